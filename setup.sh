@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Sourced by benchmark.sh and test.sh, or run by itself: installs what they need, and puts its `python`
+# first on PATH.
+#
+# The environment is .venv beside this file. It is made once, and again when the requirements change.
+# With VENV set to an environment of your own (conda, a container), that one is used as it is.
+
+find_python() {
+  local name
+  for name in python3.14 python3.13 python3.12 python3.11 python3 python; do
+    # It must run, and not only be there: pyenv puts names on PATH that answer with an error.
+    if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$name"
+      return
+    fi
+  done
+  echo "setup: no Python 3.11 or later on PATH: install one, then run this again." >&2
+  return 1
+}
+
+pip_install() {
+  "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --no-input "$@"
+}
+
+install_environment() { # make or update $VENV from the file $1; what is already there stays
+  local requirements=$1 python torch
+  python=$(find_python) || return
+  if ! "$VENV/bin/python" -m pip --version &>/dev/null; then
+    echo "setup: making $VENV with $("$python" --version)"
+    find "$VENV" -mindepth 1 ! -name setup.lock -delete
+    if ! "$python" -m venv "$VENV"; then
+      echo "setup: $python cannot make an environment; on Debian or Ubuntu: apt install python3-venv" >&2
+      return 1
+    fi
+  fi
+  echo "setup: installing $requirements into $VENV; the first time, this takes some minutes and 2 GB," \
+    "with CUDA more"
+  torch=$(grep '^torch==' requirements.txt)
+  # PyPI's torch for Linux on x86-64 brings gigabytes of CUDA, which only a GPU needs.
+  if [[ $requirements == requirements.txt && $(uname -sm) == "Linux x86_64" ]]; then
+    pip_install --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu "$torch" \
+      2>/dev/null || echo "setup: PyTorch's CPU index does not answer, so torch comes from PyPI"
+  fi
+  if ! pip_install --requirement "$requirements"; then
+    echo "setup: pip failed, as it says above. Is there a network, and room on the disk?" \
+      "The same command goes on from here." >&2
+    return 1
+  fi
+}
+
+setup() {
+  local requirements=requirements.txt stamp wanted
+  if [[ -n ${VENV:-} ]]; then
+    if [[ ! -x $VENV/bin/python ]]; then
+      echo "setup: VENV is '$VENV', which has no bin/python." >&2
+      return 2
+    fi
+  else
+    VENV=.venv
+    if nvidia-smi -L &>/dev/null; then requirements="requirements-cuda.txt"; fi
+    stamp=$VENV/installed
+    wanted="$requirements $(cat requirements.txt "$requirements" | cksum)"
+    # The stamp is written last, so an interrupted installation is repeated.
+    if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]] || ! "$VENV/bin/python" -c '' 2>/dev/null; then
+      mkdir -p "$VENV"
+      (
+        flock 9 # of two setups, the second waits and then finds the work done
+        [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && "$VENV/bin/python" -c '' 2>/dev/null && exit
+        install_environment "$requirements" && echo "$wanted" >"$stamp"
+      ) 9>"$VENV/setup.lock" || return 2
+    fi
+  fi
+  PATH=$(cd "$VENV/bin" && pwd):$PATH
+}
+
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
+setup || exit 2

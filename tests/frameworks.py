@@ -1,0 +1,272 @@
+"""The five scripts behind one interface: NumPy in, NumPy out, always through their own functions.
+
+Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (inputs, outputs).
+"""
+
+import importlib
+from functools import partial
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
+JAX_SCRIPTS = SCRIPTS[2:]
+TORCH_SCRIPTS = SCRIPTS[:2]
+
+Weights = dict[str, list[tuple[np.ndarray, np.ndarray]]]
+
+
+def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions: int) -> Weights:
+    rng = np.random.default_rng(seed)
+
+    def layers(num_outputs: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        sizes = (obs_dim, *hidden, num_outputs)
+        return [
+            (rng.normal(size=(m, n)).astype("f") / np.sqrt(m), rng.normal(size=n).astype("f") / 10)
+            for m, n in pairwise(sizes)
+        ]
+
+    return {"actor": layers(num_actions), "critic": layers(1)}
+
+
+class Linen:
+    """A learner: agent, optimizer and environments, made by the script's functions."""
+
+    def __init__(self, script: ModuleType, args: Any) -> None:
+        self.script, self.args = script, args
+
+    def start(self) -> None:
+        script, args = self.script, self.args
+        self.env = script.VecEnv(args.env_id, args.num_envs)
+        self.key, agent_key, env_key = jax.random.split(jax.random.key(args.seed), 3)
+        self.state = script.make_agent(args, self.env, agent_key)
+        self.rollout_fn = jax.jit(partial(script.rollout, env=self.env, args=args))
+        self.update_fn = jax.jit(partial(script.update, args=args))
+        self.obs, self.env_state = jax.jit(self.env.reset)(env_key)
+
+    def get_weights(self) -> Weights:
+        def layers(params: dict) -> list:
+            dense = [params[f"Dense_{i}"] for i in range(len(params))]
+            return [(np.array(x["kernel"]), np.array(x["bias"])) for x in dense]
+
+        params = self.state.params["params"]
+        return {name: layers(params[name]) for name in ("actor", "critic")}
+
+    def set_weights(self, weights: Weights) -> None:
+        params = {
+            name: {
+                f"Dense_{i}": {"kernel": jnp.array(kernel), "bias": jnp.array(bias)}
+                for i, (kernel, bias) in enumerate(layers)
+            }
+            for name, layers in weights.items()
+        }
+        self.state = self.state.replace(params={"params": params})
+
+    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+        batch = self.script.Batch(*map(jnp.array, batch))
+        loss_fn = partial(
+            self.script.ppo_loss, apply_fn=self.state.apply_fn, batch=batch, args=self.args
+        )
+        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+        (loss, losses), grads = grad_fn(self.state.params)
+        before, self.state = self.state, self.state.replace(params=grads)
+        grads, self.state = self.get_weights(), before
+        return float(loss), np.array(losses), grads
+
+    def gae(self, storage: tuple, value: np.ndarray, next_value: np.ndarray) -> np.ndarray:
+        storage = self.script.Storage(*map(jnp.array, storage))
+        arrays = storage, jnp.array(value), jnp.array(next_value)
+        return np.array(self.script.compute_gae(*arrays, self.args))
+
+    def draw_orders(self, key: jax.Array) -> list[np.ndarray]:
+        """The permutations that update(..., key) shuffles by."""
+        keys = jax.random.split(key, self.args.update_epochs)
+        bits = [jax.random.bits(key, (self.args.batch_size,)) for key in keys]
+        return [np.array(jnp.argsort(x)) for x in bits]
+
+    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
+        storage = self.script.Storage(*map(jnp.array, storage))
+        self.state, metrics = self.update_fn(self.state, storage, key)
+        return np.array(metrics)
+
+    def rollout(self) -> Any:
+        self.key, key = jax.random.split(self.key)
+        self.obs, self.env_state, storage = self.rollout_fn(
+            self.state, self.obs, self.env_state, key
+        )
+        return storage
+
+    def iterate(self) -> np.ndarray:
+        """One iteration of training; its METRICS."""
+        storage = self.rollout()
+        self.key, key = jax.random.split(self.key)
+        self.state, metrics = self.update_fn(self.state, storage, key)
+        return np.array(metrics)
+
+    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Action probabilities and values of obs."""
+        logits, value = self.state.apply_fn(self.state.params, jnp.array(obs))
+        return np.array(jax.nn.softmax(logits)), np.array(value)
+
+
+class NNX(Linen):
+    def start(self) -> None:
+        script, args = self.script, self.args
+        self.env = script.VecEnv(args.env_id, args.num_envs)
+        self.key, agent_key, env_key = jax.random.split(jax.random.key(args.seed), 3)
+        self.agent, self.optimizer = script.make_agent(args, self.env, agent_key)
+        jit = partial(nnx.jit, graph=True, graph_updates=True)
+        wrap = nnx.cached_partial if script.__name__ == "ppo_nnx_cached" else partial
+        self.rollout_fn = wrap(jit(partial(script.rollout, env=self.env, args=args)), self.agent)
+        self.update_fn = wrap(jit(partial(script.update, args=args)), self.agent, self.optimizer)
+        self.obs, self.env_state = jax.jit(self.env.reset)(env_key)
+
+    def _layers(self, agent: Any) -> dict[str, list]:
+        return {
+            name: [*getattr(agent, name).hidden, getattr(agent, name).output]
+            for name in ("actor", "critic")
+        }
+
+    def get_weights(self) -> Weights:
+        return {
+            name: [(np.array(x.kernel[...]), np.array(x.bias[...])) for x in layers]
+            for name, layers in self._layers(self.agent).items()
+        }
+
+    def set_weights(self, weights: Weights) -> None:
+        for name, layers in self._layers(self.agent).items():
+            for layer, (kernel, bias) in zip(layers, weights[name], strict=True):
+                layer.kernel[...], layer.bias[...] = jnp.array(kernel), jnp.array(bias)
+
+    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+        batch = self.script.Batch(*map(jnp.array, batch))
+        loss_fn = partial(self.script.ppo_loss, batch=batch, args=self.args)
+        (loss, losses), grads = nnx.value_and_grad(loss_fn, has_aux=True)(self.agent)
+        copy = nnx.clone(self.agent)
+        nnx.update(copy, grads)
+        before, self.agent = self.agent, copy
+        grads, self.agent = self.get_weights(), before
+        return float(loss), np.array(losses), grads
+
+    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
+        storage = self.script.Storage(*map(jnp.array, storage))
+        return np.array(self.update_fn(storage, key))
+
+    def rollout(self) -> Any:
+        self.key, key = jax.random.split(self.key)
+        self.obs, self.env_state, storage = self.rollout_fn(self.obs, self.env_state, key)
+        return storage
+
+    def iterate(self) -> np.ndarray:
+        storage = self.rollout()
+        self.key, key = jax.random.split(self.key)
+        return np.array(self.update_fn(storage, key))
+
+    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logits, value = self.agent(jnp.array(obs))
+        return np.array(jax.nn.softmax(logits)), np.array(value)
+
+
+class Torch:
+    def __init__(self, script: ModuleType, args: Any) -> None:
+        self.script, self.args = script, args
+
+    def start(self) -> None:
+        script, args = self.script, self.args
+        self.env = script.VecEnv(args.env_id, args.num_envs)
+        torch.manual_seed(args.seed)
+        self.agent, self.optimizer = script.make_agent(args, self.env, torch.device("cpu"))
+        self.step_fn = jax.jit(self.env.step)
+        self.policy_fn = partial(script.policy, self.agent)
+        self.minibatch_fn = partial(script.minibatch_step, self.agent, self.optimizer, args=args)
+        if script.__name__ == "ppo_torch_compile":
+            torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
+            self.policy_fn = torch.compile(self.policy_fn, fullgraph=True, dynamic=False)
+            self.minibatch_fn = torch.compile(self.minibatch_fn, fullgraph=True, dynamic=False)
+        obs, self.env_state = jax.jit(self.env.reset)(jax.random.key(args.seed))
+        self.obs = script.to_torch(obs)
+
+    def _layers(self) -> dict[str, list]:
+        networks = {"actor": self.agent.actor, "critic": self.agent.critic}
+        return {name: list(layers)[::2] for name, layers in networks.items()}
+
+    def get_weights(self) -> Weights:
+        return {
+            name: [(x.weight.detach().numpy().T.copy(), x.bias.detach().numpy().copy()) for x in xs]
+            for name, xs in self._layers().items()
+        }
+
+    @torch.no_grad()
+    def set_weights(self, weights: Weights) -> None:
+        for name, layers in self._layers().items():
+            for layer, (kernel, bias) in zip(layers, weights[name], strict=True):
+                layer.weight.copy_(torch.tensor(kernel.T))
+                layer.bias.copy_(torch.tensor(bias))
+
+    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+        batch = self.script.Batch(*map(torch.tensor, batch))
+        loss, losses = self.script.ppo_loss(self.agent, batch, self.args)
+        self.agent.zero_grad()
+        loss.backward()
+        grads = {
+            name: [(x.weight.grad.numpy().T.copy(), x.bias.grad.numpy().copy()) for x in xs]
+            for name, xs in self._layers().items()
+        }
+        self.agent.zero_grad()
+        return loss.item(), losses.numpy(), grads
+
+    def gae(self, storage: tuple, value: np.ndarray, next_value: np.ndarray) -> np.ndarray:
+        storage = self.script.Storage(*map(torch.tensor, storage))
+        arrays = storage, torch.tensor(value), torch.tensor(next_value)
+        return self.script.compute_gae(*arrays, self.args).numpy()
+
+    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
+        storage = self.script.Storage(*map(torch.tensor, storage))
+        draws, randperm = iter(orders), torch.randperm
+
+        def draw(size: int, **kwargs: Any) -> torch.Tensor:
+            # The compiler calls randperm too, for patterns of other sizes.
+            ours = size == self.args.batch_size
+            return torch.tensor(next(draws)) if ours else randperm(size, **kwargs)
+
+        torch.randperm = draw  # ty: ignore[invalid-assignment]
+        try:
+            return self.script.update(self.agent, self.minibatch_fn, storage, self.args).numpy()
+        finally:
+            torch.randperm = randperm
+
+    def rollout(self) -> Any:
+        self.obs, self.env_state, storage = self.script.rollout(
+            self.policy_fn, self.obs, self.env_state, self.step_fn, self.env, self.args
+        )
+        return storage
+
+    def iterate(self) -> np.ndarray:
+        storage = self.rollout()
+        return self.script.update(self.agent, self.minibatch_fn, storage, self.args).numpy()
+
+    @torch.no_grad()
+    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logits, value = self.agent(torch.tensor(obs))
+        return logits.softmax(-1).numpy(), value.numpy()
+
+
+LEARNERS = {"ppo_linen": Linen, "ppo_nnx": NNX, "ppo_nnx_cached": NNX}
+
+
+def make_learner(name: str, start: bool = True, **flags: Any) -> Any:
+    """The learner of script name, with small defaults that flags override."""
+    script = importlib.import_module(name)
+    small: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "num_minibatches": 4}
+    small |= {"update_epochs": 2}
+    small |= {"hidden_sizes": (8, 8), "total_timesteps": 640, "matmul_precision": "highest"}
+    learner = LEARNERS.get(name, Torch)(script, script.Args(**small | flags))
+    if start:
+        learner.start()
+    return learner

@@ -1,0 +1,113 @@
+"""Environments whose values and best actions are known, registered with gymnax as Probe...-v0.
+
+The idea is Andy Jones's: each probe fails for one kind of mistake.
+"""
+
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments import environment, spaces
+
+
+@struct.dataclass
+class State:
+    time: jax.Array
+    signal: jax.Array  # -1 or 1
+
+
+@struct.dataclass
+class Params:
+    max_steps_in_episode: int = 1000
+
+
+class Probe(environment.Environment):
+    """One step, reward 1: the value is 1. The others override what they change."""
+
+    length = 1  # steps until an episode terminates
+
+    @property
+    def default_params(self) -> Any:
+        return Params()
+
+    def reset_env(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
+        signal = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
+        state = State(jnp.int32(0), signal)
+        return self.observe(key, state, None, params), state
+
+    def step_env(self, key: jax.Array, state: State, action: Any, params: Params) -> tuple:
+        reward = self.reward(state, action)
+        state = State(state.time + 1, state.signal)
+        obs = self.observe(key, state, action, params)
+        return obs, state, reward, self.is_terminated(state, params), {}
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return jnp.float32(1.0)
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return jnp.zeros(1)
+
+    def is_terminated(self, state: State, params: Params) -> jax.Array:
+        return state.time >= self.length
+
+    def action_space(self, params: Params) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+    def observation_space(self, params: Params) -> spaces.Box:
+        return spaces.Box(-1.0, 1.0, (1,))
+
+
+class ProbeObservation(Probe):
+    """One step, the reward is what was observed: so is the value."""
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return state.signal
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return state.signal[None]
+
+
+class ProbeDiscount(Probe):
+    """Two steps, reward 1 for the last: values gamma, then 1."""
+
+    length = 2
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return (state.time == 1).astype(jnp.float32)
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return state.time.astype(jnp.float32)[None]
+
+
+class ProbeAction(Probe):
+    """One step, reward 1 for action 1 and -1 for action 0."""
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return jnp.where(action == 1, 1.0, -1.0)
+
+
+class ProbeBoth(ProbeObservation):
+    """One step, reward 1 for the action that the observation names, otherwise -1."""
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
+
+
+class ProbeTruncation(Probe):
+    """Reward 1 for ever, cut off after 2 steps: value 1 / (1 - gamma), if that is bootstrapped."""
+
+    length = 1_000_000
+
+    @property
+    def default_params(self) -> Any:
+        return Params(max_steps_in_episode=2)
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return (state.time == 1).astype(jnp.float32)[None]
+
+
+for probe in (Probe, ProbeObservation, ProbeDiscount, ProbeAction, ProbeBoth, ProbeTruncation):
+    if f"{probe.__name__}-v0" not in gymnax.registered_envs:
+        gymnax.register(f"{probe.__name__}-v0", probe)

@@ -1,0 +1,113 @@
+"""PPO's arithmetic in float64 NumPy, written from the papers; shares no code with the scripts."""
+
+from typing import Any
+
+import numpy as np
+
+
+def gae(reward, terminated, truncated, value, next_value, args: Any) -> np.ndarray:
+    """Advantages (T, N), one environment and one step at a time."""
+    num_steps, num_envs = reward.shape
+    advantage = np.zeros((num_steps, num_envs))
+    for n in range(num_envs):
+        following = 0.0
+        for t in reversed(range(num_steps)):
+            ended = terminated[t, n] or truncated[t, n]
+            has_future = not terminated[t, n] and (args.bootstrap_truncated or not truncated[t, n])
+            target = reward[t, n] + (args.gamma * next_value[t, n] if has_future else 0.0)
+            following = 0.0 if ended else following
+            following = target - value[t, n] + args.gamma * args.gae_lambda * following
+            advantage[t, n] = following
+    return advantage
+
+
+def forward(layers: list, x: np.ndarray) -> np.ndarray:
+    for kernel, bias in layers[:-1]:
+        x = np.tanh(x @ kernel + bias)
+    return x @ layers[-1][0] + layers[-1][1]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def ppo_loss(weights: dict, batch: tuple, args: Any) -> tuple[float, np.ndarray]:
+    obs, action, logprob, old_value, advantage, target = batch
+    log_probs = log_softmax(forward(weights["actor"], obs))
+    value = forward(weights["critic"], obs)[:, 0]
+    log_ratio = log_probs[np.arange(len(action)), action] - logprob
+    ratio = np.exp(log_ratio)
+    if args.norm_adv:
+        advantage = (advantage - np.mean(advantage)) / (np.std(advantage) + 1e-8)
+    low, high = 1 - args.clip_coef, 1 + args.clip_coef
+    gains = np.minimum(ratio * advantage, np.clip(ratio, low, high) * advantage)
+    errors = (value - target) ** 2
+    if args.clip_vloss:
+        near = old_value + np.clip(value - old_value, -args.clip_coef, args.clip_coef)
+        errors = np.maximum(errors, (near - target) ** 2)
+    policy_loss, value_loss = -np.mean(gains), 0.5 * np.mean(errors)
+    entropy = -np.mean(np.sum(np.exp(log_probs) * log_probs, -1))
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    kl = np.mean(ratio - 1 - log_ratio)
+    clipped = np.mean(np.abs(ratio - 1) > args.clip_coef)
+    return loss, np.array([policy_loss, value_loss, entropy, kl, clipped])
+
+
+def flatten(weights: dict) -> np.ndarray:
+    arrays = [array for name in ("actor", "critic") for layer in weights[name] for array in layer]
+    return np.concatenate([np.ravel(array).astype(float) for array in arrays])
+
+
+def unflatten(vector: np.ndarray, like: dict) -> dict:
+    weights, start = {}, 0
+    for name in ("actor", "critic"):
+        weights[name] = []
+        for kernel, bias in like[name]:
+            middle, end = start + kernel.size, start + kernel.size + bias.size
+            layer = vector[start:middle].reshape(kernel.shape), vector[middle:end]
+            weights[name].append(layer)
+            start = end
+    return weights
+
+
+def gradient(weights: dict, batch: tuple, args: Any, step: float = 1e-6) -> np.ndarray:
+    """Central differences, flat."""
+    vector = flatten(weights)
+    grads = np.zeros_like(vector)
+    for i in range(len(vector)):
+        bump = np.zeros_like(vector)
+        bump[i] = step
+        above, _ = ppo_loss(unflatten(vector + bump, weights), batch, args)
+        below, _ = ppo_loss(unflatten(vector - bump, weights), batch, args)
+        grads[i] = (above - below) / (2 * step)
+    return grads
+
+
+def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict, np.ndarray]:
+    """Weights after update_epochs over storage with Adam, and the mean losses (5,)."""
+    obs, action, logprob, reward, terminated, truncated, next_obs = storage[:7]
+    value = forward(weights["critic"], obs)[..., 0]
+    next_value = forward(weights["critic"], next_obs)[..., 0]
+    advantage = gae(reward, terminated, truncated, value, next_value, args)
+    rows = args.num_steps * args.num_envs
+    batch = [obs, action, logprob, value, advantage, advantage + value]
+    batch = [x.reshape(rows, *x.shape[2:]) for x in batch]
+
+    vector = flatten(weights)
+    mean, square, count, losses = np.zeros_like(vector), np.zeros_like(vector), 0, []
+    total = args.num_iterations * args.update_epochs * args.num_minibatches
+    for order in orders:
+        for rows_of_one in np.split(order, args.num_minibatches):
+            minibatch = tuple(x[rows_of_one] for x in batch)
+            current = unflatten(vector, weights)
+            losses.append(ppo_loss(current, minibatch, args)[1])
+            grads = gradient(current, minibatch, args)
+            grads *= min(1.0, args.max_grad_norm / np.linalg.norm(grads))
+            rate = args.learning_rate * (1 - count / total if args.anneal_lr else 1)
+            count += 1
+            mean = 0.9 * mean + 0.1 * grads
+            square = 0.999 * square + 0.001 * grads**2
+            root = np.sqrt(square / (1 - 0.999**count)) + args.adam_eps
+            vector = vector - rate * mean / (1 - 0.9**count) / root
+    return unflatten(vector, weights), np.mean(losses, 0)

@@ -1,0 +1,89 @@
+"""Bad input ends in one sentence that names the flag, exit status 2, no traceback, no file."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from frameworks import SCRIPTS
+
+BAD = [
+    (
+        {"env_id": "CartPole-v7"},
+        r"--env-id must have discrete actions.*Freeway-MinAtar.*not CartPole",
+    ),
+    ({"env_id": "Pendulum-v1"}, "--env-id must have discrete actions"),
+    ({"num_envs": 0}, "--num-envs must be positive, not 0"),
+    ({"num_steps": -1}, "--num-steps must be positive"),
+    ({"total_timesteps": 0}, "--total-timesteps must be positive"),
+    ({"total_timesteps": 100}, "--total-timesteps must be at least num_envs"),
+    ({"num_minibatches": 7}, r"--num-minibatches must divide num_envs \* num_steps = 8192, not 7"),
+    ({"update_epochs": 0}, "--update-epochs must be positive"),
+    ({"learning_rate": float("nan")}, "--learning-rate must be positive"),
+    ({"learning_rate": float("inf")}, "--learning-rate must be positive"),
+    ({"gamma": 1.5}, "--gamma must lie between 0 and 1"),
+    ({"gae_lambda": -0.1}, "--gae-lambda must lie"),
+    ({"clip_coef": 0.0}, "--clip-coef must be positive"),
+    ({"ent_coef": -1.0}, "--ent-coef must be 0 or more"),
+    ({"max_grad_norm": 0.0}, "--max-grad-norm must be positive"),
+    ({"hidden_sizes": (64, 0)}, "--hidden-sizes must be positive"),
+    ({"hidden_sizes": ()}, "--hidden-sizes must be positive"),
+    ({"seed": -1}, "--seed must lie"),
+    ({"seed": 2**32}, "--seed must lie"),
+]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(("flags", "message"), BAD, ids=str)
+def test_bad_values(name, flags, message):
+    with pytest.raises(ValueError, match=message):
+        importlib.import_module(name).Args(**flags)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bad_folders(name, tmp_path):
+    script = importlib.import_module(name)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ValueError, match="--runs-dir must be a folder to write to"):
+        script.Args(runs_dir=str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="--run-name must be new in --runs-dir, not taken"):
+        script.Args(runs_dir=str(tmp_path), run_name="taken")
+    if os.geteuid() != 0:  # nothing is closed to root
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(ValueError, match="--runs-dir"):
+            script.Args(runs_dir=str(tmp_path / "closed"))
+
+
+def run(name, *flags, **environment):
+    command = [sys.executable, str(ROOT / f"{name}.py"), *flags]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num-envs 0", "--num-envs must be positive, not 0"),
+        ("--num-envs many", "invalid literal for int"),
+        ("--no-such-flag", "--no-such-flag"),
+        ("--matmul-precision low", "--matmul-precision"),
+    ],
+)
+def test_command_line(flags, message, tmp_path):
+    done = run("ppo_linen", *flags.split(), "--runs-dir", str(tmp_path / "runs"))
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr + done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_tracking_without_a_key(tmp_path):
+    """No prompt and nothing left behind; offline mode is offered."""
+    flags = ["--track", "--runs-dir", str(tmp_path / "runs")]
+    home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "WANDB_MODE": "online"}
+    done = run("ppo_torch", *flags, **home)
+    assert done.returncode == 2
+    assert "--track" in done.stderr and "WANDB_MODE=offline" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "runs").iterdir())

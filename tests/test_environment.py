@@ -1,0 +1,140 @@
+"""VecEnv and rollout: what a transition means, on every environment of the benchmark."""
+
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import probes  # noqa: F401  (registers the environments)
+import pytest
+from frameworks import SCRIPTS, make_learner
+
+import ppo_linen
+
+ENV_IDS = {
+    "CartPole-v1": (4, 2),
+    "Acrobot-v1": (6, 3),
+    "MountainCar-v0": (2, 3),
+    "DiscountingChain-bsuite": (2, 5),
+    "MemoryChain-bsuite": (3, 2),
+    "UmbrellaChain-bsuite": (3, 2),
+    "BernoulliBandit-misc": (4, 2),
+    "GaussianBandit-misc": (4, 2),
+    "Asterix-MinAtar": (400, 5),
+    "Breakout-MinAtar": (400, 3),
+    "Freeway-MinAtar": (700, 3),
+    "SpaceInvaders-MinAtar": (600, 4),
+}
+
+
+@pytest.mark.parametrize("env_id", ENV_IDS)
+def test_shapes_and_types_never_change(env_id):
+    """The state that goes into step comes out alike: one compilation serves every step."""
+    env = ppo_linen.VecEnv(env_id, 3)
+    assert (env.obs_dim, env.num_actions) == ENV_IDS[env_id]
+    obs, state = jax.eval_shape(env.reset, jax.random.key(0))
+    action = jax.ShapeDtypeStruct((3,), jnp.int32)
+    next_obs, next_state, result = jax.eval_shape(env.step, state, action)
+
+    def kinds(tree):
+        return jax.tree.map(lambda x: (x.shape, str(x.dtype), x.weak_type), tree)
+
+    assert kinds((obs, state)) == kinds((next_obs, next_state))
+    assert obs.shape == (3, env.obs_dim) and obs.dtype == jnp.float32
+    reward, terminated, truncated, final_obs, total, length = result
+    assert {x.dtype for x in (reward, final_obs, total, length)} == {jnp.dtype("float32")}
+    assert terminated.dtype == truncated.dtype == jnp.bool_
+    assert final_obs.shape == obs.shape
+
+
+def to_numpy(storage):
+    return type(storage)(*(np.asarray(x) for x in storage))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_transitions(name):
+    """CartPole without its auto-reset, replayed one environment at a time, is what was stored."""
+    learner = make_learner(name, num_steps=64)
+    first, second = to_numpy(learner.rollout()), to_numpy(learner.rollout())
+    storage = type(first)(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
+    done = storage.terminated | storage.truncated
+    assert done.any() and not done.all()
+
+    # The observation carries on, over the border of two rollouts too, unless an episode ended.
+    same = (storage.next_obs[:-1] == storage.obs[1:]).all(-1)
+    np.testing.assert_array_equal(same, ~done[:-1])
+    assert (np.abs(storage.obs[1:][done[:-1]]) <= 0.05).all()  # CartPole starts near the middle
+
+    env, params = gymnax.make("CartPole-v1")
+    x, x_dot, theta, theta_dot = np.moveaxis(storage.obs, -1, 0)
+    zeros: Any = jnp.zeros(x.shape, jnp.int32)  # gymnax says int
+    state = gymnax.environments.classic_control.cartpole.EnvState(
+        x=x, x_dot=x_dot, theta=theta, theta_dot=theta_dot, time=zeros
+    )
+    step = jax.vmap(jax.vmap(lambda s, a: env.step_env(jax.random.key(0), s, a, params)))
+    next_obs, _, reward, terminated, _ = step(state, storage.action)
+    np.testing.assert_allclose(storage.next_obs, next_obs, atol=1e-5)
+    np.testing.assert_array_equal(storage.reward, reward)
+    np.testing.assert_array_equal(storage.terminated, terminated)
+
+    total = np.zeros(4)
+    for t in range(128):
+        total += storage.reward[t]
+        np.testing.assert_array_equal(storage.episode_return[t], total)
+        np.testing.assert_array_equal(storage.episode_length[t], total)
+        total[done[t]] = 0
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_logprob_is_that_of_the_policy(name):
+    learner = make_learner(name)
+    storage = to_numpy(learner.rollout())
+    probs, _ = learner.apply(storage.obs.reshape(-1, 4))
+    expected = np.log(probs[np.arange(64), storage.action.ravel()])
+    np.testing.assert_allclose(storage.logprob.ravel(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_actions_are_drawn_from_the_policy(name):
+    """4096 draws from known logits, within five standard errors of softmax."""
+    flags: dict[str, Any] = {"num_envs": 64, "num_steps": 64, "total_timesteps": 4096}
+    learner = make_learner(name, env_id="Probe-v0", **flags)
+    weights = learner.get_weights()
+    kernel, _ = weights["actor"][-1]
+    weights["actor"][-1] = kernel * 0, np.array([0.0, 1.0], "f")
+    learner.set_weights(weights)
+    share = np.asarray(learner.rollout().action).mean()
+    expected = np.e / (1 + np.e)
+    assert abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / 4096)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_truncation_and_statistics(name):
+    """Two-step episodes, cut off and never terminated; METRICS count and measure them."""
+    learner = make_learner(name, env_id="ProbeTruncation-v0")
+    storage = to_numpy(learner.rollout())
+    assert not storage.terminated.any()
+    np.testing.assert_array_equal(storage.truncated, np.arange(16)[:, None] % 2 * np.ones(4) == 1)
+    metrics = learner.iterate()
+    np.testing.assert_array_equal(metrics[:7], [32, 2, 2, 2, 2, 2, 2])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_statistics_equal_numpy(name):
+    learner = make_learner(name, num_envs=8, num_steps=64)
+    storage = learner.rollout()
+    actual = [float(x) for x in learner.script.episode_statistics(storage)]
+    storage = to_numpy(storage)
+    done = storage.terminated | storage.truncated
+    returns, lengths = storage.episode_return[done], storage.episode_length[done]
+    expected = [done.sum()]
+    for x in (returns, lengths):
+        expected += [x.mean(), x.min(), x.max()]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_environments_differ_from_each_other_and_between_seeds():
+    first, second = (ppo_linen.VecEnv("CartPole-v1", 4).reset(jax.random.key(s)) for s in (1, 2))
+    rows = np.concatenate([first[0], second[0]])
+    assert len(np.unique(rows, axis=0)) == 8

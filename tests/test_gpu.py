@@ -1,0 +1,52 @@
+"""What only a GPU can show. Skipped where there is none."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+from frameworks import SCRIPTS, TORCH_SCRIPTS
+
+pytestmark = pytest.mark.skipif(not shutil.which("nvidia-smi"), reason="no NVIDIA GPU")
+
+
+def run(name, folder, run_name, flags="", **environment):
+    """Train for 20 iterations on the GPU, which the other tests hide; run.json and the metrics."""
+    hidden = ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")
+    visible = {key: value for key, value in os.environ.items() if key not in hidden}
+    command = [sys.executable, ROOT / f"{name}.py", "--total-timesteps", "163840", *flags.split()]
+    command += ["--runs-dir", folder, "--run-name", run_name]
+    subprocess.run(command, check=True, env=visible | environment)
+    lines = (folder / run_name / "metrics.jsonl").read_text().splitlines()
+    rows = [
+        {key: x for key, x in json.loads(line).items() if key.startswith(("losses/", "charts/ep"))}
+        for line in lines
+    ]
+    return json.loads((folder / run_name / "run.json").read_text()), rows
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_runs_on_the_gpu_and_learns(name, tmp_path):
+    done, rows = run(name, tmp_path, "run")
+    assert done["device"] != "cpu" and done["peak_device_bytes"] > 0
+    assert rows[-1]["charts/episodic_return"] > 100
+
+
+@pytest.mark.parametrize("name", TORCH_SCRIPTS)
+def test_no_race_between_the_frameworks(name, tmp_path):
+    """Waiting for each kernel changes nothing, to the bit: no stream reads what another writes."""
+    _, overlapped = run(name, tmp_path, "overlapped")
+    _, blocking = run(name, tmp_path, "blocking", CUDA_LAUNCH_BLOCKING="1")
+    assert overlapped == blocking
+
+
+def test_cuda_graphs_compute_what_eager_torch_computes(tmp_path):
+    """From the same seed, and until rounding makes an action differ."""
+    flags = "--matmul-precision highest"
+    _, eager = run("ppo_torch", tmp_path, "eager", flags)
+    _, graphs = run("ppo_torch_compile", tmp_path, "graphs", flags)
+    for key, x in eager[0].items():
+        assert graphs[0][key] == pytest.approx(x, rel=1e-2, abs=1e-4)

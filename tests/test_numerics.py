@@ -1,0 +1,131 @@
+"""GAE, loss, gradient and update of every script against NumPy, and against each other."""
+
+import jax
+import numpy as np
+import pytest
+import reference
+from frameworks import SCRIPTS, make_learner, random_weights
+
+OBS_DIM, NUM_ACTIONS, HIDDEN = 4, 2, (8, 8)
+
+
+def random_storage(seed: int, num_steps: int, num_envs: int, end_rate: float = 0.15) -> tuple:
+    rng = np.random.default_rng(seed)
+    shape = (num_steps, num_envs)
+    return (
+        rng.normal(size=(*shape, OBS_DIM)).astype("f"),
+        rng.integers(0, NUM_ACTIONS, shape).astype("i"),
+        np.log(rng.uniform(0.2, 0.8, shape)).astype("f"),
+        rng.normal(size=shape).astype("f"),
+        rng.random(shape) < end_rate,
+        rng.random(shape) < end_rate,
+        rng.normal(size=(*shape, OBS_DIM)).astype("f"),
+        rng.normal(size=shape).astype("f"),
+        rng.integers(1, 9, shape).astype("f"),
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("num_steps", [1, 7, 16, 33])
+@pytest.mark.parametrize("bootstrap_truncated", [True, False])
+def test_gae_equals_the_loop(name, num_steps, bootstrap_truncated):
+    flags = {"num_steps": num_steps, "bootstrap_truncated": bootstrap_truncated}
+    learner = make_learner(name, start=False, **flags)
+    for seed, end_rate in enumerate((0.0, 0.05, 0.3, 1.0)):
+        storage = random_storage(seed, num_steps, 4, end_rate)
+        value, next_value = np.random.default_rng(seed).normal(size=(2, num_steps, 4)).astype("f")
+        expected = reference.gae(*storage[3:6], value, next_value, learner.args)
+        actual = learner.gae(storage, value, next_value)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+LOSS_FLAGS = [
+    {},
+    {"norm_adv": False},
+    {"clip_vloss": False},
+    {"clip_coef": 0.05, "ent_coef": 0.5, "vf_coef": 2.0},
+]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("flags", LOSS_FLAGS, ids=str)
+def test_loss_and_gradient_equal_numpy(name, flags):
+    learner = make_learner(name, **flags)
+    weights = random_weights(0, OBS_DIM, HIDDEN, NUM_ACTIONS)
+    learner.set_weights(weights)
+    rng = np.random.default_rng(1)
+    obs, action, logprob = (x.reshape(64, *x.shape[2:]) for x in random_storage(2, 16, 4)[:3])
+    batch = (obs, action, logprob, *rng.normal(size=(3, 64)).astype("f"))
+    loss, losses, grads = learner.loss_and_grads(batch)
+    expected_loss, expected_losses = reference.ppo_loss(weights, batch, learner.args)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)
+    expected_grads = reference.gradient(weights, batch, learner.args)
+    np.testing.assert_allclose(reference.flatten(grads), expected_grads, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def updates():
+    """Weights and metrics of every script after one update from the same start."""
+    weights = random_weights(3, OBS_DIM, HIDDEN, NUM_ACTIONS)
+    storage, key = random_storage(4, 16, 4), jax.random.key(5)
+    orders = make_learner("ppo_linen", start=False).draw_orders(key)
+    results = {}
+    for name in SCRIPTS:
+        learner = make_learner(name)
+        learner.set_weights(weights)
+        metrics = learner.update(storage, key, orders)
+        results[name] = reference.flatten(learner.get_weights()), metrics
+    args = learner.args
+    after, losses = reference.update(weights, storage, orders, args)
+    results["numpy"] = reference.flatten(after), losses
+    results["before"] = reference.flatten(weights), None
+    return results
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_update_equals_numpy(updates, name):
+    before, (expected, losses) = updates["before"][0], updates["numpy"]
+    weights, metrics = updates[name]
+    assert np.abs(weights - before).max() > 1e-3
+    np.testing.assert_allclose(weights, expected, atol=1e-5)
+    np.testing.assert_allclose(metrics[7:12], losses, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_updates_agree_across_frameworks(updates, name):
+    tolerance = 1e-6 if "nnx" in name or "linen" in name else 1e-5
+    weights, metrics = updates[name]
+    np.testing.assert_allclose(weights, updates["ppo_linen"][0], atol=tolerance)
+    np.testing.assert_allclose(metrics, updates["ppo_linen"][1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_initial_weights_are_orthogonal_and_scaled(name):
+    weights = make_learner(name, hidden_sizes=(16, 16)).get_weights()
+    for network, output_scale in (("actor", 0.01), ("critic", 1.0)):
+        *hidden, output = weights[network]
+        for (kernel, bias), scale in [
+            *((layer, 2**0.5) for layer in hidden),
+            (output, output_scale),
+        ]:
+            gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
+            np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
+            assert not bias.any()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_learning_rate_decays_to_zero(name):
+    """The last of all optimizer steps is the smallest; without annealing it is not."""
+    storage, key = random_storage(4, 16, 4), jax.random.key(0)
+    moves = {}
+    for anneal_lr in (True, False):
+        learner = make_learner(name, total_timesteps=128, anneal_lr=anneal_lr)
+        orders = make_learner("ppo_linen", start=False).draw_orders(key)
+        sizes = []
+        for _ in range(2):
+            before = reference.flatten(learner.get_weights())
+            learner.update(storage, key, orders)
+            sizes.append(np.abs(reference.flatten(learner.get_weights()) - before).sum())
+        moves[anneal_lr] = sizes[1] / sizes[0]
+    assert moves[True] < 0.6 * moves[False]

@@ -1,0 +1,283 @@
+"""Whole runs of train(): what they leave and cost, and that they repeat to the last digit."""
+
+import importlib
+import json
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from frameworks import JAX_SCRIPTS, SCRIPTS, TORCH_SCRIPTS
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch._inductor import metrics as inductor
+
+SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 32, "num_minibatches": 2}
+SMALL |= {"update_epochs": 2}
+SMALL |= {"hidden_sizes": (8, 8), "total_timesteps": 128 * 6}
+
+
+def train(name, runs_dir, **flags):
+    script = importlib.import_module(name)
+    args = script.Args(**SMALL | {"runs_dir": str(runs_dir)} | flags)
+    run = script.train(args)
+    folder = Path(args.runs_dir, args.run_name)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return run, rows, folder
+
+
+class Counts:
+    """Compilations, and transfers to the host, between one RunLog.write and the next."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.per_iteration = Counter(), []
+        jax.monitoring.register_event_duration_secs_listener(self.on_event)
+        array: Any = type(jax.numpy.zeros(1))
+        monkeypatch.setattr(array, "_value", property(self.counted("transfers", array._value.fget)))
+        for method in ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+            original = getattr(torch.Tensor, method)
+            monkeypatch.setattr(torch.Tensor, method, self.counted("transfers", original))
+
+    def counted(self, what, function):
+        def wrapped(*args, **kwargs):
+            self.now[what] += 1
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    def on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        self.now["compilations"] += event == "/jax/core/compile/backend_compile_duration"
+
+    def watch(self, monkeypatch, script):
+        write = script.RunLog.write
+
+        def watched(log, *args):
+            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            self.per_iteration.append({**self.now, "graphs": graphs})
+            write(log, *args)
+            self.now.clear()
+
+        monkeypatch.setattr(script.RunLog, "write", watched)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_compilations_transfers_and_graph_breaks(name, tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    script, counts = importlib.import_module(name), Counts(monkeypatch)
+    counts.watch(monkeypatch, script)
+    train(name, tmp_path, env_id="MountainCar-v0")  # weakly typed when it is reset
+    first, *rest = counts.per_iteration
+    assert first["compilations"] > 0
+    for row in rest:
+        assert row.get("compilations", 0) == 0
+        assert row["transfers"] == 1
+    if name == "ppo_torch_compile":
+        # The policy and the minibatch step: two graphs, whole, and kernels made for them.
+        assert {row["graphs"] for row in counts.per_iteration} == {2}
+        assert not torch._dynamo.utils.counters["graph_break"]
+        assert inductor.generated_kernel_count > 0
+    else:
+        assert first["graphs"] == 0
+
+
+def test_nothing_compiles_again_on_any_environment(tmp_path, monkeypatch):
+    """One script stands for all five, whose environment sections are the same to the letter."""
+    from test_environment import ENV_IDS
+
+    script = importlib.import_module("ppo_linen")
+    for env_id in ENV_IDS:
+        counts = Counts(monkeypatch)
+        counts.watch(monkeypatch, script)
+        train("ppo_linen", tmp_path, env_id=env_id, total_timesteps=128 * 3)
+        monkeypatch.undo()
+        compiled = [row.get("compilations", 0) for row in counts.per_iteration]
+        assert compiled[0] > 0 and compiled[1:] == [0, 0], env_id
+
+
+def without_time(rows):
+    return [
+        {key: x for key, x in row.items() if not key.startswith("time/") and key != "charts/SPS"}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_seed_repeats_to_the_last_digit_and_another_differs(name, tmp_path):
+    first, again, other = (
+        without_time(train(name, tmp_path, seed=seed, run_name=run_name)[1])
+        for seed, run_name in ((1, "first"), (1, "again"), (2, "other"))
+    )
+    assert first == again
+    for before, after in zip(first, other, strict=True):
+        assert before["losses/value_loss"] != after["losses/value_loss"]
+        assert before["losses/entropy"] != after["losses/entropy"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_a_run_leaves(name, tmp_path):
+    run, rows, folder = train(name, tmp_path, sync_for_timing=True, total_timesteps=128 * 10)
+    assert json.loads((folder / "run.json").read_text()) == json.loads(json.dumps(run))
+    assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
+        "events",
+        "metrics",
+        "run",
+    ]
+
+    assert [row["iteration"] for row in rows] == list(range(10))
+    assert [row["global_step"] for row in rows] == [128 * (i + 1) for i in range(10)]
+    for i, row in enumerate(rows):
+        total = row["time/rollout"] + row["time/update"]
+        assert total == pytest.approx(row["time/iteration"])
+        assert row["charts/SPS"] == pytest.approx(128 / row["time/iteration"])
+        assert row["charts/learning_rate"] == pytest.approx(2.5e-4 * (1 - i / 10))
+
+    seconds, times = run["durations"], [row["time/iteration"] for row in rows]
+    assert seconds["first_iteration"] == times[0]
+    assert seconds["early_iteration"] == pytest.approx(np.mean(times[1:8]))
+    assert seconds["steady_iteration"] == pytest.approx(np.mean(times[8:]))
+    assert seconds["setup"] + sum(times) < seconds["total"] < seconds["process"]
+    assert run["final_return"] == rows[-1]["charts/episodic_return"]
+    assert run["best_return"] == max(row["charts/episodic_return"] for row in rows)
+    assert run["status"] == "completed"
+    assert run["args"]["env_id"] == "CartPole-v1" and run["peak_host_bytes"] > 2**20
+    assert run["versions"]["jax"] == jax.__version__ and run["device"] == "cpu"
+
+    events = EventAccumulator(str(folder)).Reload()
+    tags = {key for key in rows[-1] if "/" in key and rows[-1][key] is not None}
+    assert tags <= set(events.Tags()["tensors"])
+    steps = [event.step for event in events.Tensors("losses/entropy")]
+    assert steps == [row["global_step"] for row in rows]
+
+
+def test_no_finished_episode_and_no_nan(tmp_path):
+    """Freeway's first episode lasts 2500 steps; a diverging run divides by nothing useful."""
+    run, rows, _ = train("ppo_linen", tmp_path, env_id="Freeway-MinAtar", total_timesteps=256)
+    assert run["final_return"] is run["best_return"] is None
+    assert run["durations"]["steady_iteration"] is None
+    assert rows[0]["charts/episodes"] == 0 and rows[0]["charts/episodic_return"] is None
+    _, rows, folder = train("ppo_linen", tmp_path, learning_rate=1e30, adam_eps=1e-30)
+    assert rows[-1]["losses/policy_loss"] is None
+    for path in (folder / "metrics.jsonl", folder / "run.json"):
+        assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
+
+
+@pytest.mark.parametrize("name", [*JAX_SCRIPTS, "ppo_torch"])
+def test_without_compilation(name, tmp_path):
+    """Op by op, a run is the same but for the last digits."""
+    flag = "jit_env" if name in TORCH_SCRIPTS else "jit"
+    tiny = {"num_steps": 4, "total_timesteps": 16, "update_epochs": 1, "run_name": "compiled"}
+    compiled, rows, _ = train(name, tmp_path, **tiny)
+    tiny["run_name"] = "op_by_op"
+    run, rows_op_by_op, _ = train(name, tmp_path, **tiny, **{flag: False})
+    assert run["compile_mode"] == "none" != compiled["compile_mode"]
+    for key, x in without_time(rows)[0].items():
+        assert x is None or rows_op_by_op[0][key] == pytest.approx(x, rel=1e-3, abs=1e-5)
+
+
+def command(name, folder, *flags):
+    small = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2"
+    return [sys.executable, str(folder / f"{name}.py"), *small.split(), *flags]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_alone_in_an_empty_folder_then_killed(name, tmp_path):
+    """A script copied alone runs; after kill -9 its metrics are whole and run.json is absent."""
+    (tmp_path / f"{name}.py").write_bytes((ROOT / f"{name}.py").read_bytes())
+    flags = ("--total-timesteps", "12800000", "--run-name", "killed")
+    process = subprocess.Popen(
+        command(name, tmp_path, *flags), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "runs" / "killed" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == list(range(len(rows)))
+    assert not (tmp_path / "runs" / "killed" / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_learns_cartpole(name, tmp_path):
+    """40 iterations of 2048 steps: far above the 20 that random actions reach."""
+    flags: dict[str, Any] = {"num_envs": 16, "num_steps": 128, "num_minibatches": 4}
+    flags |= {"update_epochs": 8, "hidden_sizes": (64, 64)}
+    flags |= {"total_timesteps": 2048 * 40, "learning_rate": 1e-3}
+    run, rows, _ = train(name, tmp_path, **flags)
+    assert rows[0]["charts/episodic_return"] < 40
+    assert run["final_return"] > 150
+
+
+def test_tracking_offline(tmp_path):
+    """The real W&B client, without an account: a run that `wandb sync` can send."""
+    run, _, folder = train("ppo_nnx", tmp_path, track=True, notes="a note")
+    (record,) = folder.glob("wandb/offline-run-*/*.wandb")
+    content = record.read_bytes()
+    for text in (run["args"]["run_name"], "a note", "losses/entropy", "steady_iteration"):
+        assert text.encode() in content
+
+
+def test_iteration_count_and_summary(tmp_path):
+    """The piped output: a line per iteration, then the summary."""
+    flags = f"--total-timesteps 384 --runs-dir {tmp_path} --run-name piped".split()
+    done = subprocess.run(
+        command("ppo_linen", ROOT, *flags), capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == [f"iteration {i}/3" for i in (1, 2, 3)]
+    for name in ("first iteration", "early iteration", "steady iteration", "total", "final return"):
+        assert sum(line.strip().startswith(name) for line in lines[3:]) == 1
+    assert math.isfinite(float(lines[1].split("return ")[1].split(",")[0]))
+
+
+@pytest.mark.parametrize("name", TORCH_SCRIPTS)
+@pytest.mark.parametrize(("torch_gpu", "jax_gpu"), [(True, False), (False, True), (False, False)])
+def test_both_frameworks_use_the_cpu_unless_both_see_a_gpu(
+    name, torch_gpu, jax_gpu, monkeypatch, capsys
+):
+    script = importlib.import_module(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_gpu)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if jax_gpu else "cpu")
+    assert script.choose_device() == torch.device("cpu")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (torch_gpu != jax_gpu)
+    if lines:
+        assert lines[0].endswith("jax[cuda13]." if torch_gpu else "torch, a CUDA build.")
+
+
+def test_progress_bar_on_a_terminal(tmp_path):
+    """One line that is drawn over and over: share, time left, return and speed."""
+    flags = f"--total-timesteps 384 --runs-dir {tmp_path}".split()
+    terminal, side = pty.openpty()
+    termios.tcsetwinsize(side, (24, 120))
+    process = subprocess.Popen(command("ppo_linen", ROOT, *flags), stdout=side, stderr=side)
+    os.close(side)
+    shown = b""
+    while chunk := read_terminal(terminal):
+        shown += chunk
+    assert process.wait() == 0
+    bar = shown.decode().split("\n")[0]
+    for part in ("100%", "3/3", "return ", "steps/s", "<00:00"):
+        assert part in bar
+    assert "iteration 1/3" not in shown.decode()
+
+
+def read_terminal(descriptor):
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # how Linux says that the other side was closed
+        return b""
