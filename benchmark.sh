@@ -1,0 +1,417 @@
+#!/usr/bin/env bash
+# Races the PPO scripts, each run in a fresh process: ./benchmark.sh --help
+# shellcheck disable=SC2329 # presets are called by name, and others by traps
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+Usage: ./benchmark.sh [PRESET] [FLAGS]
+
+Presets (runs for one repeat):
+  quick   the five scripts on CartPole-v1, small, 40 iterations (5); the default
+  async   12 environments x linen, nnx_cached, torch_compile x 3 sizes (108)
+  sync    12 environments x 8 scripts and modes x small, then Acrobot-v1 x 8 x 3 sizes (96 + 24),
+          all with --sync-for-timing
+  full    3 discarded warm-ups, then async, then sync (231)
+Or your own grid, each as LIST or one,two,...:
+  --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
+  --envs LIST       default CartPole-v1
+  --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024); default small
+  --sync            wait for the device after each rollout, to time both phases
+
+  --iterations N    of 8192 steps each; default 100, quick 40
+  --repeats N       the whole grid N times; repeat r uses seed r in every script; default 1
+  --seed N          seed of the order inside each (environment, size) block; default 1
+  --only REGEX      keep the commands that match (extended regular expression)
+  --from I, --to I  the first and last line of the list to run
+  --list, --count   print the commands, or how many they are, and run nothing
+  --dry-run         print which runs are done and which would run
+  --runs-dir DIR    default runs; what is complete there is not run again
+  --timeout S       seconds after which a run counts as hanging; default 86400, a day
+  --gpus 0,1        spread the runs over these GPUs, one at a time on each
+  --track           log to Weights & Biases too: offline unless a server accepts your key
+  --notes TEXT      kept with every run
+  --no-report       leave out the report at the end
+
+The same command again resumes. Exit status: 0 all runs complete, 1 some failed, 2 wrong usage.
+END
+}
+
+# === The grid ===================================================================================
+all_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0 DiscountingChain-bsuite MemoryChain-bsuite
+  UmbrellaChain-bsuite BernoulliBandit-misc GaussianBandit-misc Asterix-MinAtar Breakout-MinAtar
+  Freeway-MinAtar SpaceInvaders-MinAtar)
+all_scripts=(torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached)
+all_sizes=(small medium large)
+declare -A hidden_sizes=([small]="64 64" [medium]="256 256 256"
+  [large]="1024 1024 1024 1024 1024 1024")
+
+quick() { block "" CartPole-v1 small torch torch_compile linen nnx nnx_cached; }
+
+async() {
+  for env in "${all_environments[@]}"; do
+    for size in "${all_sizes[@]}"; do
+      block "" "$env" "$size" linen nnx_cached torch_compile
+    done
+  done
+}
+
+sync() {
+  for env in "${all_environments[@]}"; do
+    block sync "$env" small "${all_scripts[@]}"
+  done
+  for size in "${all_sizes[@]}"; do
+    block sync-sizes Acrobot-v1 "$size" "${all_scripts[@]}"
+  done
+}
+
+full() {
+  if ((repeat == 1)); then block warmup CartPole-v1 small linen nnx_cached torch_compile; fi
+  async
+  sync
+}
+
+custom() {
+  for env in "${environments[@]}"; do
+    for size in "${sizes[@]}"; do
+      block "$sync" "$env" "$size" "${scripts[@]}"
+    done
+  done
+}
+
+grid() {
+  for ((repeat = 1; repeat <= repeats; repeat++)); do "$preset"; done
+}
+
+block() { # STUDY ENV SIZE SCRIPTS...: print a block's cells, in an order that the seed decides
+  local salt="$seed $repeat $1 $2 $3" script
+  for script in "${@:4}"; do cell "$1" "$2" "$3" "$script"; done |
+    LC_ALL=C sort --random-sort --random-source=<(md5sum <<<"$salt")
+}
+
+cell() { # STUDY ENV SIZE SCRIPT: print the run's name, a tab and its command
+  local study=$1 env=$2 size=$3 script=$4 name words
+  name=${study:+${study}__}${env}__${size}__${script}__${iterations}it__seed$repeat
+  read -ra words <<<"ppo_${script%-none}.py --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
+  words+=(--seed "$repeat" --total-timesteps $((iterations * 8192)))
+  case $script in torch-none) words+=(--no-jit-env) ;; *-none) words+=(--no-jit) ;; esac
+  case $study in sync*) words+=(--sync-for-timing) ;; esac
+  if [[ $notes ]]; then words+=(--notes "$notes"); fi
+  if [[ $track ]]; then words+=(--track --wandb-group "$preset-repeat$repeat"); fi
+  words+=(--runs-dir "$(folder_of "$study")" --run-name "$name")
+  printf '%s\t%s\n' "$name" "$(quoted "$python" "${words[@]}")"
+}
+
+quoted() { # WORDS...: one line that a shell reads as these words
+  local word line=""
+  for word in "$@"; do
+    if [[ ! $word =~ ^[A-Za-z0-9_./,:=+-]+$ ]]; then printf -v word '%q' "$word"; fi
+    line+=" $word"
+  done
+  echo "${line# }"
+}
+
+folder_of() { # a study, or a name that begins with it; what is discarded is out of the report's way
+  case $1 in warmup*) echo "$state/warmup" ;; *) echo "$runs_dir" ;; esac
+}
+
+# === Arguments ==================================================================================
+fail() { # one sentence for what the user can mend
+  echo "benchmark.sh: $*" >&2
+  exit 2
+}
+
+choices() { # FLAG LIST ALLOWED...: set the array `chosen`
+  local flag=$1 item
+  IFS=', ' read -ra chosen <<<"$2"
+  shift 2
+  if ((${#chosen[@]} == 0)); then fail "$flag must name at least one of: $*."; fi
+  for item in "${chosen[@]}"; do
+    if [[ " $* " != *" $item "* ]]; then fail "$flag must be of: $*; not '$item'."; fi
+  done
+}
+
+preset="" action=run iterations="" repeats=1 seed=1 only="" from=1 to="" runs_dir=runs
+timeout=86400 gpus=("") track="" notes="" report=yes sync="" own_grid=""
+environments=(CartPole-v1) sizes=(small) scripts=(torch torch_compile linen nnx nnx_cached)
+invocation=$(quoted "$0" "$@")
+while (($# > 0)); do
+  case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
+  case $1 in
+  -h | --help) usage && exit ;;
+  quick | async | sync | full)
+    if [[ $preset ]]; then fail "there is one preset, not both '$preset' and '$1'."; fi
+    preset=$1
+    ;;
+  --sync) sync=sync own_grid=$1 ;;
+  --track) track=yes ;;
+  --no-report) report="" ;;
+  --list | --count | --dry-run) action=${1#--} ;;
+  --scripts | --envs | --sizes | --iterations | --repeats | --seed | --only | --from | --to | \
+    --runs-dir | --timeout | --gpus | --notes)
+    if (($# < 2)); then fail "$1 needs a value."; fi
+    case $1 in
+    --scripts)
+      value=${2//ppo_/}
+      choices "$1" "${value//.py/}" "${all_scripts[@]}"
+      scripts=("${chosen[@]}") own_grid=$1
+      ;;
+    --envs) choices "$1" "$2" "${all_environments[@]}" && environments=("${chosen[@]}") own_grid=$1 ;;
+    --sizes) choices "$1" "$2" "${all_sizes[@]}" && sizes=("${chosen[@]}") own_grid=$1 ;;
+    --only) only=$2 ;;
+    --notes) notes=$2 ;;
+    --runs-dir)
+      if [[ ! $2 ]]; then fail "--runs-dir must name a folder."; fi
+      runs_dir=$2
+      ;;
+    --gpus)
+      if [[ ! $2 =~ ^[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*$ ]]; then
+        fail "--gpus must be numbers or names with commas between them, as in 0,1; not '$2'."
+      fi
+      IFS=, read -ra gpus <<<"$2"
+      ;;
+    *)
+      if [[ ! $2 =~ ^[1-9][0-9]{0,8}$ ]]; then fail "$1 must be a positive whole number, not '$2'."; fi
+      printf -v "${1#--}" %s "$2" # iterations, repeats, seed, from, to or timeout
+      ;;
+    esac
+    shift
+    ;;
+  *) fail "unknown argument '$1'; see ./benchmark.sh --help." ;;
+  esac
+  shift
+done
+if [[ $own_grid && $preset ]]; then
+  fail "$own_grid makes a grid of your own, so leave out the preset '$preset', or use --only."
+fi
+preset=${preset:-${own_grid:+custom}}
+preset=${preset:-quick}
+if [[ ! $iterations ]]; then if [[ $preset == quick ]]; then iterations=40; else iterations=100; fi; fi
+if [[ ${runs_dir:0:1} != / && ! . -ef "$(dirname "$0")" ]]; then runs_dir=$PWD/$runs_dir; fi
+cd "$(dirname "$0")"
+python=${VENV:-.venv}/bin/python
+state=$runs_dir/.benchmark # outputs, locks, what is discarded or was left behind by a killed run
+log=$runs_dir/benchmark.jsonl
+
+names=() commands=() lines=() # of the selected cells; a cell's line is its place in the whole list
+line=0 code=0
+grep -Eq -e "$only" </dev/null 2>/dev/null || code=$?
+if ((code == 2)); then fail "--only must be an extended regular expression, not '$only'."; fi
+while IFS=$'\t' read -r name command; do
+  if [[ ! $command =~ $only ]]; then continue; fi
+  line=$((line + 1))
+  if ((line < from || line > ${to:-line})); then continue; fi
+  names+=("$name") commands+=("$command") lines+=("$line")
+done < <(grid)
+total=${#names[@]}
+if ((total == 0)); then fail "nothing to run: the list has $line lines with this --only, --from and --to."; fi
+
+is_done() { [[ -e $(folder_of "$1")/$1/run.json ]]; }
+
+case $action in
+list) printf '%s\n' "${commands[@]}" && exit ;;
+count) echo "$total" && exit ;;
+dry-run)
+  missing=0
+  for name in "${names[@]}"; do
+    if is_done "$name"; then echo "done     $name"; else echo "missing  $name" && missing=$((missing + 1)); fi
+  done
+  echo "$missing of $total runs are missing." && exit
+  ;;
+esac
+
+# === One run ====================================================================================
+log_event() { # KEY=VALUE...: append a line to the log; @FILE stands for the tail of a file
+  python -IS - "$log" "$@" <<'END'
+import fcntl, json, os, sys, time
+
+event = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load": os.getloadavg()}
+for key, _, value in (word.partition("=") for word in sys.argv[2:]):
+    if value.startswith("@"):
+        with open(value[1:], "rb") as file:
+            file.seek(-min(2000, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            value = file.read().decode(errors="replace")
+    event[key] = int(value) if value.isdecimal() else value
+with open(sys.argv[1], "ab+") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":  # half a line, from a process that was killed as it wrote
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+    file.write(json.dumps(event).encode() + b"\n")
+END
+}
+
+check_room() { # end this worker where a run could not write its files
+  local probe=$state/room.$BASHPID
+  if ! { head -c 1000000 /dev/zero >"$probe"; } 2>/dev/null; then
+    rm -f "$probe"
+    echo "benchmark.sh: no room left in $runs_dir, so the grid stops; completed runs are kept." >&2
+    exit 1
+  fi
+  rm -f "$probe"
+}
+
+kill_children() { # PID: kill its descendants, each stopped first so that it starts no others
+  local child
+  # shellcheck disable=SC2013 # the file holds one line of numbers
+  for child in $(cat "/proc/$1/task/"*/children 2>/dev/null); do
+    kill -STOP "$child" 2>/dev/null || continue
+    kill_children "$child"
+    kill -KILL "$child" 2>/dev/null || true
+  done
+}
+
+kill_strays() { # NAME: kill what a run left behind, whatever its parent or process group is by now
+  local environ
+  while read -r environ; do
+    kill -KILL "$(basename "$(dirname "$environ")")" 2>/dev/null || true
+  done < <(grep -Flsxz "BENCHMARK_RUN=$$ $1" /proc/[0-9]*/environ)
+}
+
+wandb_mode() { # online if a server accepts the key, else offline; waits for nobody
+  if timeout 30 python -c 'import sys, wandb; sys.exit(not wandb.login(verify=True))' &>/dev/null </dev/null; then
+    echo online
+  else
+    echo offline
+  fi
+}
+
+clock() { printf '%d:%02d:%02d' $(($1 / 3600)) $(($1 / 60 % 60)) $(($1 % 60)); }
+
+progress() { # NAME GPU: say which run starts, and about how long the rest takes
+  local name complete=0 left=""
+  for name in "${names[@]}"; do if is_done "$name"; then complete=$((complete + 1)); fi; done
+  if ((complete > complete_at_start)); then
+    left=$((SECONDS * (total - complete) / (complete - complete_at_start)))
+    left=", about $(clock "$left") left"
+  fi
+  echo "[$complete/$total done, $(clock $SECONDS)$left] $1${2:+ on GPU $2}${WANDB_MODE:+, W&B $WANDB_MODE}"
+}
+
+attempt() { # I GPU [--nonblock]: do cell I unless it is done; status 1 if another process is at it
+  local name=${names[$1]} gpu=$2 path output code=0 start seconds reason words
+  path=$(folder_of "$name")/$name output=$state/$name.log
+  if is_done "$name" || [[ $state/$name.failed -nt $started ]]; then return; fi
+  # The output file is the cell's lock too. A run inherits both locks, so they outlive a killed
+  # driver for as long as its last run does.
+  exec {cell_lock}>>"$output"
+  if ! flock "${@:3}" "$cell_lock"; then
+    exec {cell_lock}>&-
+    return 1
+  fi
+  if ! flock --nonblock "$gpu_lock"; then
+    echo "Waiting for another benchmark on this machine to finish its run."
+    flock "$gpu_lock"
+  fi
+  if ! is_done "$name" && [[ ! $state/$name.failed -nt $started ]]; then
+    if ! kill -0 $$ 2>/dev/null; then exit 1; fi # the driver was killed; its grid ends here
+    check_room
+    if [[ -e $path ]]; then mkdir -p "$state/partial" && mv "$path" "$state/partial/$name.$(date +%s%N)"; fi
+    : >"$output"
+    if [[ $track && ! ${WANDB_MODE:-} ]]; then local -x WANDB_MODE && WANDB_MODE=$(wandb_mode); fi
+    progress "$name" "$gpu"
+    log_event event=start run="$name" line="${lines[$1]}" preset="$preset" order_seed="$seed" \
+      gpu="$gpu" wandb="${WANDB_MODE:-}" command="${commands[$1]}" || check_room
+    eval "words=(${commands[$1]})"
+    start=$SECONDS
+    # timeout leads a process group of its own, which a terminal's Ctrl-C does not reach.
+    BENCHMARK_RUN="$$ $name" timeout --kill-after=10 "$timeout" "${words[@]}" \
+      </dev/null >>"$output" 2>&1 &
+    wait $! 2>/dev/null || code=$? # bash would announce a killed run there
+    kill_strays "$name"
+    seconds=$((SECONDS - start))
+    if is_done "$name"; then
+      rm -f "$state/$name.failed"
+      log_event event=end run="$name" completed=yes exit_status="$code" seconds="$seconds" || check_room
+    else
+      reason="exit status $code"
+      if ((code == 137)); then reason="killed, as the kernel does when memory runs out"; fi
+      if ((code == 124 || seconds >= timeout)); then reason="no end after $timeout s"; fi
+      check_room
+      log_event event=end run="$name" completed=no exit_status="$code" seconds="$seconds" \
+        reason="$reason" tail="@$output" || check_room
+      echo "$reason, after $seconds s" >"$state/$name.failed"
+      echo "FAILED $name: $reason, after $seconds s"
+      tail -n 5 "$output" | cut -c 1-200 | sed 's/^/    /'
+    fi
+  fi
+  flock --unlock "$gpu_lock"
+  exec {cell_lock}>&-
+}
+
+# === All runs ===================================================================================
+work() { # GPU: go through the grid; what other workers or drivers are at comes last
+  local gpu=$1 i busy=()
+  trap 'kill_children $BASHPID; exit 1' INT TERM HUP
+  if [[ $gpu ]]; then export CUDA_VISIBLE_DEVICES=$gpu; fi
+  # Per machine, user and GPU; a Slurm job has GPUs of its own, whatever their numbers.
+  exec {gpu_lock}>>"${TMPDIR:-/tmp}/ppo-benchmark.$UID.${SLURM_JOB_ID:-}.${CUDA_VISIBLE_DEVICES:-}.lock"
+  for i in "${!names[@]}"; do attempt "$i" "$gpu" --nonblock || busy+=("$i"); done
+  for i in "${busy[@]}"; do attempt "$i" "$gpu"; done
+}
+
+stop() { # EXIT STATUS
+  trap '' INT TERM HUP
+  disown -a # or bash would announce each job that is killed
+  kill_children $$
+  echo "Stopped. Completed runs are kept; to go on: $invocation" >&2
+  exit "$1"
+}
+
+main() {
+  local gpu name reason failed=()
+  SECONDS=0
+  export WANDB_FINISH_TIMEOUT=${WANDB_FINISH_TIMEOUT:-60} # seconds for a server that went away
+  # Every run compiles for itself, or the second would start faster than the first.
+  export TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 JAX_ENABLE_COMPILATION_CACHE=false
+
+  for gpu in "${gpus[@]}"; do work "$gpu" & done
+  wait || true
+
+  for name in "${names[@]}"; do if ! is_done "$name"; then failed+=("$name"); fi; done
+
+  if [[ $report ]]; then
+    python -m analysis.report "$runs_dir" --out "$runs_dir/report" &
+    wait $! || echo "The report could not be made; the runs are in $runs_dir."
+  fi
+  if [[ $track ]] && compgen -G "$runs_dir/*/wandb/offline-run-*" >/dev/null; then
+    printf 'To send the offline runs to W&B: %q sync %q/*/wandb/offline-run-*\n' \
+      "${python%python}wandb" "$runs_dir"
+  fi
+  if ((${#failed[@]} > 0)); then
+    echo "${#failed[@]} of $total runs are not complete:"
+    for name in "${failed[@]}"; do
+      reason=$(cat "$state/$name.failed" 2>/dev/null || echo "not run")
+      echo "    $name: $reason; output in $state/$name.log"
+    done
+    echo "To run them again: $invocation"
+    return 1
+  fi
+  echo "All $total runs are complete, in $runs_dir."
+}
+
+for tool in flock timeout md5sum; do
+  if ! command -v "$tool" >/dev/null; then fail "needs Linux (or WSL2) with '$tool' installed."; fi
+done
+source ./setup.sh
+if ! mkdir -p "$state" 2>/dev/null || [[ ! -w $runs_dir || ! -w $state ]]; then
+  fail "--runs-dir must be a folder to write to, not '$runs_dir'."
+fi
+started=$state/started.$$
+touch "$started"
+trap 'rm -f "$started"' EXIT
+trap 'stop 130' INT
+trap 'stop 143' TERM
+trap 'stop 129' HUP
+complete_at_start=0
+for name in "${names[@]}"; do
+  if is_done "$name"; then complete_at_start=$((complete_at_start + 1)); fi
+done
+log_event event=grid preset="$preset" runs="$total" complete="$complete_at_start" repeats="$repeats" \
+  order_seed="$seed" host="$(uname -n)" invocation="$invocation" || check_room
+{ # read as a whole by bash, so that this file may change while the grid runs
+  main
+  exit
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Runs benchmark.slurm for real, on a Slurm of one node that lives as long as this script.
+#
+#     sudo apt-get install --no-install-recommends slurmctld slurmd slurm-client
+#     sudo tests/slurm/one_node.sh
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+for tool in slurmctld slurmd sbatch; do
+  if ! command -v "$tool" >/dev/null || ((UID != 0)); then
+    echo "one_node.sh needs root, and Debian's slurmctld, slurmd and slurm-client." >&2
+    exit 2
+  fi
+done
+
+folder=$(mktemp -d)
+export SLURM_CONF=$folder/slurm.conf
+host=$(uname -n)
+cat >"$SLURM_CONF" <<END
+ClusterName=one
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=16817
+SlurmdPort=16818
+SlurmUser=root
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd.pid
+SlurmctldLogFile=$folder/slurmctld.log
+SlurmdLogFile=$folder/slurmd.log
+ReturnToService=2
+NodeName=$host NodeAddr=127.0.0.1 CPUs=$(nproc) State=UNKNOWN
+PartitionName=all Nodes=$host Default=YES State=UP
+END
+echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"
+mkdir "$folder/state" "$folder/spool"
+
+slurmctld -D >"$folder/slurmctld.out" 2>&1 &
+slurmd -D >"$folder/slurmd.out" 2>&1 &
+trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$folder"' EXIT
+for _ in {1..60}; do
+  if sinfo -h -o %T 2>/dev/null | grep -q idle; then break; fi
+  sleep 1
+done
+sinfo
+
+runs=$folder/runs
+grid=(--scripts "linen,nnx_cached" --iterations 1 --repeats 2 --runs-dir "$runs")
+submit() {
+  sbatch --wait --array="1-$(./benchmark.sh "${grid[@]}" --count)%2" --output="$folder/%a.out" \
+    benchmark.slurm "${grid[@]}"
+}
+starts() { grep -c '"event": "start"' "$runs/benchmark.jsonl"; }
+expect() { # WHAT SEEN WANTED
+  if [[ $2 != "$3" ]]; then
+    cat "$folder"/*.out
+    echo "FAILED: $1: $2, not $3"
+    exit 1
+  fi
+  echo "ok: $1: $2"
+}
+
+source ./setup.sh
+submit
+expect "complete runs after one submission" "$(find "$runs" -name run.json | wc -l)" 4
+expect "runs started" "$(starts)" 4
+submit
+expect "runs started after the same submission again" "$(starts)" 4
+rm -r "$runs"/*linen*seed2
+submit
+expect "runs started after one was lost" "$(starts)" 5
+expect "complete runs at the end" "$(find "$runs" -name run.json | wc -l)" 4

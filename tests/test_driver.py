@@ -1,0 +1,423 @@
+"""The driver, on stand-ins for the training scripts, and one small grid with the real ones."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import groupby
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = ["ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached"]
+CELL = re.compile(
+    r"(?P<study>(sync|sync-sizes|warmup)__)?(?P<env>[\w-]+?)__(?P<size>[a-z]+)__(?P<script>[a-z_-]+)"
+    r"__(?P<iterations>\d+)it__seed(?P<seed>\d+)"
+)
+
+
+def cell_of(name):
+    match = CELL.search(name)
+    assert match, name
+    return match.groupdict()
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the driver, with stand-ins for the scripts."""
+    for name in ("benchmark.sh", "setup.sh"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in SCRIPTS:
+        shutil.copy(ROOT / "tests/stand_in.py", tmp_path / f"{name}.py")
+    return tmp_path
+
+
+def environment(project, **stand_in):
+    """The driver uses this Python as it is; its machine-wide lock is this test's own."""
+    own = {"VENV": sys.prefix, "TMPDIR": str(project), "TRACE": str(project / "trace")}
+    return os.environ | own | {"STAND_IN": json.dumps(stand_in)}
+
+
+def start(project, *flags, wrapper=(), **stand_in):
+    return subprocess.Popen(
+        [*wrapper, "./benchmark.sh", *flags],
+        cwd=project,
+        env=environment(project, **stand_in),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(driver):
+    driver.stdout, driver.stderr = map(str, driver.communicate(timeout=120))
+    return driver
+
+
+def bench(project, *flags, **stand_in):
+    return finish(start(project, *flags, **stand_in))
+
+
+def list_names(project, *flags):
+    lines = bench(project, *flags, "--list").stdout.splitlines()
+    return [line.split()[-1] for line in lines]
+
+
+def cells(project, *flags):
+    return [cell_of(name) for name in list_names(project, *flags)]
+
+
+def log(project):
+    return [
+        json.loads(line) for line in (project / "runs/benchmark.jsonl").read_text().splitlines()
+    ]
+
+
+def trace(project):
+    path = project / "trace"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def started(project):
+    return [name for event, name, *_ in trace(project) if event == "start"]
+
+
+def completed(project):
+    return sorted(path.parent.name for path in (project / "runs").glob("*/run.json"))
+
+
+def wait_for(condition):
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("what the test waits for does not come")
+
+
+def processes_in(project):
+    """Those whose environment shows that this test's driver started them, at any remove."""
+
+    def belongs(process):
+        try:
+            return process.environ().get("TMPDIR") == str(project)
+        except psutil.Error:
+            return False
+
+    return [x for x in psutil.process_iter() if belongs(x) and x.status() != psutil.STATUS_ZOMBIE]
+
+
+# === The grid ===================================================================================
+@pytest.mark.parametrize(
+    "flags, runs",
+    [
+        ([], 5),
+        (["async"], 108),
+        (["sync"], 96 + 24),
+        (["full"], 231),
+        (["full", "--repeats", "3"], 3 + 3 * 228),
+        (["--envs", "Acrobot-v1,CartPole-v1", "--sizes", "small,large"], 20),
+        (["--scripts", "linen nnx ppo_torch.py", "--repeats=2"], 6),
+        (["async", "--only", "ppo_linen.*Acrobot"], 3),
+        (["async", "--from", "101"], 8),
+        (["async", "--from", "101", "--to", "103"], 3),
+    ],
+)
+def test_count(project, flags, runs):
+    names = list_names(project, *flags)
+    assert len(names) == len(set(names)) == runs
+    assert bench(project, *flags, "--count").stdout == f"{runs}\n"
+
+
+def test_presets_hold_what_they_say(project):
+    quick = cells(project)
+    assert {cell["script"] for cell in quick} == {x.removeprefix("ppo_") for x in SCRIPTS}
+    full = cells(project, "full")
+    assert [cell["study"] for cell in full[:4]] == ["warmup__"] * 3 + [None]
+    overlapped = [cell for cell in full if cell["study"] is None]
+    assert Counter(cell["script"] for cell in overlapped) == dict.fromkeys(
+        ("linen", "nnx_cached", "torch_compile"), 36
+    )
+    assert set(Counter(cell["env"] for cell in overlapped).values()) == {9}
+    assert set(Counter(cell["size"] for cell in overlapped).values()) == {36}
+    synced = [cell for cell in full if (cell["study"] or "").startswith("sync")]
+    assert len(synced) == 120 and set(Counter(x["script"] for x in synced).values()) == {15}
+    assert {x["env"] for x in synced if x["study"] == "sync-sizes__"} == {"Acrobot-v1"}
+    for line in bench(project, "full", "--list").stdout.splitlines():
+        cell = cell_of(line.split()[-1])
+        assert ("--sync-for-timing" in line) == (cell["study"] in ("sync__", "sync-sizes__"))
+        assert ("--no-jit " in line) == (cell["script"] in ("linen-none", "nnx-none"))
+        assert ("--no-jit-env" in line) == (cell["script"] == "torch-none")
+        assert f"ppo_{cell['script'].removesuffix('-none')}.py --env-id {cell['env']} " in line
+        assert f"--seed {cell['seed']} --total-timesteps 819200 " in line
+
+
+def test_blocks_are_whole_and_shuffled_by_the_seed(project):
+    order = list_names(project, "sync", "--repeats", "2")
+    assert order == list_names(project, "sync", "--repeats", "2", "--seed", "1")
+    other = list_names(project, "sync", "--repeats", "2", "--seed", "2")
+    assert other != order and sorted(other) == sorted(order)
+    matches = [cell_of(name) for name in order]
+    blocks = [
+        tuple(cell["script"] for cell in block)
+        for _, block in groupby(matches, lambda x: (x["seed"], x["study"], x["env"], x["size"]))
+    ]
+    assert len(blocks) == 30 and {len(block) for block in blocks} == {8}
+    assert len(set(blocks)) > 25
+    seeds = [cell["seed"] for cell in matches]
+    assert seeds == ["1"] * 120 + ["2"] * 120  # repeats are outer
+
+
+def test_a_listed_line_can_be_pasted(project):
+    line = bench(project, "--list", "--notes", "it's 5 o'clock\n& \"late\"").stdout.splitlines()[0]
+    subprocess.run(["bash", "-c", line], cwd=project, env=environment(project), check=True)
+    (run,) = (project / "runs").glob("*/run.json")
+    assert json.loads(run.read_text())["args"]["--notes"] == "it's 5 o'clock\n& \"late\""
+
+
+@pytest.mark.parametrize(
+    "flags, word",
+    [
+        (["fast"], "fast"),
+        (["--fast"], "--fast"),
+        (["quick", "async"], "async"),
+        (["--envs", "Pendulum-v1"], "Pendulum-v1"),
+        (["--envs", ""], "--envs"),
+        (["--scripts", "keras"], "keras"),
+        (["--sizes", "small,huge"], "huge"),
+        (["async", "--sizes", "small"], "--sizes"),
+        (["--iterations", "0"], "--iterations"),
+        (["--repeats", "many"], "many"),
+        (["--seed"], "--seed"),
+        (["--timeout", "-1"], "--timeout"),
+        (["--from", "6"], "--from"),
+        (["--only", "("], "--only"),
+        (["--only", "no such run"], "--only"),
+        (["--gpus", "0;1"], "--gpus"),
+        (["--runs-dir", "/dev/null/runs"], "--runs-dir"),
+        (["--runs-dir", ""], "--runs-dir"),
+    ],
+)
+def test_wrong_usage_gets_one_sentence(project, flags, word):
+    driver = bench(project, *flags)
+    assert (driver.returncode, driver.stdout) == (2, "")
+    assert len(driver.stderr.splitlines()) == 1 and word in driver.stderr
+    assert not (project / "runs").exists()
+
+
+# === Running ====================================================================================
+def test_the_same_command_resumes(project):
+    driver = bench(project)
+    assert driver.returncode == 0, driver.stdout + driver.stderr
+    assert "All 5 runs are complete" in driver.stdout.splitlines()[-1]
+    assert started(project) == list_names(project)
+    again = bench(project)
+    assert again.returncode == 0 and len(started(project)) == 5
+    gone, killed = completed(project)[:2]
+    shutil.rmtree(project / "runs" / gone)
+    (project / "runs" / killed / "run.json").unlink()
+    assert "2 of 5 runs are missing" in bench(project, "--dry-run").stdout
+    assert len(started(project)) == 5
+    assert bench(project).returncode == 0
+    assert sorted(started(project)[5:]) == sorted([gone, killed])
+    assert len(completed(project)) == 5
+    (kept,) = (project / "runs/.benchmark/partial").iterdir()  # what a killed run had measured
+    assert kept.name.startswith(killed) and (kept / "metrics.jsonl").exists()
+
+
+def test_the_log_says_what_ran_when(project):
+    bench(project, "--notes", "first", "--seed", "7")
+    grid, *events = log(project)
+    assert (grid["event"], grid["preset"], grid["runs"], grid["order_seed"]) == (
+        "grid",
+        "quick",
+        5,
+        7,
+    )
+    assert [event["event"] for event in events] == ["start", "end"] * 5
+    for line, (before, after) in enumerate(zip(events[::2], events[1::2], strict=True), 1):
+        assert before["line"] == line and before["run"] == after["run"]
+        assert before["run"] == before["command"].split()[-1] and len(before["load"]) == 3
+        assert (after["completed"], after["exit_status"]) == ("yes", 0)
+        assert before["time"] <= after["time"]
+
+
+def test_failures_are_recorded_and_the_grid_goes_on(project):
+    plans = {
+        "torch__": "crash",
+        "torch_compile": "hang",
+        "linen": "killed",
+        "nnx__": "silent",
+    }
+    flags = ["--timeout", "2", "--no-report"]
+    driver = bench(project, *flags, **plans)
+    assert (driver.returncode, driver.stderr) == (1, "")
+    assert [cell_of(name)["script"] for name in completed(project)] == ["nnx_cached"]
+    ends = {cell_of(x["run"])["script"]: x for x in log(project) if x["event"] == "end"}
+    assert ends["torch"]["exit_status"] == 1 and ends["torch"]["completed"] == "no"
+    assert "RuntimeError: shapes do not match \N{SNOWMAN}" in ends["torch"]["tail"]
+    assert ends["torch_compile"]["reason"] == "no end after 2 s"
+    assert ends["torch_compile"]["tail"] == "hangs\n"
+    assert not processes_in(project)  # it had left a child in a session of its own
+    assert ends["linen"]["exit_status"] == 137 and "memory" in ends["linen"]["reason"]
+    assert ends["nnx"]["exit_status"] == 0 and ends["nnx"]["completed"] == "no"
+    summary = driver.stdout.splitlines()[-6:]
+    assert summary[0] == "4 of 5 runs are not complete:"
+    assert any("torch__40it__seed1: exit status 1, after 0 s" in line for line in summary)
+    assert summary[-1] == "To run them again: ./benchmark.sh --timeout 2 --no-report"
+    again = bench(project, *flags)
+    assert again.returncode == 0 and len(completed(project)) == 5
+    assert len(started(project)) == 9
+
+
+def test_without_a_report_the_exit_status_is_the_grids(project):
+    driver = bench(project)  # there is no analysis beside this copy of the driver
+    assert driver.returncode == 0
+    assert "The report could not be made; the runs are in runs." in driver.stdout
+
+
+@pytest.mark.parametrize("sent, status", [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize("to_group", [True, False])
+def test_stopping_leaves_no_process(project, sent, status, to_group):
+    """A terminal's Ctrl-C or its end reaches the driver's whole process group."""
+    driver = start(project, "--gpus", "0,1", **{"__": "hang"})
+    wait_for(lambda: len(started(project)) == 2)
+    wait_for(lambda: sum(x.name() == "sleep" for x in processes_in(project)) == 2)
+    (os.killpg if to_group else os.kill)(driver.pid, getattr(signal, sent))
+    finish(driver)
+    assert driver.returncode == status
+    assert driver.stderr.splitlines() == [
+        "Stopped. Completed runs are kept; to go on: ./benchmark.sh --gpus 0,1"
+    ]
+    wait_for(lambda: not processes_in(project))
+    assert len(started(project)) == 2  # no other run began meanwhile
+
+
+def overlaps(events):
+    """How many runs began while another was going on."""
+    running = count = 0
+    for event, *_ in events:
+        count += event == "start" and running > 0
+        running += 1 if event == "start" else -1
+    return count
+
+
+def test_two_drivers_share_a_grid(project):
+    """They never run the same cell, nor at the same time: that would spoil both measurements."""
+    drivers = [start(project, "--repeats", "3", **{"__": "0.05"}) for _ in range(2)]
+    for driver in drivers:
+        assert finish(driver).returncode == 0, driver.stderr
+    assert sorted(started(project)) == completed(project)
+    assert len(completed(project)) == 15
+    assert overlaps(trace(project)) == 0
+
+
+def test_a_failure_is_not_repeated_by_the_next_gpu(project):
+    assert bench(project, "--gpus", "0,1", **{"__": "crash"}).returncode == 1
+    assert sorted(started(project)) == sorted(list_names(project))
+
+
+def test_gpus_take_one_run_at_a_time_each(project):
+    flags = ("--repeats", "4", "--gpus", "0,GPU-8f3c")
+    driver = bench(project, *flags, **{"__": "0.1"})
+    assert driver.returncode == 0, driver.stderr
+    assert sorted(started(project)) == completed(project)
+    by_gpu = {gpu: [x for x in trace(project) if x[2] == gpu] for gpu in ("gpu=0", "gpu=GPU-8f3c")}
+    assert all(len(events) >= 4 and overlaps(events) == 0 for events in by_gpu.values())
+    assert overlaps(trace(project)) > 0
+    assert sum(map(len, by_gpu.values())) == len(trace(project)) == 40
+
+
+def test_half_a_line_in_the_log_is_dropped(project):
+    bench(project, "--to", "1")
+    path = project / "runs/benchmark.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + '{"event": "st')
+    bench(project, "--to", "2")
+    assert path.read_text().startswith(whole)
+    assert [event["event"] for event in log(project)] == ["grid", "start", "end"] * 2
+
+
+def test_a_full_disk_stops_the_grid(project):
+    runs = project / "runs"
+    runs.mkdir()
+    mount = f"mount -t tmpfs -o size=4m none {runs} && exec"
+    wrapper = ("unshare", "--mount", "--map-root-user", "sh", "-c", f'{mount} "$0" "$@"')
+    if subprocess.run([*wrapper, "true"], capture_output=True).returncode:
+        pytest.skip("needs user namespaces, to mount a small disk")
+    names = list_names(project)
+    keep = f"; status=$?; cp -r {runs} {project}/kept; exit $status"
+    wrapper = (*wrapper[:-1], f'{mount.removesuffix("exec")} "$0" "$@"{keep}')
+    driver = finish(
+        start(
+            project,
+            "--no-report",
+            wrapper=wrapper,
+            **{cell_of(names[2])["script"] + "__40": "fill"},
+        )
+    )
+    assert driver.returncode == 1
+    assert "no room left in runs, so the grid stops" in driver.stderr
+    assert started(project) == names[:3]
+    for name in names[:2]:
+        json.loads((project / "kept" / name / "run.json").read_text())
+    assert "3 of 5 runs are not complete:" in driver.stdout
+    for line in (project / "kept/benchmark.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_killed_at_random_moments(project):
+    """KILLS=100 does what the default does more often."""
+    kills, flags = int(os.environ.get("KILLS", "6")), ("--repeats", "2", "--no-report")
+    rng, stand_in, runs = random.Random(kills), {"__": "0.05"}, project / "runs"
+    while kills > 0:
+        driver = start(project, *flags, **stand_in)
+        time.sleep(rng.uniform(0, 1.5))
+        running = [x for x in processes_in(project) if x.pid != driver.pid]
+        victims = rng.choice(
+            [[driver.pid], [x.pid for x in running], [driver.pid, *(x.pid for x in running)]]
+        )
+        victims = rng.sample(victims, rng.randint(0, len(victims)))
+        for victim in victims:
+            try:
+                os.kill(victim, signal.SIGKILL)
+                kills -= 1
+            except ProcessLookupError:
+                pass
+        finish(driver)
+        if len(completed(project)) == 10 or kills <= 0:
+            driver = bench(project, *flags, **stand_in)
+            assert driver.returncode == 0, driver.stdout + driver.stderr
+            assert completed(project) == sorted(list_names(project, *flags))
+            assert not list(runs.glob(".benchmark/partial/*/run.json"))  # none ran twice
+            for path in runs.glob("*/run.json"):
+                json.loads(path.read_text())
+            for path in [*runs.glob("*/metrics.jsonl"), runs / "benchmark.jsonl"]:
+                for line in path.read_text().splitlines():
+                    json.loads(line)
+            shutil.rmtree(runs)
+
+
+# === The real scripts ===========================================================================
+def test_a_small_real_grid(tmp_path):
+    flags = ["--scripts", "linen,nnx_cached", "--iterations", "1", "--runs-dir", tmp_path / "runs"]
+    env = environment(tmp_path)
+    driver = subprocess.run(
+        [ROOT / "benchmark.sh", *flags], env=env, capture_output=True, text=True
+    )
+    assert driver.returncode == 0, driver.stdout + driver.stderr
+    assert len(completed(tmp_path)) == 2
+    for path in (tmp_path / "runs").glob("*/run.json"):
+        run = json.loads(path.read_text())
+        assert run["status"] == "completed" and run["peak_host_bytes"] > 0
+    assert (tmp_path / "runs/report/report.md").exists()
+    assert "linen" in driver.stdout and "All 2 runs are complete" in driver.stdout

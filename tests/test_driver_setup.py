@@ -1,0 +1,134 @@
+"""setup.sh, with a stand-in for Python that only notes what it is asked to install."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHON = """#!/bin/bash
+case "$*" in
+*" install "*)
+  line=$*
+  echo "${line#*--no-input }" >>"$CALLS"
+  [[ -z $FAIL || "$*" != *"$FAIL"* ]]
+  ;;
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+esac
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name in ("setup.sh", "requirements.txt", "requirements-cuda.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in (
+        "bash",
+        "cat",
+        "cksum",
+        "cp",
+        "dirname",
+        "find",
+        "flock",
+        "grep",
+        "mkdir",
+        "uname",
+    ):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    add_tool(tmp_path, "python3.12", PYTHON)
+    return tmp_path
+
+
+def add_tool(project, name, text):
+    path = project / "tools" / name
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def setup(project, fail="", **variables):
+    """Source setup.sh with only the project's tools on PATH; print the `python` that it leaves."""
+    own = {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": fail}
+    env = {name: x for name, x in os.environ.items() if name != "VENV"} | own | variables
+    command = ["bash", "-c", "set -euo pipefail; source ./setup.sh; command -v python"]
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60)
+
+
+def calls(project):
+    path = project / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_the_first_time_installs_and_the_second_does_not(project):
+    first = setup(project)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.splitlines()[-1] == str(project / ".venv/bin/python")
+    torch, requirements = calls(project)
+    assert " --index-url https://download.pytorch.org/whl/cpu torch==" in torch
+    assert requirements == "--requirement requirements.txt"
+    second = setup(project)
+    assert second.stdout.splitlines() == [str(project / ".venv/bin/python")]
+    assert len(calls(project)) == 2
+
+
+def test_changed_requirements_are_installed(project):
+    setup(project)
+    with open(project / "requirements.txt", "a") as file:
+        file.write("einops==0.8.1\n")
+    assert setup(project).returncode == 0 and len(calls(project)) == 4
+
+
+def test_a_failed_installation_is_explained_and_repeated(project):
+    failed = setup(project, fail="--requirement")
+    assert failed.returncode == 2 and "pip failed" in failed.stderr.splitlines()[-1]
+    assert setup(project).returncode == 0
+    assert calls(project)[-1] == "--requirement requirements.txt"
+
+
+def test_without_pytorchs_index_torch_comes_from_pypi(project):
+    result = setup(project, fail="download.pytorch.org")
+    assert result.returncode == 0 and "torch comes from PyPI" in result.stdout
+    assert calls(project)[-1] == "--requirement requirements.txt"
+
+
+def test_an_nvidia_gpu_gets_the_cuda_requirements(project):
+    add_tool(project, "nvidia-smi", "#!/bin/bash\n")
+    assert setup(project).returncode == 0
+    assert calls(project) == ["--requirement requirements-cuda.txt"]
+
+
+def test_two_setups_at_once_install_once(project):
+    add_tool(project, "python3.12", PYTHON.replace("case", "read -rt 0.3 <> <(:)\ncase", 1))
+    env = os.environ | {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
+    env.pop("VENV", None)
+    command = ["bash", "-c", "set -euo pipefail; source ./setup.sh"]
+    both = [subprocess.Popen(command, cwd=project, env=env) for _ in range(2)]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert len(calls(project)) == 2
+
+
+def test_an_old_python_gets_one_sentence(project):
+    program = (
+        f'#!/bin/bash\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10); $2"\n'
+    )
+    add_tool(project, "python3.12", program)
+    result = setup(project)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "setup: no Python 3.11 or later on PATH: install one, then run this again.\n"
+    )
+
+
+def test_an_environment_of_ones_own_is_used_as_it_is(project):
+    own = project / "own"
+    (own / "bin").mkdir(parents=True)
+    add_tool(project, "../own/bin/python", PYTHON)
+    assert setup(project, VENV="own").stdout.splitlines() == [str(own / "bin/python")]
+    assert calls(project) == [] and not (project / ".venv").exists()
+    missing = setup(project, VENV="nowhere")
+    assert missing.returncode == 2
+    assert missing.stderr == "setup: VENV is 'nowhere', which has no bin/python.\n"
