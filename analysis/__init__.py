@@ -1,0 +1,1 @@
+"""Loads benchmark runs and turns them into tables, figures and a report."""

@@ -1,0 +1,386 @@
+"""Load benchmark runs, from wherever they are, into one table of runs and one of iterations.
+
+A source is a folder that holds runs at any depth, a table saved as parquet, or
+"wandb:entity/project". README.md documents every column.
+"""
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
+# Arguments that say who and where, not how much work; all others are the column `settings`.
+NOT_SETTINGS = {
+    *("exp_name", "seed", "env_id", "hidden_sizes", "jit", "jit_env", "sync_for_timing"),
+    *("runs_dir", "run_name", "track", "wandb_project", "wandb_entity", "wandb_group", "notes"),
+    "total_timesteps",  # the column num_iterations
+}
+WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
+# Runs that agree in all of these are copies, or repetitions of one another: the latest counts.
+IDENTITY = [
+    *("script", "mode", "env_id", "size", "settings", "num_iterations", "sync", "repeat"),
+    *("platform", "host", "commit", "torch", "jax", "flax", "driver"),
+]
+REQUIRED = ("framework", "compile_mode", "env_id", "size", "repeat", "first", "steady")
+TEXT = (
+    *("run", "name", "source", "script", "framework", "compile_mode", "mode", "env_id", "size"),
+    *("hidden_sizes", "settings", "platform", "host", "device", "gpu", "driver", "os", "started"),
+    *("commit", "torch", "jax", "flax", "versions", "notes"),
+)
+NUMBERS = (
+    *("repeat", "seed", "num_iterations", "batch_size", "cores", "load", "imports", "setup"),
+    *("startup", "first", "early", "steady", "total", "process", "rollout_first", "rollout_early"),
+    *("rollout_steady", "update_first", "update_early", "update_steady", "sps", "final_return"),
+    *("best_return", "peak_host_bytes", "peak_device_bytes"),
+)
+FLAGS = ("sync", "wsl2", "container")
+MEASURES = (
+    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
+    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
+    *("charts/episodic_length_max", "charts/learning_rate", "charts/SPS", "losses/policy_loss"),
+    *("losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clip_fraction"),
+    *("losses/explained_variance", "time/elapsed", "time/iteration", "time/rollout"),
+    "time/update",
+)
+
+
+class SourceError(ValueError):
+    """A source that gives no runs; the message is one sentence for the user."""
+
+
+class Data(NamedTuple):
+    """Everything that a source gave."""
+
+    runs: pd.DataFrame  # a row per run
+    iterations: pd.DataFrame  # a row per run and iteration; `run` refers to the table of runs
+    left_out: dict[str, str]  # name of a run that was not used -> why
+
+
+class Record(NamedTuple):
+    """A run as its source gave it."""
+
+    run: str  # unique within the source
+    source: str
+    info: dict[str, Any]  # what run.json holds
+    metrics: list[dict[str, Any]] | None  # the lines of metrics.jsonl; None: not fetched
+
+
+def load_runs(source: str | Path, **options: Any) -> pd.DataFrame:
+    """Return one row per run; options are those of load(). Runs left out are named in a warning.
+
+    From W&B this asks for pages of runs, and for the history of synchronised runs alone.
+    """
+    return warn_of_left_out(load(source, histories=False, **options)).runs
+
+
+def load_iterations(source: str | Path, **options: Any) -> pd.DataFrame:
+    """Return one row per run and iteration; options are those of load()."""
+    return warn_of_left_out(load(source, **options)).iterations
+
+
+def warn_of_left_out(data: Data) -> Data:
+    if data.left_out:
+        names = "; ".join(f"{name} ({reason})" for name, reason in data.left_out.items())
+        warnings.warn(f"{len(data.left_out)} runs left out: {names}", stacklevel=3)
+    return data
+
+
+def load(
+    source: str | Path,
+    filters: dict[str, Any] | None = None,
+    cache: str | Path | None = None,
+    histories: bool = True,
+) -> Data:
+    """Load both tables from a folder, a .parquet table, or "wandb:entity/project".
+
+    filters select W&B runs, in its MongoDB syntax. cache names a .parquet file: it is read if it
+    exists, and otherwise written. Without histories a W&B source gives no iterations, which saves
+    a request per run. Raise SourceError if there is nothing to load.
+    """
+    if cache and (iterations_path(cache) if histories else Path(cache)).exists():
+        return load_table(Path(cache))
+    if str(source).startswith("wandb:"):
+        records, left_out = read_wandb(str(source).removeprefix("wandb:"), filters, histories)
+    elif str(source).endswith(".parquet"):
+        return load_table(Path(source))
+    else:
+        records, left_out = read_folder(Path(source))
+    data = tabulate(records, left_out)
+    if data.runs.empty:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left_out.items())[:3])
+        more = f" ({len(left_out)} left out, e.g. {reasons})" if left_out else ""
+        raise SourceError(f"no completed run in {source}{more}")
+    if cache and histories:
+        save(data, cache)
+    elif cache:
+        save_runs(data, cache)
+    return data
+
+
+# === Folders ====================================================================================
+def read_folder(folder: Path) -> tuple[list[Record], dict[str, str]]:
+    """Return the complete runs at any depth below folder, and why the others are left out."""
+    if not folder.is_dir():
+        raise SourceError(f"{folder} is not a folder of runs")
+    records, left_out = [], {}
+    for path in find_runs(folder):
+        run = str(path.relative_to(folder)) if path != folder else path.resolve().name
+        try:
+            records.append(Record(run, str(path), *read_run(path)))
+        except (OSError, ValueError) as error:
+            left_out[run] = str(error)
+    complete_runs = {record.run for record in records}
+    failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
+    return records, left_out | failed
+
+
+def failures(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the runs that failed under benchmark.sh, and why, from the logs that it keeps."""
+    for log in sorted([*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]):
+        for line in log.read_text().splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # half a line, from a driver that was killed as it wrote
+            if isinstance(event, dict) and event.get("completed") == "no":
+                yield str((log.parent / event["run"]).relative_to(folder)), event["reason"]
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    for path, folders, files in os.walk(folder):
+        if {"run.json", "metrics.jsonl"} & set(files):
+            folders.clear()
+            yield Path(path)
+        # Hidden folders are the driver's: warm-ups, and what killed runs left behind.
+        folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
+
+
+def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return run.json and the lines of metrics.jsonl; raise ValueError if the run is no good."""
+    if not (path / "run.json").exists():
+        raise ValueError("no run.json: it was killed or is still running")
+    try:
+        info = json.loads((path / "run.json").read_text())
+    except ValueError:
+        raise ValueError("run.json is not JSON") from None
+    try:
+        metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    except FileNotFoundError:
+        raise ValueError("no metrics.jsonl") from None
+    except ValueError:
+        raise ValueError("metrics.jsonl is not JSON lines") from None
+    if not all(isinstance(row, dict) for row in metrics):
+        raise ValueError("metrics.jsonl has lines that are not objects")
+    return info, metrics
+
+
+# === Weights & Biases ===========================================================================
+def read_wandb(
+    path: str, filters: dict[str, Any] | None, histories: bool
+) -> tuple[list[Record], dict[str, str]]:
+    """Return the finished runs of path, "entity/project", and why the others are left out.
+
+    Runs come in pages. Each history takes requests of its own, so they are fetched side by side,
+    and without `histories` only where the run's table needs them: for synchronised runs.
+    """
+    if not re.fullmatch(r"[^/]+/[^/]+", path):
+        raise SourceError(f"a W&B source is wandb:entity/project, not wandb:{path}")
+    import wandb  # half a second that only this source pays
+
+    wandb.setup(wandb.Settings(silent=True))  # without a key it must fail, not ask for one
+    left_out = {}
+    try:
+        found = list(wandb.Api(timeout=30).runs(path, filters, per_page=100, lazy=False))
+        finished = [run for run in found if "durations" in run.summary_metrics]
+        wanted = finished if histories else [run for run in finished if was_synced(run.config)]
+        with ThreadPoolExecutor(8) as pool:
+            fetched = dict(zip(wanted, pool.map(read_history, wanted), strict=True))
+    except (wandb.Error, ValueError) as error:
+        raise SourceError(f"W&B gave no runs of {path}: {error}") from error
+    for run in found:
+        if run not in finished:
+            left_out[f"{run.name} ({run.id})"] = f"no results; W&B calls it {run.state}"
+    records = [
+        Record(run.id, run.url, run.config | dict(run.summary_metrics), fetched.get(run))
+        for run in finished
+    ]
+    return records, left_out
+
+
+def was_synced(config: dict[str, Any]) -> bool:
+    args = config.get("args")
+    return isinstance(args, dict) and bool(args.get("sync_for_timing"))
+
+
+def read_history(run: Any) -> list[dict[str, Any]]:
+    """Return all that a W&B run logged, without W&B's own keys."""
+    rows = run.scan_history()
+    return [{name: x for name, x in row.items() if not name.startswith("_")} for row in rows]
+
+
+# === Tables =====================================================================================
+def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
+    """Check the records, describe each by a row, and drop duplicates; left_out grows."""
+    rows, iterations = [], []
+    for record in records:
+        try:
+            rows.append(describe(record))
+        except (KeyError, TypeError, AttributeError) as error:
+            left_out[record.run] = f"not a run of this benchmark, or an incomplete one ({error!r})"
+        except ValueError as error:
+            left_out[record.run] = str(error)
+        else:
+            iterations += [{"run": record.run} | row for row in record.metrics or []]
+    runs = complete(pd.DataFrame(rows))
+    if not runs.empty:
+        runs = runs.sort_values("started", kind="stable", key=parse_times)
+        copies = runs.duplicated(IDENTITY, keep="last")
+        kept = runs[~copies].set_index(IDENTITY)["run"]
+        for _, copy in runs[copies].iterrows():
+            left_out[copy["run"]] = (
+                f"same settings as {kept[tuple(copy[IDENTITY])]}, which is newer"
+            )
+        runs = runs[~copies].sort_values("run", ignore_index=True)
+    table = pd.DataFrame(iterations, columns=["run", "iteration", "global_step", *MEASURES])
+    table = table[table["run"].isin(runs["run"])].reset_index(drop=True)
+    return Data(runs, table.astype(dict.fromkeys(MEASURES, "float64")), left_out)
+
+
+def parse_times(times: pd.Series) -> pd.Series:
+    return pd.to_datetime(times, format="ISO8601", utc=True, errors="coerce")
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """Return the row of a run; raise KeyError, TypeError or ValueError for what is not one."""
+    info, args, durations = record.info, record.info["args"], record.info["durations"]
+    if info["status"] != "completed":
+        raise ValueError(f"status is {info['status']}")
+    batch_size = args["num_envs"] * args["num_steps"]
+    num_iterations = args["total_timesteps"] // batch_size
+    if record.metrics is not None and len(record.metrics) != num_iterations:
+        raise ValueError(f"{len(record.metrics)} iterations instead of {num_iterations}")
+    hidden, versions = tuple(args["hidden_sizes"]), info["versions"]
+    versions = {name.lower(): version for name, version in versions.items()}
+    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info["cpu"] or "unknown CPU").strip()
+    host = f"{cpu}, {info['cores']} cores"
+    on_gpu = info["device"] != "cpu"
+    system = "WSL2" if info["wsl2"] else info["os"].split("-")[0]
+    unit = f"{info['device']}, driver {info['driver']}" if on_gpu else host
+    # W&B drops a summary's nulls, so what may be null may be absent.
+    steady = durations.get("steady_iteration")
+    settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
+    return {
+        "run": record.run,
+        "name": args["run_name"],
+        "source": record.source,
+        "script": args["exp_name"],
+        "framework": info["framework"],
+        "compile_mode": info["compile_mode"],
+        "env_id": args["env_id"],
+        "size": SIZES.get(hidden, "x".join(map(str, hidden))),
+        "hidden_sizes": " ".join(map(str, hidden)),
+        "settings": json.dumps(settings),
+        "repeat": info.get("repeat", args["seed"]),
+        "seed": args["seed"],
+        "sync": args["sync_for_timing"],
+        "num_iterations": num_iterations,
+        "batch_size": batch_size,
+        "platform": f"{system}, {unit}",
+        "host": host,
+        "device": info["device"],
+        "gpu": info["gpu"],
+        "driver": info["driver"],
+        "os": info["os"],
+        "wsl2": info["wsl2"],
+        "container": info["container"],
+        "cores": info["cores"],
+        "load": info["load"],
+        "started": info["started"],
+        "commit": info["git_commit"],
+        **{name: versions.get(name) for name in ("torch", "jax", "flax")},
+        "versions": json.dumps(info["versions"], sort_keys=True),
+        "notes": args["notes"],
+        "imports": durations["imports"],
+        "setup": durations["setup"],
+        "startup": durations["imports"] + durations["setup"] + durations["first_iteration"],
+        "first": durations["first_iteration"],
+        "early": durations.get("early_iteration"),
+        "steady": steady,
+        "total": durations["total"],
+        "process": durations["process"],
+        "sps": batch_size / steady if steady else None,
+        "final_return": info.get("final_return"),
+        "best_return": info.get("best_return"),
+        "peak_host_bytes": info["peak_host_bytes"],
+        "peak_device_bytes": info.get("peak_device_bytes"),
+    } | phases(record.metrics or [])
+
+
+def phases(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean seconds of rollout and update by window, where the run recorded them."""
+    means = {}
+    for phase in ("rollout", "update"):
+        seconds = [row[f"time/{phase}"] for row in metrics if f"time/{phase}" in row]
+        for window, part in WINDOWS.items():
+            if seconds[part]:
+                means[f"{phase}_{window}"] = sum(seconds[part]) / len(seconds[part])
+    return means
+
+
+def complete(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with every column, in one order and with one type each."""
+    runs = runs.copy()
+    if "mode" not in runs and {"framework", "compile_mode"} <= set(runs):
+        runs["mode"] = runs["framework"] + " " + runs["compile_mode"]
+    for name in TEXT:
+        runs[name] = (runs[name] if name in runs else pd.Series(None, runs.index)).astype("str")
+        runs[name] = runs[name].fillna("")
+    for name in NUMBERS:
+        column = runs[name] if name in runs else pd.Series(None, runs.index)
+        runs[name] = column.astype("float64")
+    for name in FLAGS:
+        runs[name] = (runs[name] if name in runs else pd.Series(False, runs.index)).astype("bool")
+    return runs[[*TEXT, *FLAGS, *NUMBERS]]
+
+
+# === Saved tables ===============================================================================
+def save(data: Data, path: str | Path) -> None:
+    """Write path, a .parquet file of runs, and beside it a file of iterations."""
+    save_runs(data, path)
+    data.iterations.to_parquet(iterations_path(path))
+
+
+def save_runs(data: Data, path: str | Path) -> None:
+    """Write path alone; it also keeps what was left out."""
+    runs = data.runs.copy()
+    runs.attrs["left_out"] = data.left_out
+    runs.to_parquet(path)
+
+
+def iterations_path(path: str | Path) -> Path:
+    return Path(path).with_suffix(".iterations.parquet")
+
+
+def load_table(path: Path) -> Data:
+    """Read a table of runs, with or without one of iterations; missing columns are filled in."""
+    try:
+        runs = pd.read_parquet(path)
+    except (OSError, ValueError):
+        raise SourceError(f"{path} is not a table in parquet format") from None
+    missing = [name for name in REQUIRED if name not in runs]
+    if missing:
+        raise SourceError(f"{path} is not a table of runs: no column {', '.join(missing)}")
+    if "run" not in runs:
+        runs["run"] = [f"row {i}" for i in range(len(runs))]
+    iterations = pd.DataFrame(columns=["run", "iteration", "global_step", *MEASURES])
+    if iterations_path(path).exists():
+        iterations = pd.read_parquet(iterations_path(path))
+    left_out = runs.attrs.pop("left_out", {})
+    return Data(complete(runs), iterations, left_out)

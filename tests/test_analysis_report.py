@@ -1,0 +1,294 @@
+"""The report, its sentences and its figures, for every kind of result set."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from conftest import ROOT
+from fake_runs import MODES, metrics_rows, run_info, write_grid, write_run
+
+from analysis import figures, readings, report, stats
+from analysis.runs import load
+
+mpl.use("agg")
+ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Two model sizes and three modes without forced sync, and eight modes with it."""
+    folder = tmp_path_factory.mktemp("grid")
+    write_grid(folder / "async", envs=ENVS, sizes=("small", "medium"), repeats=3)
+    write_grid(folder / "sync", envs=ENVS, modes=tuple(MODES), sync=True)
+    return folder
+
+
+def run_report(*arguments):
+    """Run the command in this process: importing matplotlib again takes seconds."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["report", *map(str, arguments)])
+        try:
+            report.main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def section(text, title):
+    return re.split(r"^## ", text.split(f"## {title}\n")[1], flags=re.MULTILINE)[0]
+
+
+# === Report =====================================================================================
+def test_a_grid_gives_every_section_and_a_page_without_other_files(grid, tmp_path):
+    command = [sys.executable, "-m", "analysis.report", grid, "--out", tmp_path / "out"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "steady iteration (ms)" in done.stdout
+    text, html = (tmp_path / "out" / f"report.{x}" for x in ("md", "html"))
+    titles = re.findall("^## (.*)", text.read_text(), flags=re.MULTILINE)
+    assert titles == [
+        "Summary",
+        "Hardware and versions",
+        "Overall",
+        "Startup and steady state",
+        "Rollout and update",
+        "Compile modes",
+        "Learning",
+        "Anomalies",
+        "What these data cannot say",
+    ]
+    images = re.findall(r"!\[.*\]\((.*)\)", text.read_text())
+    assert len(images) == len(set(images)) == 11
+    assert all((tmp_path / "out" / image).stat().st_size > 5000 for image in images)
+    assert html.read_text().count("data:image/png;base64") == 11
+    assert not re.search(r'(src|href)="(?!data:)', html.read_text())
+    assert "nan" not in text.read_text().lower()
+
+
+def test_a_single_run_is_reported_without_claims(tmp_path):
+    info = run_info()
+    write_run(tmp_path, info, metrics_rows(info, np.full(12, 0.1), np.arange(12.0)))
+    done = run_report(tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "No other mode was run beside linen jit" in text
+    assert "Each cell ran once" in section(text, "What these data cannot say")
+    assert "nan" not in text.lower()
+
+
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_runs_too_short_for_a_steady_state_are_reported(tmp_path, iterations):
+    write_grid(tmp_path, iterations=iterations, repeats=1)
+    done = run_report(tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "no steady state" in text
+    assert "nan" not in text.lower()
+
+
+def test_runs_in_which_no_episode_ended_are_reported(tmp_path):
+    info = run_info(env_id="Freeway-MinAtar")
+    write_run(tmp_path, info, metrics_rows(info, np.full(12, 0.1), np.full(12, np.nan)))
+    done = run_report(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "No episode ended in Freeway-MinAtar" in (tmp_path / "report/report.md").read_text()
+
+
+def test_a_report_of_a_folder_with_a_report_is_the_same(tmp_path):
+    write_grid(tmp_path, repeats=1)
+    first = run_report(tmp_path)
+    assert run_report(tmp_path).stdout == first.stdout
+
+
+@pytest.mark.parametrize("content", ["empty", "foreign", "missing"])
+def test_bad_sources_are_one_sentence_and_status_2(tmp_path, content):
+    if content == "foreign":
+        (tmp_path / "run.json").write_text("{}")
+    done = run_report(tmp_path / "missing" if content == "missing" else tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert str(tmp_path) in done.stderr
+
+
+def test_a_foreign_file_of_timings_is_one_sentence(grid, tmp_path):
+    (tmp_path / "timing.json").write_text("{}")
+    done = run_report(grid, "--out", tmp_path, "--env-timing", tmp_path / "timing.json")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "is not what analysis.env_timing writes" in done.stderr
+
+
+def test_anomalies_are_named(tmp_path):
+    write_grid(tmp_path, envs=("CartPole-v1",), modes=("linen jit", "nnx jit"), repeats=3)
+    seconds = np.full(12, 0.06)
+    seconds[0] = seconds[5] = 3.0
+    info = run_info(seed=4, load=9.5)
+    odd = write_run(tmp_path, info, metrics_rows(info, seconds, np.arange(12.0))).name
+    info = run_info(seed=5, git_commit="b" * 40 + "-dirty")
+    seconds = np.full(12, 0.12)
+    seconds[0], seconds[11] = 3.0, 0.5
+    slow = write_run(tmp_path, info, metrics_rows(info, seconds, np.arange(12.0))).name
+    killed = write_grid(tmp_path / "x", envs=("CartPole-v1",), modes=("nnx none",), repeats=1)
+    [path] = killed.iterdir()
+    (path / "run.json").unlink()
+    log = '{"event": "end", "run": "crashed", "completed": "no", "reason": "exit status 1"}\n{"ev'
+    (tmp_path / "benchmark.jsonl").write_text(log)
+    data = load(tmp_path)
+    found = report.anomalies(data, stats.speedup_table(data.runs, "steady", "linen jit"))
+    again = f"{odd}: slow iteration 5 (3.00 s), perhaps compiling again"
+    assert found["Slow iterations"] == [again]
+    assert odd in found["Made under load"][0]
+    assert slow in found["Outliers"][0]
+    assert slow in found["Uneven runs"][0]
+    assert len(found["Left out"]) == 2
+    assert "crashed: exit status 1" in found["Left out"]
+    assert len(found["Several versions: commits"]) == 2
+    assert found["Uncommitted changes"]
+
+
+def test_of_two_results_the_slower_one_is_found(tmp_path):
+    modes = ("linen jit", "torch compile")
+    old = write_grid(tmp_path / "old", modes=modes, repeats=3)
+    new = write_grid(tmp_path / "new", modes=modes, repeats=3, slowdown=1.5)
+    done = run_report(new, "--against", old, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    rows = [
+        line
+        for line in (tmp_path / "out" / "report.md").read_text().splitlines()
+        if "| steady iteration |" in line
+    ]
+    assert len(rows) == 4 + 2  # per cell, and per mode over all
+    assert all("| 1.50 [1.50, 1.50] | slower |" in row for row in rows)
+
+
+def test_two_platforms_are_compared(tmp_path):
+    device: dict[str, Any] = {"device": "NVIDIA H200", "gpu": "NVIDIA H200", "driver": "580"}
+    write_grid(tmp_path / "cpu", repeats=3)
+    write_grid(tmp_path / "gpu", slowdown=0.5, **device)
+    runs = load(tmp_path).runs
+    cpu, gpu = runs["platform"].value_counts().index
+    assert gpu == "Linux, NVIDIA H200, driver 580"
+    sentence = readings.platforms(runs, cpu, gpu)
+    assert "linen jit 2.00 [2.00, 2.00]" in sentence
+    assert run_report(tmp_path, "--out", tmp_path / "out").returncode == 0
+    assert "## Platforms" in (tmp_path / "out" / "report.md").read_text()
+
+
+# === Sentences ==================================================================================
+def test_sentences_follow_the_data(grid):
+    runs = readings.unsynced(load(grid).runs)
+    assert re.search(r"torch compile \(slower\)", readings.steady(runs, "linen jit"))
+    assert re.search(r"linen jit \(faster\)", readings.steady(runs, "torch compile"))
+    assert "compiling ends with iteration 0" in readings.late_compiling(runs)
+    assert "still take longer" in readings.late_compiling(runs.assign(early=2 * runs["steady"]))
+    assert "75% in linen jit" in readings.phases(readings.synced(load(grid).runs), "linen jit")
+
+
+def test_break_even_is_where_the_lines_cross(grid):
+    runs = readings.unsynced(load(grid).runs)
+    runs = runs[runs["mode"].isin(["linen jit", "torch compile"])].copy()
+    linen = runs["mode"] == "linen jit"
+    runs.loc[linen, ["startup", "steady"]] = 10.0, 1.0
+    runs.loc[~linen, ["startup", "steady"]] = 4.0, 1.5
+    assert "torch compile after 12 iterations" in readings.break_even(runs, "linen jit")
+    assert "No mode starts sooner" in readings.break_even(runs, "torch compile")
+
+
+def test_equivalence_needs_a_baseline_and_uses_the_range_of_returns(grid):
+    data = load(grid)
+    runs = readings.unsynced(data.runs)
+    ranges = readings.return_ranges(runs, data.iterations)
+    assert ranges.loc["CartPole-v1", "high"] == pytest.approx(420, abs=30)
+    assert ranges.loc["CartPole-v1", "low"] == pytest.approx(20, abs=30)
+    tests = readings.equivalence_table(runs, ranges, "linen jit")
+    assert len(tests) == 3 * 2 * 2
+    assert tests["margin"].to_numpy() == pytest.approx(40, abs=3)
+    assert set(tests["verdict"]) == {"equivalent"}
+    scores = readings.score_table(runs, ranges)
+    assert len(scores) == 2 * 3
+    assert scores["estimate"].between(0.9, 1).all()
+    assert (scores["low"] <= scores["estimate"]).all()
+    flat = ranges.assign(low=ranges["high"])  # no environment gave two different returns
+    assert readings.score_table(runs, flat).empty
+    assert readings.equivalence_table(runs, ranges, "absent").empty
+
+
+# === Figures ====================================================================================
+def axes_of(figure):
+    return [axis for axis in figure.axes if axis.collections]
+
+
+def test_durations_show_each_run_once_and_violins_where_there_are_enough(grid):
+    runs = readings.unsynced(load(grid).runs)
+    [axis] = axes_of(figures.durations(runs, "steady"))
+    points = np.concatenate([x.get_offsets() for x in axis.collections if len(x.get_offsets()) > 1])
+    assert sorted(points[:, 1]) == pytest.approx(sorted(runs["steady"]))
+    assert axis.get_yscale() == "log"
+    assert len(axis.collections) == 2 * 3 * 2  # points and a violin per mode and size
+
+
+def test_environments_lie_by_complexity(grid, tmp_path):
+    runs = readings.unsynced(load(grid).runs)
+    times = {"Acrobot-v1": 1.0, "CartPole-v1": 10.0, "MountainCar-v0": 100.0}
+    where = figures.place(runs, times)
+    assert where.position == pytest.approx({x: i / 2 for i, x in enumerate(times)})
+    assert [label for _, label in where.ticks] == ["1x", "100x"]
+    rows = [{"env_id": env_id, "median": 2e-6 * x} for env_id, x in times.items()]
+    (tmp_path / "timing.json").write_text(json.dumps({"environments": rows}))
+    assert figures.load_complexity(tmp_path / "timing.json") == pytest.approx(times)
+    assert figures.place(runs, None).ticks == []
+    assert figures.place(runs, {"CartPole-v1": 1.0}).ticks == []
+
+
+def test_shades_darken_with_size_and_hues_differ_by_framework():
+    colours = [figures.shade("linen jit", size) for size in ("small", "medium", "large")]
+    assert sorted(colours, key=sum, reverse=True) == colours
+    assert len({figures.shade(x, "large") for x in ("torch none", "linen jit", "nnx jit")}) == 3
+
+
+def test_numbers_in_front_of_a_speedup_are_those_of_the_table(grid):
+    runs = readings.unsynced(load(grid).runs)
+    table = stats.speedup_table(runs, "steady", "linen jit").groupby("candidate").last()
+    figure = figures.speedups(runs, "linen jit", "steady")
+    texts = {x.get_text() for axis in figure.axes for x in axis.texts}
+    assert {figures.ratio_text(x) for x in table["paired"]} <= texts
+
+
+def test_every_figure_draws_inside_its_edges(grid):
+    data = load(grid)
+    free, synced = readings.unsynced(data.runs), readings.synced(data.runs)
+    drawn = [
+        figures.durations(free),
+        figures.speedups(free, "linen jit"),
+        figures.overhead(free),
+        figures.overhead_differences(free, "linen jit"),
+        figures.phases(synced, "linen jit"),
+        figures.compilation(synced),
+        figures.learning_curves(free, data.iterations),
+        figures.final_returns(free),
+    ]
+    for figure in drawn:
+        figure.draw_without_rendering()
+        edge = figure.bbox.padded(1)
+        for legend in figure.legends:
+            box = legend.get_window_extent()
+            assert edge.x0 <= box.x0
+            assert box.x1 <= edge.x1
+        for axis in figure.axes:
+            assert axis.has_data()
+    assert not plt.get_fignums()
+
+
+def test_style_does_not_leak(grid):
+    before = dict(mpl.rcParams)
+    figures.durations(readings.unsynced(load(grid).runs))
+    assert dict(mpl.rcParams) == before

@@ -1,0 +1,292 @@
+"""Runs load into one table from folders, saved tables and W&B; what is broken is named."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT
+from fake_runs import metrics_rows, results, run_info, write_grid, write_run
+from wandb_server import WandbServer
+
+from analysis.runs import SourceError, load, load_iterations, load_runs, save
+
+
+def plain_rows(info, iterations=12):
+    return metrics_rows(info, np.arange(1, iterations + 1) / 10, np.arange(iterations) * 10.0)
+
+
+# === Folders ====================================================================================
+def test_a_run_becomes_a_row(tmp_path):
+    info = run_info(sync=True, seed=3)
+    write_run(tmp_path, info, plain_rows(info))
+    runs = load_runs(tmp_path)
+    row = runs.iloc[0]
+    assert len(runs) == 1
+    assert (row["mode"], row["size"], row["repeat"], row["seed"]) == ("linen jit", "small", 3, 3)
+    assert row["script"] == "ppo_linen"
+    assert row["platform"] == "Linux, Fast, 2 cores"
+    assert row["sync"]
+    assert row["startup"] == pytest.approx(2.0 + 1.0 + 0.1)
+    assert row["first"] == pytest.approx(0.1)
+    assert row["early"] == pytest.approx(0.5)  # the mean of 0.2 to 0.8
+    assert row["steady"] == pytest.approx(1.05)  # the mean of 0.9 to 1.2
+    assert row["rollout_early"] == pytest.approx(0.75 * 0.5)
+    assert row["update_steady"] == pytest.approx(0.25 * 1.05)
+    assert row["sps"] == pytest.approx(8192 / 1.05)
+    assert row["final_return"] == 110
+    assert row["jax"] == "0.10.2"
+
+
+def test_iterations_have_a_row_each_and_no_value_is_nan(tmp_path):
+    info = run_info()
+    rows = metrics_rows(info, np.ones(12), np.array([np.nan] * 6 + [1.0] * 6))
+    write_run(tmp_path, info, rows)
+    iterations = load_iterations(tmp_path)
+    assert list(iterations["iteration"]) == list(range(12))
+    assert iterations["charts/episodic_return"].isna().sum() == 6
+    assert iterations["time/rollout"].isna().all()
+
+
+def test_a_folder_of_folders_keeps_runs_of_one_name_apart(tmp_path):
+    info = run_info()
+    write_run(tmp_path / "old", info, plain_rows(info))
+    write_run(tmp_path / "new", info | {"device": "GPU", "driver": "1"}, plain_rows(info))
+    assert set(load_runs(tmp_path)["run"]) == {
+        f"{x}/{info['args']['run_name']}" for x in ("old", "new")
+    }
+
+
+def test_a_gpu_is_another_platform_and_so_are_wsl2_and_another_driver(tmp_path):
+    gpu: dict[str, Any] = {"device": "H200", "gpu": "H200"}
+    infos = [
+        run_info(),
+        run_info(**gpu, driver="1"),
+        run_info(**gpu, driver="2"),
+        run_info(**gpu, driver="1", wsl2=True),
+    ]
+    for i, info in enumerate(infos):
+        write_run(tmp_path / str(i), info, plain_rows(info))
+    assert sorted(load_runs(tmp_path)["platform"]) == [
+        "Linux, Fast, 2 cores",
+        "Linux, H200, driver 1",
+        "Linux, H200, driver 2",
+        "WSL2, H200, driver 1",
+    ]
+
+
+def test_what_is_broken_partial_or_double_is_left_out_by_name(tmp_path):
+    grid = write_grid(tmp_path, envs=("CartPole-v1",), repeats=5, modes=("linen jit",))
+    names = [f"CartPole-v1__linen_jit__small__{seed}" for seed in range(1, 6)]
+    (grid / names[0] / "run.json").unlink()  # killed
+    (grid / names[1] / "run.json").write_text('{"args": ')  # torn
+    (grid / names[2] / "run.json").write_text('{"hello": "world"}')  # foreign
+    lines = (grid / names[3] / "metrics.jsonl").read_text().splitlines()
+    (grid / names[3] / "metrics.jsonl").write_text("\n".join(lines[:-1]))  # one line short
+    shutil.copytree(grid / names[4], grid / "copy")
+    data = load(grid)
+    assert len(data.runs) == 1
+    assert set(data.iterations["run"]) == set(data.runs["run"])
+    reasons = [data.left_out[name] for name in names[:4]]
+    assert "killed" in reasons[0]
+    assert "not JSON" in reasons[1]
+    assert "not a run" in reasons[2]
+    assert "11 iterations instead of 12" in reasons[3]
+    assert len(data.left_out) == 5
+    with pytest.warns(UserWarning, match=f"5 runs left out.*{names[1]}"):
+        load_runs(grid)
+
+
+def test_of_two_runs_with_the_same_settings_the_newer_counts(tmp_path):
+    old = run_info(started="2026-01-31T23:30:00+0000")
+    new = run_info(started="2026-01-31T22:00:00-0200")  # half an hour later
+    write_run(tmp_path / "a", new, plain_rows(new))
+    write_run(tmp_path / "b", old, plain_rows(old))
+    data = load(tmp_path)
+    assert data.runs["run"].tolist() == [f"a/{new['args']['run_name']}"]
+    assert "newer" in data.left_out[f"b/{old['args']['run_name']}"]
+
+
+@pytest.mark.parametrize("content", ["nothing", "foreign", "missing"])
+def test_a_source_without_runs_is_one_sentence(tmp_path, content):
+    if content == "foreign":
+        (tmp_path / "run.json").write_text("[1, 2]")
+        (tmp_path / "metrics.jsonl").write_text("")
+    source = tmp_path / "missing" if content == "missing" else tmp_path
+    with pytest.raises(SourceError, match=str(tmp_path)) as error:
+        load(source)
+    assert "\n" not in str(error.value)
+
+
+def test_every_column_is_documented(tmp_path):
+    info = run_info()
+    write_run(tmp_path, info, plain_rows(info))
+    text = (ROOT / "analysis" / "README.md").read_text()
+    assert not [name for name in load_runs(tmp_path) if f"`{name}`" not in text]
+    for name in load_iterations(tmp_path):
+        assert f"`{name}`" in text or name.rpartition("_")[2] in ("min", "max"), name
+
+
+# === Saved tables ===============================================================================
+def test_a_saved_table_is_the_same_table(tmp_path):
+    (write_grid(tmp_path / "runs", sync=True) / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "metrics.jsonl").touch()
+    data = load(tmp_path / "runs")
+    save(data, tmp_path / "table.parquet")
+    again = load(tmp_path / "table.parquet")
+    pd.testing.assert_frame_equal(again.runs, data.runs)
+    pd.testing.assert_frame_equal(again.iterations, data.iterations)
+    assert list(again.left_out) == list(data.left_out) == ["broken"]
+
+
+def test_a_cache_is_read_instead_of_the_source(tmp_path):
+    cache = tmp_path / "cache.parquet"
+    runs = load_runs(write_grid(tmp_path / "runs"), cache=cache)
+    shutil.rmtree(tmp_path / "runs")
+    pd.testing.assert_frame_equal(load_runs(tmp_path / "runs", cache=cache), runs)
+    with pytest.raises(SourceError):  # the runs alone were kept
+        load_iterations(tmp_path / "runs", cache=cache)
+
+
+def test_a_foreign_table_needs_few_columns(tmp_path):
+    table: dict[str, list] = {
+        "framework": ["mine"],
+        "compile_mode": ["x"],
+        "env_id": ["CartPole-v1"],
+    }
+    table |= {"size": ["small"], "repeat": [1], "first": [2.0], "steady": [0.1]}
+    pd.DataFrame(table).to_parquet(tmp_path / "table.parquet")
+    row = load_runs(tmp_path / "table.parquet").iloc[0]
+    assert row["mode"] == "mine x"
+    assert np.isnan(row["final_return"])
+    pd.DataFrame(table).drop(columns="steady").to_parquet(tmp_path / "table.parquet")
+    with pytest.raises(SourceError, match="no column steady"):
+        load(tmp_path / "table.parquet")
+    (tmp_path / "table.parquet").write_text("hello")
+    with pytest.raises(SourceError, match="not a table"):
+        load(tmp_path / "table.parquet")
+
+
+# === Weights & Biases ===========================================================================
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """A W&B server to which the environment points, with a key."""
+    server = WandbServer()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def in_new_process(code, *arguments):
+    """Run code as a program: W&B's client keeps the first server that it meets."""
+    command = [sys.executable, "-c", f"from analysis.runs import *\n{code}", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_wandb_gives_pages_of_runs_and_histories_only_where_needed(server, tmp_path):
+    for seed in range(150):
+        info = run_info(seed=seed, sync=seed == 0)
+        rows = plain_rows(info)
+        if seed == 1:  # no episode ended
+            rows = metrics_rows(info, np.arange(1, 13) / 10, np.full(12, np.nan))
+        server.add(f"run{seed}", info, results(rows), rows)
+    server.runs["run5"]["summary"] = "{}"
+    server.runs["run5"]["state"] = "crashed"
+    code = "data = load('wandb:team/project', histories=False); print(data.left_out)\n"
+    out = in_new_process(
+        code + "save(data, sys.argv[1])".replace("sys", "__import__('sys')"), tmp_path / "t.parquet"
+    )
+    assert "crashed" in out
+    assert "run5" in out
+    runs = load(tmp_path / "t.parquet").runs.set_index("run")
+    assert len(runs) == 149
+    assert runs.loc["run0", "rollout_early"] == pytest.approx(0.75 * 0.5)
+    assert runs["steady"].to_numpy() == pytest.approx(1.05)
+    assert server.queries.count("Runs") == 2
+    assert len(server.queries) < 10
+
+
+def test_a_real_offline_run_is_the_same_from_wandb_as_from_its_folder(server, tmp_path):
+    command = [sys.executable, "ppo_linen.py", "--track", "--runs-dir", tmp_path / "runs"]
+    command += [
+        "--run-name",
+        "real",
+        "--env-id",
+        "MountainCar-v0",
+        "--sync-for-timing",
+        "--num-envs",
+        "4",
+    ]
+    command += [
+        "--num-steps",
+        "8",
+        "--total-timesteps",
+        "320",
+        "--num-minibatches",
+        "1",
+        "--update-epochs",
+        "1",
+    ]
+    offline = os.environ | {"WANDB_MODE": "offline"}
+    subprocess.run(command, cwd=ROOT, env=offline, check=True, capture_output=True, timeout=120)
+    [folder] = (tmp_path / "runs" / "real" / "wandb").glob("offline-run-*")
+    sync = [sys.executable, "-m", "wandb", "sync", folder]
+    subprocess.run(sync, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    in_new_process(
+        "load('wandb:team/project', cache=__import__('sys').argv[1])", tmp_path / "t.parquet"
+    )
+    ours, theirs = load(tmp_path / "runs"), load(tmp_path / "t.parquet")
+    own = ["run", "source"]
+    pd.testing.assert_frame_equal(ours.runs.drop(columns=own), theirs.runs.drop(columns=own))
+    pd.testing.assert_frame_equal(
+        ours.iterations.drop(columns="run"), theirs.iterations.drop(columns="run")
+    )
+
+
+def test_wandb_without_key_project_or_good_name_is_one_sentence(server, tmp_path):
+    def report(source, **changes):
+        command = [sys.executable, "-m", "analysis.report", source, "--out", str(tmp_path)]
+        env = {**os.environ, "HOME": str(tmp_path), **changes}
+        env = {name: x for name, x in env.items() if x}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    assert "Could not find project nowhere" in report("wandb:team/nowhere")
+    assert "API key" in report("wandb:team/project", WANDB_API_KEY="")
+    assert "wandb:entity/project" in report("wandb:project")
+
+
+def test_wandb_never_asks_for_a_key_on_a_terminal(tmp_path):
+    """Without a key its client would prompt there, and wait for ever."""
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "analysis.report", "wandb:team/project"]
+    env = {**os.environ, "HOME": str(tmp_path), "TERM": "xterm"}
+    env = {name: x for name, x in env.items() if not name.startswith("WANDB")}
+    done = subprocess.run(command, cwd=ROOT, env=env, timeout=60, stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    assert done.returncode == 2
+    assert "No API key" in os.read(terminal, 10_000).decode()
+    os.close(terminal)
