@@ -586,6 +586,7 @@ def train(args: Args) -> dict[str, Any]:
     # All that is compiled:
     reset_fn = jax.jit(env.reset)
     step_fn = jax.jit(env.step)
+    torch.compiler.reset()  # or the compilations of earlier calls of train() would count as these
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     compile_fn = partial(torch.compile, fullgraph=True, dynamic=False)
     policy_fn = compile_fn(partial(policy, agent))

@@ -186,6 +186,7 @@ class Torch:
         self.policy_fn = partial(script.policy, self.agent)
         self.minibatch_fn = partial(script.minibatch_step, self.agent, self.optimizer, args=args)
         if script.__name__ == "ppo_torch_compile":
+            torch.compiler.reset()
             torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
             self.policy_fn = torch.compile(self.policy_fn, fullgraph=True, dynamic=False)
             self.minibatch_fn = torch.compile(self.minibatch_fn, fullgraph=True, dynamic=False)

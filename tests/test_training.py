@@ -125,6 +125,13 @@ def test_a_seed_repeats_to_the_last_digit_and_another_differs(name, tmp_path):
         assert before["losses/entropy"] != after["losses/entropy"]
 
 
+@torch._dynamo.config.patch(recompile_limit=2)  # as many as one call of train() needs
+def test_train_can_be_called_again_with_other_sizes(tmp_path):
+    for width in (8, 16):
+        sizes: dict[str, Any] = {"hidden_sizes": (width,), "total_timesteps": 128}
+        train("ppo_torch_compile", tmp_path, run_name=str(width), **sizes)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_a_run_leaves(name, tmp_path):
     run, rows, folder = train(name, tmp_path, sync_for_timing=True, total_timesteps=128 * 10)
