@@ -22,6 +22,10 @@ pip_install() {
   "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --no-input "$@"
 }
 
+python_headers() {
+  "$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))'
+}
+
 install_environment() { # make or update $VENV from the file $1; what is already there stays
   local requirements=$1 python torch
   python=$(find_python) || return
@@ -45,6 +49,10 @@ install_environment() { # make or update $VENV from the file $1; what is already
     echo "setup: pip failed, as it says above. Is there a network, and room on the disk?" \
       "The same command goes on from here." >&2
     return 1
+  fi
+  if ! echo '#include <Python.h>' | "${CXX:-g++}" -fsyntax-only -x c++ -I "$(python_headers)" - 2>/dev/null; then
+    echo "setup: ppo_torch_compile.py will not run: torch.compile needs a C++ compiler and Python's" \
+      "headers; on Debian or Ubuntu: apt install g++ python3-dev" >&2
   fi
 }
 

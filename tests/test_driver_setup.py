@@ -95,6 +95,14 @@ def test_without_pytorchs_index_torch_comes_from_pypi(project):
     assert calls(project)[-1] == "--requirement requirements.txt"
 
 
+def test_without_a_compiler_or_pythons_headers_a_line_says_what_will_not_run(project):
+    without = setup(project)
+    assert without.returncode == 0 and "apt install g++ python3-dev" in without.stderr
+    (project / "requirements.txt").write_text("torch==2.13.0\n")
+    add_tool(project, "g++", "#!/bin/bash\n")
+    assert setup(project).stderr == ""
+
+
 def test_an_nvidia_gpu_gets_the_cuda_requirements(project):
     add_tool(project, "nvidia-smi", "#!/bin/bash\n")
     assert setup(project).returncode == 0
