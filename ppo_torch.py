@@ -238,21 +238,27 @@ class Batch(NamedTuple):
 
 
 # === Rollout ====================================================================================
-def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
+def rollout(policy_fn, obs, env_state, step_fn, stack_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim) on; return the next obs, env_state and Storage."""
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # Gumbel
 
-    steps = []
+    steps, results = [], []
     for step_noise in noise:
         logits, action = policy_fn(obs, step_noise)
         next_obs, env_state, result = step_fn(env_state, jax.dlpack.from_dlpack(action))
-        steps.append((obs, action, logits, *to_torch(result)))
+        steps.append((obs, action, logits))
+        results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
         obs = to_torch(next_obs)
 
-    all_obs, action, logits, *result = map(torch.stack, zip(*steps, strict=True))
+    all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
     logprob = select(logits.log_softmax(-1), action)
-    return obs, env_state, Storage(all_obs, action, logprob, *result)
+    return obs, env_state, Storage(all_obs, action, logprob, *to_torch(stack_fn(results)))
+
+
+def stack(results):
+    """num_steps results of VecEnv.step -> one, each array (T, N, ...)."""
+    return jax.tree.map(lambda *steps: jnp.stack(steps), *results)
 
 
 @torch.no_grad()
@@ -541,6 +547,7 @@ def train(args: Args) -> dict[str, Any]:
     # All that is compiled:
     reset_fn = jax.jit(env.reset)
     step_fn = jax.jit(env.step)
+    stack_fn = jax.jit(stack)
     policy_fn = partial(policy, agent)
     minibatch_fn = partial(minibatch_step, agent, optimizer, args=args)
 
@@ -549,7 +556,9 @@ def train(args: Args) -> dict[str, Any]:
         obs = to_torch(obs)
         for iteration in range(args.num_iterations):
             start = time.perf_counter()
-            obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
+            obs, env_state, storage = rollout(
+                policy_fn, obs, env_state, step_fn, stack_fn, env, args
+            )
             if args.sync_for_timing and gpu:
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter()

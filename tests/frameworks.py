@@ -182,14 +182,16 @@ class Torch:
         self.env = script.VecEnv(args.env_id, args.num_envs)
         torch.manual_seed(args.seed)
         self.agent, self.optimizer = script.make_agent(args, self.env, torch.device("cpu"))
-        self.step_fn = jax.jit(self.env.step)
+        self.step_fn, self.stack_fn = jax.jit(self.env.step), jax.jit(script.stack)
         self.policy_fn = partial(script.policy, self.agent)
         self.minibatch_fn = partial(script.minibatch_step, self.agent, self.optimizer, args=args)
         if script.__name__ == "ppo_torch_compile":
             torch.compiler.reset()
             torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
-            self.policy_fn = torch.compile(self.policy_fn, fullgraph=True, dynamic=False)
-            self.minibatch_fn = torch.compile(self.minibatch_fn, fullgraph=True, dynamic=False)
+            options: dict[str, Any] = {"cpp_wrapper": True}
+            compile_fn = partial(torch.compile, fullgraph=True, dynamic=False, options=options)
+            self.policy_fn = compile_fn(self.policy_fn)
+            self.minibatch_fn = compile_fn(self.minibatch_fn)
         obs, self.env_state = jax.jit(self.env.reset)(jax.random.key(args.seed))
         self.obs = script.to_torch(obs)
 
@@ -244,7 +246,8 @@ class Torch:
 
     def rollout(self) -> Any:
         self.obs, self.env_state, storage = self.script.rollout(
-            self.policy_fn, self.obs, self.env_state, self.step_fn, self.env, self.args
+            *(self.policy_fn, self.obs, self.env_state, self.step_fn, self.stack_fn),
+            *(self.env, self.args),
         )
         return storage
 
