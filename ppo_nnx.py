@@ -324,9 +324,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
         return nnx.state((agent, optimizer)), losses
 
     def epoch(state, key):
-        # Sorting random bits shuffles in half the time of jax.random.permutation, and one gather
-        # per epoch beats one per minibatch.
-        order = jnp.argsort(jax.random.bits(key, (args.batch_size,)))
+        order = shuffle(key, args.batch_size)  # one gather per epoch beats one per minibatch
         shape = (args.num_minibatches, args.minibatch_size)
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, state, minibatches)
@@ -337,6 +335,17 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     explained_variance = 1 - (target - value).var() / target.var()
     losses = [*losses.mean((0, 1)), explained_variance]
     return jnp.stack([*episode_statistics(storage), *losses])
+
+
+def shuffle(key, size: int) -> jax.Array:
+    """A random order of the indices 0 to size - 1, (size,) uint32.
+
+    Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
+    Equal numbers keep their order, which the set that a minibatch is does not see.
+    """
+    index_bits = (size - 1).bit_length()
+    numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
+    return jnp.sort(numbers | jnp.arange(size, dtype=jnp.uint32)) & (2**index_bits - 1)
 
 
 def episode_statistics(storage: Storage):
@@ -509,16 +518,18 @@ def train(args: Args) -> dict[str, Any]:
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
     key, agent_key, env_key = jax.random.split(jax.random.key(args.seed), 3)
-    agent, optimizer = make_agent(args, env, agent_key)
 
     # All that is compiled:
-    reset_fn = jax.jit(env.reset)
+    jax.config.update("jax_disable_most_optimizations", True)  # takes longer than it saves, once
+    agent, optimizer = make_agent(args, env, agent_key)
+    with jax.disable_jit(not args.jit):
+        obs, env_state = jax.jit(env.reset)(env_key)
+    jax.config.update("jax_disable_most_optimizations", False)
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # objects change in place
     rollout_fn = partial(jit(partial(rollout, env=env, args=args)), agent)
     update_fn = partial(jit(partial(update, args=args)), agent, optimizer)
 
     with jax.disable_jit(not args.jit):
-        obs, env_state = reset_fn(env_key)
         for iteration in range(args.num_iterations):
             start = time.perf_counter()
             key, rollout_key, update_key = jax.random.split(key, 3)

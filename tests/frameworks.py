@@ -87,8 +87,7 @@ class Linen:
     def draw_orders(self, key: jax.Array) -> list[np.ndarray]:
         """The permutations that update(..., key) shuffles by."""
         keys = jax.random.split(key, self.args.update_epochs)
-        bits = [jax.random.bits(key, (self.args.batch_size,)) for key in keys]
-        return [np.array(jnp.argsort(x)) for x in bits]
+        return [np.array(self.script.shuffle(key, self.args.batch_size)) for key in keys]
 
     def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
         storage = self.script.Storage(*map(jnp.array, storage))
