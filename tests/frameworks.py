@@ -87,7 +87,8 @@ class Linen:
     def draw_orders(self, key: jax.Array) -> list[np.ndarray]:
         """The permutations that update(..., key) shuffles by."""
         keys = jax.random.split(key, self.args.update_epochs)
-        return [np.array(self.script.shuffle(key, self.args.batch_size)) for key in keys]
+        size = self.args.batch_size
+        return [np.array(self.script.shuffle(key, size)).astype(int) for key in keys]
 
     def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
         storage = self.script.Storage(*map(jnp.array, storage))

@@ -1,10 +1,12 @@
 """GAE, loss, gradient and update of every script against NumPy, and against each other."""
 
+import importlib
+
 import jax
 import numpy as np
 import pytest
 import reference
-from frameworks import SCRIPTS, make_learner, random_weights
+from frameworks import JAX_SCRIPTS, SCRIPTS, make_learner, random_weights
 
 OBS_DIM, NUM_ACTIONS, HIDDEN = 4, 2, (8, 8)
 
@@ -98,6 +100,21 @@ def test_updates_agree_across_frameworks(updates, name):
     weights, metrics = updates[name]
     np.testing.assert_allclose(weights, updates["ppo_linen"][0], atol=tolerance)
     np.testing.assert_allclose(metrics, updates["ppo_linen"][1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", JAX_SCRIPTS)
+def test_shuffle(name):
+    """An order holds each index once, and every index is as likely in every minibatch."""
+    shuffle = importlib.import_module(name).shuffle
+    for size in (1, 2, 1000, 1024, 8192):
+        order = np.array(shuffle(jax.random.key(size), size))
+        np.testing.assert_array_equal(np.sort(order), np.arange(size))
+    keys = jax.random.split(jax.random.key(0), 4000)
+    places = np.array(jax.vmap(lambda key: shuffle(key, 64))(keys)).argsort(axis=1)
+    # 64 indices in 64 places, 4000 times: a chi-square of 63 * 63 degrees of freedom.
+    counts = np.array([np.bincount(column, minlength=64) for column in places.T])
+    chi_square = ((counts - 4000 / 64) ** 2 / (4000 / 64)).sum()
+    assert abs(chi_square - 63 * 63) < 5 * np.sqrt(2 * 63 * 63)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
