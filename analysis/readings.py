@@ -37,8 +37,12 @@ def most_modes(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_length(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with the commonest number of iterations: returns depend on it."""
-    return runs[runs["num_iterations"] == runs["num_iterations"].mode().iloc[0]]
+    """Return, of each environment and size, the runs with its commonest number of iterations.
+
+    Returns and totals depend on it.
+    """
+    lengths = runs.groupby(["env_id", "size"])["num_iterations"]
+    return runs[runs["num_iterations"] == lengths.transform(lambda x: x.mode().iloc[0])]
 
 
 # === Sentences ==================================================================================
@@ -106,7 +110,7 @@ def compare(runs: pd.DataFrame, value: str, baseline: str, what: str) -> str:
 def overall(runs: pd.DataFrame, baseline: str) -> str:
     """Compare the time of whole trainings."""
     lengths = [f"{x:,.0f}" for x in sorted(runs["num_iterations"].unique())]
-    return compare(runs, "total", baseline, f"a training of {join(lengths)} iterations")
+    return compare(runs, "total", baseline, f"a training of {' or '.join(lengths)} iterations")
 
 
 def steady(runs: pd.DataFrame, baseline: str) -> str:

@@ -193,6 +193,16 @@ def test_sentences_follow_the_data(grid):
     assert "75% in linen jit" in readings.phases(readings.synced(load(grid).runs), "linen jit")
 
 
+def test_each_environment_has_its_own_length_of_training(tmp_path):
+    write_grid(tmp_path / "long", envs=("CartPole-v1",), iterations=30, repeats=3)
+    write_grid(tmp_path / "short", envs=("Acrobot-v1",), iterations=12, repeats=2)
+    write_grid(tmp_path / "odd", envs=("CartPole-v1",), iterations=12, repeats=2)
+    runs = readings.one_length(load(tmp_path).runs)
+    lengths = runs.groupby("env_id")["num_iterations"].unique().map(list)
+    assert dict(lengths) == {"CartPole-v1": [30], "Acrobot-v1": [12]}
+    assert "a training of 12 or 30 iterations" in readings.overall(runs, "linen jit")
+
+
 def test_break_even_is_where_the_lines_cross(grid):
     runs = readings.unsynced(load(grid).runs)
     runs = runs[runs["mode"].isin(["linen jit", "torch compile"])].copy()
