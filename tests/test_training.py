@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+import wandb
 from conftest import ROOT
 from frameworks import JAX_SCRIPTS, SCRIPTS, TORCH_SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -232,6 +233,7 @@ def test_learns_cartpole(name, tmp_path):
 def test_tracking_offline(tmp_path):
     """The real W&B client, without an account: a run that `wandb sync` can send."""
     run, _, folder = train("ppo_nnx", tmp_path, track=True, notes="a note")
+    wandb.teardown()  # W&B's own process writes the file, and is waited for when a script ends
     (record,) = folder.glob("wandb/offline-run-*/*.wandb")
     content = record.read_bytes()
     for text in (run["args"]["run_name"], "a note", "losses/entropy", "steady_iteration"):
