@@ -207,6 +207,7 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     decay = optax.linear_schedule(args.learning_rate, 0.0, num_optimizer_steps)
     adam = optax.adam(decay if args.anneal_lr else args.learning_rate, eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
+    tx = optax.flatten(tx)  # one vector of all parameters: less to compile, and to hand over
     return TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
 
 
@@ -272,10 +273,14 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     decay = jnp.where(done, 0.0, args.gamma * args.gae_lambda)
 
     # A[t] = delta[t] + decay[t] * A[t + 1] is linear, so log2(T) parallel steps solve it.
-    def compose(later, earlier):
-        return earlier[0] * later[0], earlier[0] * later[1] + earlier[1]
+    def later(x, steps):
+        return jnp.pad(x[steps:], ((0, steps), (0, 0)))
 
-    return jax.lax.associative_scan(compose, (decay, delta), reverse=True)[1]
+    advantage, steps = delta, 1
+    while steps < args.num_steps:
+        advantage = advantage + decay * later(advantage, steps)
+        decay, steps = decay * later(decay, steps), 2 * steps
+    return advantage
 
 
 # === Loss =======================================================================================

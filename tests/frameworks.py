@@ -187,11 +187,8 @@ class Torch:
         self.minibatch_fn = partial(script.minibatch_step, self.agent, self.optimizer, args=args)
         if script.__name__ == "ppo_torch_compile":
             torch.compiler.reset()
-            torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
-            options: dict[str, Any] = {"cpp_wrapper": True}
-            compile_fn = partial(torch.compile, fullgraph=True, dynamic=False, options=options)
-            self.policy_fn = compile_fn(self.policy_fn)
-            self.minibatch_fn = compile_fn(self.minibatch_fn)
+            self.policy_fn = script.compile_graph(self.policy_fn, gpu=None)
+            self.minibatch_fn = script.compile_graph(self.minibatch_fn, gpu=None)
         obs, self.env_state = jax.jit(self.env.reset)(jax.random.key(args.seed))
         self.obs = script.to_torch(obs)
 

@@ -39,7 +39,7 @@ def test_identical_sections(name):
     ]
     assert without_jit[0] == without_jit[1]
     handover = torch["Environment"].removeprefix(linen["Environment"])
-    assert handover != torch["Environment"] and handover.count("\ndef ") == 0
+    assert re.findall(r"^(?:def|class) (\w+)", handover, re.M) == ["to_torch", "to_jax"]
     model = linen if name in JAX_SCRIPTS else torch
     for section in ("Environment", "Storage", "GAE"):
         assert ours[section] == model[section]
@@ -54,8 +54,8 @@ def changed_lines(first, second):
 def test_diff_budgets():
     assert changed_lines("ppo_nnx", "ppo_nnx_cached") <= 15
     assert changed_lines("ppo_linen", "ppo_nnx") <= 90
-    # Of these, 30 record the CUDA graphs, which cannot be had in fewer.
-    assert changed_lines("ppo_torch", "ppo_torch_compile") <= 95
+    # Of these, 30 record the CUDA graphs and 12 say how to compile, which cannot be had in fewer.
+    assert changed_lines("ppo_torch", "ppo_torch_compile") <= 100
     torch, linen = read("ppo_torch").splitlines(), read("ppo_linen").splitlines()
     blocks = difflib.SequenceMatcher(None, torch, linen, autojunk=False).get_matching_blocks()
     assert sum(block.size for block in blocks) >= len(torch) / 2

@@ -46,7 +46,8 @@ class Counts:
         jax.monitoring.register_event_duration_secs_listener(self.on_event)
         array: Any = type(jax.numpy.zeros(1))
         monkeypatch.setattr(array, "_value", property(self.counted("transfers", array._value.fget)))
-        for method in ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+        # Not numpy(), which is a view of a tensor on a CPU, and refuses one on a GPU.
+        for method in ("tolist", "item", "cpu", "__bool__", "__float__", "__int__"):
             original = getattr(torch.Tensor, method)
             monkeypatch.setattr(torch.Tensor, method, self.counted("transfers", original))
 
