@@ -380,7 +380,7 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, gpu):
-    """Compile a function for one set of shapes, into one graph: a graph break is an error."""
+    """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": not gpu,  # without CUDA graphs, C++ calls the kernels: 11% off an update

@@ -398,10 +398,12 @@ def phases(
 
 @styled
 def compilation(runs: pd.DataFrame, complexity: Mapping[str, float] | None = None) -> Figure:
-    """Plot iteration 0 and the steady state of every compile mode."""
+    """Plot iteration 0 and, where runs are long enough, the steady state of every compile mode."""
     slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    figure, axes = plt.subplots(2, 1, figsize=(width(slots), 7.2))
-    for axis, value in zip(axes, ("first", "steady"), strict=True):
+    values = [x for x in ("first", "steady") if runs[x].notna().any()]
+    size = (width(slots), 3.6 * len(values))
+    figure, axes = plt.subplots(len(values), 1, figsize=size, squeeze=False)
+    for axis, value in zip(axes.flat, values, strict=True):
         durations_axis(axis, runs, value, slots, where)
     legend(figure, stats.sizes(runs), where)
     return figure

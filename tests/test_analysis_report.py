@@ -85,9 +85,10 @@ def test_a_single_run_is_reported_without_claims(tmp_path):
     assert "nan" not in text.lower()
 
 
-@pytest.mark.parametrize("iterations", [1, 4])
-def test_runs_too_short_for_a_steady_state_are_reported(tmp_path, iterations):
-    write_grid(tmp_path, iterations=iterations, repeats=1)
+@pytest.mark.parametrize(("iterations", "sync"), [(1, True), (4, False)])
+def test_runs_too_short_for_a_steady_state_are_reported(tmp_path, iterations, sync):
+    modes = ("linen jit", "linen none", "torch compile", "torch none")
+    write_grid(tmp_path, modes, iterations=iterations, repeats=1, sync=sync)
     done = run_report(tmp_path)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "report" / "report.md").read_text()
