@@ -47,6 +47,8 @@ def environment(project, **stand_in):
 
 
 def start(project, *flags, wrapper=(), **stand_in):
+    # Where the tests run under nohup or in a shell's background, these signals would be ignored.
+    wrapper = (*wrapper, "env", "--default-signal=INT,HUP")
     return subprocess.Popen(
         [*wrapper, "./benchmark.sh", *flags],
         cwd=project,
