@@ -2,8 +2,8 @@
 
     python ppo_torch_compile.py --env-id CartPole-v1 --seed 1  # 38 s on two cores of an AMD EPYC
 
-The environments are gymnax's: one jitted call steps them all, and each framework works on the
-other's memory, without a copy. On a GPU both share it.
+The environments are gymnax's: one jitted call steps them all. Each framework reads what the other
+wrote where it lies; on a GPU, nothing is copied to the host.
 Diff me with ppo_torch.py to see what compiling takes, with ppo_linen.py to see JAX.
 """
 

@@ -261,8 +261,11 @@ def draw_clouds(
 def durations_axis(
     axis: Axes, runs: pd.DataFrame, value: str, slots: Sequence[str], where: Complexity
 ) -> None:
-    """Draw a duration in seconds by mode, on a log axis."""
+    """Draw a duration in seconds by mode, on a log axis; no axis where all runs are too short."""
     table = runs.assign(value=runs[value]).dropna(subset=["value"])
+    if table.empty:
+        axis.remove()
+        return
     set_log(axis, table["value"])
     draw_clouds(axis, table, slots, where, "mode")
     set_slots(axis, slots, where)
@@ -349,10 +352,7 @@ def overhead(runs: pd.DataFrame, complexity: Mapping[str, float] | None = None) 
     slots, where = mode_order(runs["mode"]), place(runs, complexity)
     figure, axes = plt.subplots(2, 2, figsize=(width(slots, 2), 6.8))
     for axis, value in zip(axes.flat, ("startup", "first", "early", "steady"), strict=True):
-        if runs[value].notna().any():
-            durations_axis(axis, runs, value, slots, where)
-        else:  # the runs are too short
-            axis.remove()
+        durations_axis(axis, runs, value, slots, where)
     legend(figure, stats.sizes(runs), where)
     return figure
 
@@ -400,10 +400,8 @@ def phases(
 def compilation(runs: pd.DataFrame, complexity: Mapping[str, float] | None = None) -> Figure:
     """Plot iteration 0 and, where runs are long enough, the steady state of every compile mode."""
     slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    values = [x for x in ("first", "steady") if runs[x].notna().any()]
-    size = (width(slots), 3.6 * len(values))
-    figure, axes = plt.subplots(len(values), 1, figsize=size, squeeze=False)
-    for axis, value in zip(axes.flat, values, strict=True):
+    figure, axes = plt.subplots(2, 1, figsize=(width(slots), 7.2))
+    for axis, value in zip(axes, ("first", "steady"), strict=True):
         durations_axis(axis, runs, value, slots, where)
     legend(figure, stats.sizes(runs), where)
     return figure
