@@ -76,13 +76,15 @@ def relative_times(runs: pd.DataFrame, value: str, baseline: str) -> pd.DataFram
 
 
 def coverage(runs: pd.DataFrame) -> str:
-    """Return how many environments, model sizes and repeats stand behind a number."""
+    """Return how many environments, model sizes and repeats of each stand behind a number."""
+    repeats = runs.groupby(["env_id", "size"])["repeat"].nunique()
+    low, high = repeats.min(), repeats.max()
     counts = [
-        (runs["env_id"].nunique(), "environment"),
-        (runs["size"].nunique(), "model size"),
-        (runs["repeat"].nunique(), "repeat"),
+        (str(runs["env_id"].nunique()), "environment"),
+        (str(runs["size"].nunique()), "model size"),
+        (str(high) if low == high else f"{low} to {high}", "repeat"),
     ]
-    return join([f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts])
+    return join([f"{count} {name}{'' if count == '1' else 's'}" for count, name in counts])
 
 
 def verdict(low: float, high: float) -> str:
@@ -103,7 +105,7 @@ def compare(runs: pd.DataFrame, value: str, baseline: str, what: str) -> str:
     ]
     return (
         f"Relative to {baseline}, {what} takes {join(parts)}: geometric means over "
-        f"{coverage(runs)}, with 95% intervals."
+        f"{coverage(runs.dropna(subset=[value]))}, with 95% intervals."
     )
 
 

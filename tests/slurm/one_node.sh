@@ -23,6 +23,7 @@ SlurmctldPort=16817
 SlurmdPort=16818
 SlurmUser=root
 AuthType=auth/none
+AuthInfo=cred_expire=5
 CredType=cred/none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -77,3 +78,27 @@ rm -r "$runs"/*linen*seed2
 submit
 expect "runs started after one was lost" "$(starts)" 5
 expect "complete runs at the end" "$(find "$runs" -name run.json | wc -l)" 4
+
+# Stopped from outside while it trains: by hand, and by a scheduler that wants the node for others.
+runs=$folder/stopped
+grid=(--scripts linen --iterations 300 --repeats 1 --runs-dir "$runs")
+training() { pgrep -f "runs-dir $runs" -c || true; }
+wait_for() { # WHAT WANTED COMMAND...
+  for _ in {1..120}; do
+    if [[ $("${@:3}") == "$2" ]]; then break; fi
+    sleep 1
+  done
+  expect "$1" "$("${@:3}")" "$2"
+}
+job=$(sbatch --parsable --requeue --array=1 --output="$folder/stopped.out" benchmark.slurm "${grid[@]}")
+lines() { find "$runs" -name metrics.jsonl -size +0 | wc -l; }
+wait_for "runs that train" 1 lines
+scontrol requeue "${job}_1"
+wait_for "runs started after a requeue" 2 starts
+wait_for "runs that train after it" 1 lines
+scancel "$job"
+wait_for "processes left after scancel" 0 training
+expect "runs that look complete" "$(find "$runs" -name run.json | wc -l)" 0
+grep -c "Completed runs are kept" "$folder/stopped.out"
+submit
+expect "complete runs after the same submission again" "$(find "$runs" -name run.json | wc -l)" 1
