@@ -1,4 +1,4 @@
-"""PPO in eager PyTorch: the environments step in JAX, and arrays cross over by DLPack.
+"""PPO in eager PyTorch: the environments step in JAX, and arrays cross over as views.
 
     python ppo_torch.py --env-id CartPole-v1 --seed 1  # 39 s on two cores of an AMD EPYC
 
@@ -44,7 +44,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
     seed: int = 1  # seed of weights, actions, environments and shuffles
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions
-    total_timesteps: int = 819_200  # environment steps in all, summed over the environments
+    total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
     num_envs: int = 32  # parallel environments
@@ -108,11 +108,10 @@ class Args:
         VecEnv(self.env_id, self.num_envs)  # its ValueError names the environments that work
         stem = f"{self.env_id}__{self.exp_name}__{self.seed}"
         self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
-        path = Path(self.runs_dir, self.run_name).absolute()
-        check(not os.path.lexists(path), "run_name", "must be new in --runs-dir")
-        folder = next(parent for parent in path.parents if os.path.lexists(parent))
-        writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-        check(writable, "runs_dir", "must be a folder to write to")
+        inside = "/" not in self.run_name and self.run_name not in (".", "..")
+        check(inside, "run_name", "must be the name of one folder in --runs-dir")
+        new = not os.path.lexists(Path(self.runs_dir, self.run_name))
+        check(new, "run_name", "must be new in --runs-dir")
 
 
 # === Environment ================================================================================
@@ -124,7 +123,10 @@ class EnvState(NamedTuple):
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next.
+
+    ValueError for an environment that gymnax does not have, or whose actions are not discrete.
+    """
 
     def __init__(self, env_id: str, num_envs: int) -> None:
         try:
@@ -169,12 +171,19 @@ class VecEnv:
 
 
 def to_torch(arrays):
-    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable."""
+    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
+
+    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. Keep a view
+    until torch has read it: then JAX may use its memory again, and does not wait for torch.
+    """
     return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
-    """What JAX takes a tensor as. On a CPU, NumPy's view costs a quarter of what DLPack's does."""
+    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later.
+
+    On a CPU, NumPy's view costs a quarter of what DLPack's does.
+    """
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -208,7 +217,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, env: VecEnv, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam, with a schedule that decays its learning rate to 0."""
     agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions).to(device)
     num_optimizer_steps = args.num_iterations * args.update_epochs * args.num_minibatches
     adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
@@ -244,17 +253,17 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, stack_fn, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim) on; return the next obs, env_state and Storage."""
+    """Act for num_steps from obs (N, obs_dim) on; return the obs to go on from, state, Storage."""
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # Gumbel
 
     steps, results = [], []
     for step_noise in noise:
         logits, action = policy_fn(obs, step_noise)
-        next_obs, env_state, result = step_fn(env_state, to_jax(action))
+        new_obs, env_state, result = step_fn(env_state, to_jax(action))
         steps.append((obs, action, logits))
         results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
-        obs = to_torch(next_obs)
+        obs = to_torch(new_obs)
 
     all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
     logprob = select(logits.log_softmax(-1), action)
@@ -268,6 +277,7 @@ def stack(results):
 
 @torch.no_grad()
 def policy(agent, obs, noise):
+    """(N, obs_dim), (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
     logits = agent.get_logits(obs)
     action = (logits + noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
     return logits, action.int()
@@ -294,6 +304,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
     def later(x, steps):
         return nn.functional.pad(x[steps:], (0, 0, 0, steps))
 
+    # advantage sums `steps` deltas, decay weighs what follows them; each turn doubles steps.
     advantage, steps = delta, 1
     while steps < args.num_steps:
         advantage = advantage + decay * later(advantage, steps)
@@ -324,9 +335,8 @@ def ppo_loss(agent, batch: Batch, args: Args):
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     approx_kl = (ratio - 1 - log_ratio).mean()
-    clip_fraction = ((ratio - 1).abs() > args.clip_coef).float().mean()
-    losses = torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
-    return loss, losses.detach()
+    clip_fraction = (abs(ratio - 1) > args.clip_coef).float().mean()
+    return loss, torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction]).detach()
 
 
 # === Update =====================================================================================
@@ -338,7 +348,7 @@ def update(agent, minibatch_fn, storage: Storage, args: Args):
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
-    batch = Batch(*(x.flatten(0, 1) for x in batch))
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
     losses = []
     for _ in range(args.update_epochs):
@@ -421,7 +431,11 @@ class RunLog:
             "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
         }
         self.dir = Path(args.runs_dir, str(args.run_name))
-        self.dir.mkdir(parents=True)
+        try:
+            self.dir.mkdir(parents=True)
+        except OSError as error:
+            print(f"--runs-dir: {self.dir} cannot be made: {error.strerror}", file=sys.stderr)
+            sys.exit(2)
         self.wandb = self.start_wandb() if args.track else None
         self.metrics = open(self.dir / "metrics.jsonl", "w")
         self.tensorboard = Writer(str(self.dir))
@@ -457,17 +471,15 @@ class RunLog:
         """Log an iteration: its start, end of rollout and end, and the values of METRICS."""
         args, step, (start, middle, end) = self.args, (iteration + 1) * self.args.batch_size, times
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1
-        row = dict(zip(METRICS, values, strict=True)) | {
-            "iteration": iteration,
-            "global_step": step,
-        }
+        row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
+        row |= {"iteration": iteration, "global_step": step}
         row |= {"charts/learning_rate": args.learning_rate * decay}
         row |= {"charts/SPS": args.batch_size / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
         if args.sync_for_timing:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        row: dict[str, Any] = {name: x if math.isfinite(x) else None for name, x in row.items()}
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
         self.rows.append(row)
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
@@ -512,6 +524,7 @@ class RunLog:
             os.fsync(file.fileno())
         os.rename(file.name, self.dir / "run.json")
         self.bar.close()
+        self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(results)
@@ -549,7 +562,7 @@ def train(args: Args) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     agent, optimizer = make_agent(args, env, device)
 
-    # All that is compiled:
+    # env and args are bound: to a compiler they are constants.
     reset_fn = jax.jit(env.reset)
     step_fn = jax.jit(env.step)
     stack_fn = jax.jit(stack)
@@ -557,7 +570,9 @@ def train(args: Args) -> dict[str, Any]:
     minibatch_fn = partial(minibatch_step, agent, optimizer, args=args)
 
     with jax.disable_jit(not args.jit_env):
-        obs, env_state = reset_fn(jax.random.key(args.seed))
+        # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
+        key = jax.device_put(jax.random.key(args.seed), jax.devices(device.type)[0])
+        obs, env_state = reset_fn(key)
         obs = to_torch(obs)
         for iteration in range(args.num_iterations):
             start = time.perf_counter()
@@ -570,7 +585,8 @@ def train(args: Args) -> dict[str, Any]:
             metrics = update(agent, minibatch_fn, storage, args)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
             log.write(iteration, (start, middle, time.perf_counter()), metrics)
-    return log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+    jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    return log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
 
 
 if __name__ == "__main__":

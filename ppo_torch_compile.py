@@ -1,4 +1,4 @@
-"""PPO in compiled PyTorch: the environments step in JAX, and arrays cross over by DLPack.
+"""PPO in compiled PyTorch: the environments step in JAX, and arrays cross over as views.
 
     python ppo_torch_compile.py --env-id CartPole-v1 --seed 1  # 38 s on two cores of an AMD EPYC
 
@@ -44,7 +44,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
     seed: int = 1  # seed of weights, actions, environments and shuffles
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions
-    total_timesteps: int = 819_200  # environment steps in all, summed over the environments
+    total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
     num_envs: int = 32  # parallel environments
@@ -108,11 +108,10 @@ class Args:
         VecEnv(self.env_id, self.num_envs)  # its ValueError names the environments that work
         stem = f"{self.env_id}__{self.exp_name}__{self.seed}"
         self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
-        path = Path(self.runs_dir, self.run_name).absolute()
-        check(not os.path.lexists(path), "run_name", "must be new in --runs-dir")
-        folder = next(parent for parent in path.parents if os.path.lexists(parent))
-        writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-        check(writable, "runs_dir", "must be a folder to write to")
+        inside = "/" not in self.run_name and self.run_name not in (".", "..")
+        check(inside, "run_name", "must be the name of one folder in --runs-dir")
+        new = not os.path.lexists(Path(self.runs_dir, self.run_name))
+        check(new, "run_name", "must be new in --runs-dir")
 
 
 # === Environment ================================================================================
@@ -124,7 +123,10 @@ class EnvState(NamedTuple):
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next.
+
+    ValueError for an environment that gymnax does not have, or whose actions are not discrete.
+    """
 
     def __init__(self, env_id: str, num_envs: int) -> None:
         try:
@@ -169,12 +171,19 @@ class VecEnv:
 
 
 def to_torch(arrays):
-    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable."""
+    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
+
+    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. Keep a view
+    until torch has read it: then JAX may use its memory again, and does not wait for torch.
+    """
     return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
-    """What JAX takes a tensor as. On a CPU, NumPy's view costs a quarter of what DLPack's does."""
+    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later.
+
+    On a CPU, NumPy's view costs a quarter of what DLPack's does.
+    """
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -248,17 +257,17 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, stack_fn, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim) on; return the next obs, env_state and Storage."""
+    """Act for num_steps from obs (N, obs_dim) on; return the obs to go on from, state, Storage."""
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # Gumbel
 
     steps, results = [], []
     for step_noise in noise:
         logits, action = policy_fn(obs, step_noise)
-        next_obs, env_state, result = step_fn(env_state, to_jax(action))
+        new_obs, env_state, result = step_fn(env_state, to_jax(action))
         steps.append((obs, action, logits))
         results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
-        obs = to_torch(next_obs)
+        obs = to_torch(new_obs)
 
     all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
     logprob = select(logits.log_softmax(-1), action)
@@ -272,6 +281,7 @@ def stack(results):
 
 @torch.no_grad()
 def policy(agent, obs, noise):
+    """(N, obs_dim), (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
     logits = agent.get_logits(obs)
     action = (logits + noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
     return logits, action.int()
@@ -298,6 +308,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
     def later(x, steps):
         return nn.functional.pad(x[steps:], (0, 0, 0, steps))
 
+    # advantage sums `steps` deltas, decay weighs what follows them; each turn doubles steps.
     advantage, steps = delta, 1
     while steps < args.num_steps:
         advantage = advantage + decay * later(advantage, steps)
@@ -328,9 +339,8 @@ def ppo_loss(agent, batch: Batch, args: Args):
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     approx_kl = (ratio - 1 - log_ratio).mean()
-    clip_fraction = ((ratio - 1).abs() > args.clip_coef).float().mean()
-    losses = torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
-    return loss, losses.detach()
+    clip_fraction = (abs(ratio - 1) > args.clip_coef).float().mean()
+    return loss, torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction]).detach()
 
 
 # === Update =====================================================================================
@@ -342,7 +352,7 @@ def update(agent, minibatch_fn, storage: Storage, args: Args):
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
-    batch = Batch(*(x.flatten(0, 1) for x in batch))
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
     losses = []
     for _ in range(args.update_epochs):
@@ -358,8 +368,8 @@ def update(agent, minibatch_fn, storage: Storage, args: Args):
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses (5,).
 
-    Gradient, clipping and Adam (Kingma & Ba 2015) are one graph, which backward() and
-    torch.optim would break.
+    Gradient, clipping and Adam (Kingma & Ba 2015) are one graph. torch.optim would break it, and
+    backward() would compile it twice, since .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
@@ -383,34 +393,37 @@ def compile_graph(function, gpu):
     """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # without CUDA graphs, C++ calls the kernels: 11% off an update
-        "cpp.use_decompose_tanh": True,  # tanh from exp: 12% off an update on a CPU
+        "cpp_wrapper": not gpu,  # C++ calls the kernels: up to 11% off an update on a CPU
+        "cpp.use_decompose_tanh": True,  # from exp: 12% off an update on a CPU, off by 1e-7 near 0
         "cpp.vec_isa_ok": True,  # believe the CPU's flags, and spare 6 s of test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
-def capture(function, inputs, state):
-    """Record function(*inputs) as a CUDA graph: a replay costs one launch, not one per kernel.
+def capture(function, state):
+    """Record function as a CUDA graph: a replay costs one launch, not one per kernel.
 
-    A replay works on the memory it was recorded with: its inputs are copied in, its outputs cloned.
-    Warming up runs function for real, so the tensors of state are restored afterwards.
+    The first call compiles and records. A replay works on the memory it was recorded with: its
+    inputs are copied in, its outputs cloned, since the next replay overwrites them. Warming up runs
+    function for real, so the tensors of state are restored afterwards.
     """
-    inputs, saved = jax.tree.map(torch.clone, (inputs, state))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function(*inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # In the default error mode, a CUDA call from one of JAX's threads would end the recording.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        outputs = function(*inputs)
-    with torch.no_grad():
-        jax.tree.map(lambda x, y: x.copy_(y), state, saved)
+    graph, inputs, outputs = torch.cuda.CUDAGraph(), None, None
 
     def replay(*new_inputs):
+        nonlocal inputs, outputs
+        if inputs is None:
+            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    function(*inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            # In the default mode, a CUDA call from one of JAX's threads would end the recording.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                outputs = function(*inputs)
+            with torch.no_grad():
+                jax.tree.map(lambda x, y: x.copy_(y), state, saved)
         jax.tree.map(lambda x, y: x.copy_(y), inputs, new_inputs)
         graph.replay()
         return jax.tree.map(torch.clone, outputs)
@@ -476,7 +489,11 @@ class RunLog:
             "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
         }
         self.dir = Path(args.runs_dir, str(args.run_name))
-        self.dir.mkdir(parents=True)
+        try:
+            self.dir.mkdir(parents=True)
+        except OSError as error:
+            print(f"--runs-dir: {self.dir} cannot be made: {error.strerror}", file=sys.stderr)
+            sys.exit(2)
         self.wandb = self.start_wandb() if args.track else None
         self.metrics = open(self.dir / "metrics.jsonl", "w")
         self.tensorboard = Writer(str(self.dir))
@@ -512,17 +529,15 @@ class RunLog:
         """Log an iteration: its start, end of rollout and end, and the values of METRICS."""
         args, step, (start, middle, end) = self.args, (iteration + 1) * self.args.batch_size, times
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1
-        row = dict(zip(METRICS, values, strict=True)) | {
-            "iteration": iteration,
-            "global_step": step,
-        }
+        row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
+        row |= {"iteration": iteration, "global_step": step}
         row |= {"charts/learning_rate": args.learning_rate * decay}
         row |= {"charts/SPS": args.batch_size / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
         if args.sync_for_timing:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        row: dict[str, Any] = {name: x if math.isfinite(x) else None for name, x in row.items()}
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
         self.rows.append(row)
         self.metrics.write(json.dumps(row) + "\n")
         self.metrics.flush()
@@ -567,6 +582,7 @@ class RunLog:
             os.fsync(file.fileno())
         os.rename(file.name, self.dir / "run.json")
         self.bar.close()
+        self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(results)
@@ -604,22 +620,21 @@ def train(args: Args) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     agent, optimizer = make_agent(args, env, device)
 
-    # All that is compiled:
+    # env and args are bound: to a compiler they are constants.
     reset_fn = jax.jit(env.reset)
     step_fn = jax.jit(env.step)
     stack_fn = jax.jit(stack)
-    torch.compiler.reset()  # or the compilations of earlier calls of train() would count as these
+    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = compile_graph(partial(policy, agent), gpu)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), gpu)
     if gpu:
-        x = torch.zeros(args.num_envs, env.obs_dim + env.num_actions, device=device)
-        policy_fn = capture(policy_fn, tuple(x.split((env.obs_dim, env.num_actions), 1)), ())
-        x = torch.zeros(args.minibatch_size, device=device)
-        minibatch = Batch(x[:, None].repeat(1, env.obs_dim), x.int(), x, x, x, x)
-        minibatch_fn = capture(minibatch_fn, (minibatch,), (list(agent.parameters()), optimizer))
+        policy_fn = capture(policy_fn, ())
+        minibatch_fn = capture(minibatch_fn, (list(agent.parameters()), optimizer))
 
     with jax.disable_jit(not args.jit_env):
-        obs, env_state = reset_fn(jax.random.key(args.seed))
+        # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
+        key = jax.device_put(jax.random.key(args.seed), jax.devices(device.type)[0])
+        obs, env_state = reset_fn(key)
         obs = to_torch(obs)
         for iteration in range(args.num_iterations):
             start = time.perf_counter()
@@ -632,7 +647,8 @@ def train(args: Args) -> dict[str, Any]:
             metrics = update(agent, minibatch_fn, storage, args)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
             log.write(iteration, (start, middle, time.perf_counter()), metrics)
-    return log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+    jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    return log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
 
 
 if __name__ == "__main__":

@@ -43,18 +43,22 @@ def test_bad_values(name, flags, message):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_bad_folders(name, tmp_path):
+def test_bad_folders(name, tmp_path, capsys):
     script = importlib.import_module(name)
     (tmp_path / "file").write_text("")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(ValueError, match="--runs-dir must be a folder to write to"):
-        script.Args(runs_dir=str(tmp_path / "file"))
     with pytest.raises(ValueError, match="--run-name must be new in --runs-dir, not taken"):
         script.Args(runs_dir=str(tmp_path), run_name="taken")
-    if os.geteuid() != 0:  # nothing is closed to root
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(ValueError, match="--runs-dir"):
-            script.Args(runs_dir=str(tmp_path / "closed"))
+    for run_name in ("..", ".", "../beside", str(tmp_path)):
+        with pytest.raises(ValueError, match="--run-name must be the name of one folder"):
+            script.Args(runs_dir=str(tmp_path), run_name=run_name)
+    bad = {"runs_dir": str(tmp_path / "file")}, {"runs_dir": str(tmp_path), "run_name": "x" * 300}
+    for flags in bad:
+        with pytest.raises(SystemExit) as stopped:
+            script.train(script.Args(**flags))
+        message = capsys.readouterr().err
+        assert stopped.value.code == 2
+        assert message.startswith("--runs-dir: ") and message.count("\n") == 1
 
 
 def run(name, *flags, **environment):

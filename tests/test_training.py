@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -92,6 +93,49 @@ def test_compilations_transfers_and_graph_breaks(name, tmp_path, monkeypatch):
         assert inductor.generated_kernel_count > 0
     else:
         assert first["graphs"] == 0
+
+
+@pytest.mark.parametrize("name", TORCH_SCRIPTS)
+def test_actions_by_dlpack_compile_the_step_once(name, tmp_path, monkeypatch):
+    """As on a GPU: an array from DLPack is committed to its device, and JAX compiles for that."""
+    script, compiled = importlib.import_module(name), []
+
+    def on_event(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(kwargs["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    monkeypatch.setattr(script, "to_jax", jax.dlpack.from_dlpack)
+    train(name, tmp_path, total_timesteps=128)
+    assert compiled.count("jit(step)") == 1
+
+
+def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
+    """capture() with stand-ins for CUDA, whose graph calls the function again on its memory."""
+    script, seen, static = importlib.import_module("ppo_torch_compile"), [], []
+
+    def function(x):
+        seen.append(x)
+        static.append(x + state)
+        state.add_(1)
+        return static[-1]
+
+    class Graph:
+        def replay(self):
+            recorded = static[3]  # of the recording, after three calls to warm up
+            recorded.copy_(function(seen[3]))
+
+    state, stand_in = torch.zeros(1), MagicMock()
+    monkeypatch.setattr(torch, "cuda", stand_in)
+    stand_in.CUDAGraph = Graph
+    replay = script.capture(function, (state,))
+    assert not seen and not stand_in.graph.called  # nothing runs before the first call
+    x = torch.tensor([10.0])
+    first, second = replay(x), replay(x + 1)
+    assert (first.item(), second.item(), state.item()) == (10, 12, 2)
+    assert len(seen) == 6 and x.item() == 10
+    assert stand_in.graph.call_args.kwargs == {"capture_error_mode": "thread_local"}
+    assert stand_in.graph.call_count == 1
 
 
 def test_nothing_compiles_again_on_any_environment(tmp_path, monkeypatch):
