@@ -238,7 +238,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim) on; return the obs to go on from, env_state, Storage."""
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):

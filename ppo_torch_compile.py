@@ -257,7 +257,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, stack_fn, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim) on; return the obs to go on from, env_state, Storage."""
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # Gumbel
 
