@@ -20,15 +20,17 @@ Or your own grid, each as LIST or one,two,...:
   --sync            wait for the device after each rollout, to time both phases
 
   --iterations N    of 8192 steps each; default 100, quick 40
-  --repeats N       the whole grid N times; repeat r uses seed r in every script; default 1
+  --repeats N       the whole grid N times, at most 1000; repeat r uses seed r in every script; default 1
   --seed N          seed of the order inside each (environment, size) block; default 1
-  --only REGEX      keep the commands that match (extended regular expression)
+  --only REGEX      keep the commands that match (extended regular expression); folders, notes
+                    and W&B's flags do not count
   --from I, --to I  the first and last line of the list to run
-  --list, --count   print the commands, or how many they are, and run nothing
-  --dry-run         print which runs are done and which would run
+  --list, --count   print the commands, or how many they are, on any machine, and run nothing
+  --dry-run         check --runs-dir and --gpus; print which runs are done and which would run
   --runs-dir DIR    default runs; what is complete there is not run again
   --timeout S       seconds after which a run counts as hanging; default 86400, a day
-  --gpus 0,1        spread the runs over these GPUs, one at a time on each
+  --gpus 0,1        spread the runs over these GPUs, one at a time on each: numbers or UUIDs
+                    that nvidia-smi -L lists
   --track           log to Weights & Biases too: offline unless a server accepts your key
   --notes TEXT      kept with every run
   --no-report       leave out the report at the end
@@ -86,20 +88,21 @@ grid() {
 block() { # STUDY ENV SIZE SCRIPTS...: print a block's cells, in an order that the seed decides
   local salt="$seed $repeat $1 $2 $3" script
   for script in "${@:4}"; do cell "$1" "$2" "$3" "$script"; done |
-    LC_ALL=C sort --random-sort --random-source=<(md5sum <<<"$salt")
+    LC_ALL=C sort --field-separator=$'\t' --key=1,1R --random-source=<(md5sum <<<"$salt")
 }
 
-cell() { # STUDY ENV SIZE SCRIPT: print the run's name, a tab and its command
-  local study=$1 env=$2 size=$3 script=$4 name words
+cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and the command
+  local study=$1 env=$2 size=$3 script=$4 name words key
   name=${study:+${study}__}${env}__${size}__${script}__${iterations}it__seed$repeat
   read -ra words <<<"ppo_${script%-none}.py --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
   words+=(--seed "$repeat" --total-timesteps $((iterations * 8192)))
   case $script in torch-none) words+=(--no-jit-env) ;; *-none) words+=(--no-jit) ;; esac
   case $study in sync*) words+=(--sync-for-timing) ;; esac
+  key="${words[*]} --run-name $name"
   if [[ $notes ]]; then words+=(--notes "$notes"); fi
   if [[ $track ]]; then words+=(--track --wandb-group "$preset-repeat$repeat"); fi
   words+=(--runs-dir "$(folder_of "$study")" --run-name "$name")
-  printf '%s\t%s\n' "$name" "$(quoted "$python" "${words[@]}")"
+  printf '%s\t%s\t%s\n' "$name" "$key" "$(quoted "$python" "${words[@]}")"
 }
 
 quoted() { # WORDS...: one line that a shell reads as these words
@@ -121,13 +124,35 @@ fail() { # one sentence for what the user can mend
   exit 2
 }
 
-choices() { # FLAG LIST ALLOWED...: set the array `chosen`
-  local flag=$1 item
-  IFS=', ' read -ra chosen <<<"$2"
+choices() { # FLAG LIST ALLOWED...: set the array `chosen`, each item once
+  local flag=$1 items item
+  IFS=', ' read -ra items <<<"$2"
   shift 2
-  if ((${#chosen[@]} == 0)); then fail "$flag must name at least one of: $*."; fi
-  for item in "${chosen[@]}"; do
+  if ((${#items[@]} == 0)); then fail "$flag must name at least one of: $*."; fi
+  chosen=()
+  for item in "${items[@]}"; do
     if [[ " $* " != *" $item "* ]]; then fail "$flag must be of: $*; not '$item'."; fi
+    if [[ " ${chosen[*]} " != *" $item "* ]]; then chosen+=("$item"); fi
+  done
+}
+
+check_gpus() { # CUDA takes the beginning of a UUID too; where it sees no such GPU, runs go to the CPU
+  local gpu listed
+  listed=$(nvidia-smi -L 2>/dev/null || true)
+  for gpu in "${gpus[@]}"; do
+    if [[ $gpu && $(grep -cE "^GPU $gpu: |\(UUID: $gpu" <<<"$listed") != 1 ]]; then
+      fail "--gpus must be numbers or UUIDs of GPUs that 'nvidia-smi -L' lists, not '$gpu'."
+    fi
+  done
+}
+
+check_runs_dir() { # it, or the folder that it would be made in
+  local folder
+  for folder in "$state" "$runs_dir"; do
+    until [[ -e $folder || -L $folder ]]; do folder=$(dirname "$folder"); done
+    if [[ ! -d $folder || ! -w $folder || ! -x $folder ]]; then
+      fail "--runs-dir must be a folder to write to, not '$runs_dir'."
+    fi
   done
 }
 
@@ -161,7 +186,7 @@ while (($# > 0)); do
     --only) only=$2 ;;
     --notes) notes=$2 ;;
     --runs-dir)
-      if [[ ! $2 ]]; then fail "--runs-dir must name a folder."; fi
+      if [[ ! $2 || $2 == -* ]]; then fail "--runs-dir must name a folder, not '$2'."; fi
       runs_dir=$2
       ;;
     --gpus)
@@ -184,10 +209,15 @@ done
 if [[ $own_grid && $preset ]]; then
   fail "$own_grid makes a grid of your own, so leave out the preset '$preset', or use --only."
 fi
+if ((repeats > 1000)); then fail "--repeats must be at most 1000, not $repeats."; fi
+if ((from > ${to:-from})); then fail "--from is $from, which is after --to $to."; fi
 preset=${preset:-${own_grid:+custom}}
 preset=${preset:-quick}
 if [[ ! $iterations ]]; then if [[ $preset == quick ]]; then iterations=40; else iterations=100; fi; fi
-if [[ ${runs_dir:0:1} != / && ! . -ef "$(dirname "$0")" ]]; then runs_dir=$PWD/$runs_dir; fi
+if [[ ! . -ef "$(dirname "$0")" ]]; then
+  if [[ $runs_dir != /* ]]; then runs_dir=$PWD/$runs_dir; fi
+  if [[ ${VENV:-/} != /* ]]; then VENV=$PWD/$VENV; fi
+fi
 cd "$(dirname "$0")"
 python=${VENV:-.venv}/bin/python
 state=$runs_dir/.benchmark # outputs, locks, what is discarded or was left behind by a killed run
@@ -197,14 +227,15 @@ names=() commands=() lines=() # of the selected cells; a cell's line is its plac
 line=0 code=0
 grep -Eq -e "$only" </dev/null 2>/dev/null || code=$?
 if ((code == 2)); then fail "--only must be an extended regular expression, not '$only'."; fi
-while IFS=$'\t' read -r name command; do
-  if [[ ! $command =~ $only ]]; then continue; fi
+while IFS=$'\t' read -r name key command; do
+  if [[ ! $key =~ $only ]]; then continue; fi
   line=$((line + 1))
   if ((line < from || line > ${to:-line})); then continue; fi
   names+=("$name") commands+=("$command") lines+=("$line")
 done < <(grid)
 total=${#names[@]}
-if ((total == 0)); then fail "nothing to run: the list has $line lines with this --only, --from and --to."; fi
+if ((line == 0)); then fail "nothing to run: no command matches --only '$only'."; fi
+if ((total == 0)); then fail "nothing to run: --from is $from, but the list ends at line $line."; fi
 
 is_done() { [[ -e $(folder_of "$1")/$1/run.json ]]; }
 
@@ -212,11 +243,13 @@ case $action in
 list) printf '%s\n' "${commands[@]}" && exit ;;
 count) echo "$total" && exit ;;
 dry-run)
+  check_gpus
+  check_runs_dir
   missing=0
   for name in "${names[@]}"; do
     if is_done "$name"; then echo "done     $name"; else echo "missing  $name" && missing=$((missing + 1)); fi
   done
-  echo "$missing of $total runs are missing." && exit
+  echo "Runs missing: $missing of $total." && exit
   ;;
 esac
 
@@ -291,7 +324,7 @@ progress() { # NAME GPU: say which run starts, and about how long the rest takes
 }
 
 attempt() { # I GPU [--nonblock]: do cell I unless it is done; status 1 if another process is at it
-  local name=${names[$1]} gpu=$2 path output code=0 start seconds reason words
+  local name=${names[$1]} gpu=$2 path output code=0 start seconds reason after words
   path=$(folder_of "$name")/$name output=$state/$name.log
   if is_done "$name" || [[ $state/$name.failed -nt $started ]]; then return; fi
   # The output file is the cell's lock too. A run inherits both locks, so they outlive a killed
@@ -326,14 +359,14 @@ attempt() { # I GPU [--nonblock]: do cell I unless it is done; status 1 if anoth
       rm -f "$state/$name.failed"
       log_event event=end run="$name" completed=yes exit_status="$code" seconds="$seconds" || check_room
     else
-      reason="exit status $code"
+      reason="exit status $code" after=", after $seconds s"
       if ((code == 137)); then reason="killed, as the kernel does when memory runs out"; fi
-      if ((code == 124 || seconds >= timeout)); then reason="no end after $timeout s"; fi
+      if ((code == 124 || seconds >= timeout)); then reason="no end after $timeout s" after=""; fi
       check_room
       log_event event=end run="$name" completed=no exit_status="$code" seconds="$seconds" \
         reason="$reason" tail="@$output" || check_room
-      echo "$reason, after $seconds s" >"$state/$name.failed"
-      echo "FAILED $name: $reason, after $seconds s"
+      echo "$reason$after" >"$state/$name.failed"
+      echo "FAILED $name: $reason$after"
       tail -n 5 "$output" | cut -c 1-200 | sed 's/^/    /'
     fi
   fi
@@ -381,7 +414,7 @@ main() {
       "${python%python}wandb" "$runs_dir"
   fi
   if ((${#failed[@]} > 0)); then
-    echo "${#failed[@]} of $total runs are not complete:"
+    echo "Runs not complete: ${#failed[@]} of $total:"
     for name in "${failed[@]}"; do
       reason=$(cat "$state/$name.failed" 2>/dev/null || echo "not run")
       echo "    $name: $reason; output in $state/$name.log"
@@ -389,16 +422,16 @@ main() {
     echo "To run them again: $invocation"
     return 1
   fi
-  echo "All $total runs are complete, in $runs_dir."
+  echo "Runs complete: $total of $total, in $runs_dir."
 }
 
 for tool in flock timeout md5sum; do
   if ! command -v "$tool" >/dev/null; then fail "needs Linux (or WSL2) with '$tool' installed."; fi
 done
+check_gpus
+check_runs_dir
 source ./setup.sh
-if ! mkdir -p "$state" 2>/dev/null || [[ ! -w $runs_dir || ! -w $state ]]; then
-  fail "--runs-dir must be a folder to write to, not '$runs_dir'."
-fi
+mkdir -p "$state" || exit 2
 started=$state/started.$$
 touch "$started"
 trap 'rm -f "$started"' EXIT

@@ -81,5 +81,6 @@ setup() {
   PATH=$(cd "$VENV/bin" && pwd):$PATH
 }
 
+if [[ ${VENV:-/} != /* && ! . -ef "$(dirname "${BASH_SOURCE[0]}")" ]]; then VENV=$PWD/$VENV; fi
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 setup || exit 2

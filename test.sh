@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Lints and tests everything. Arguments go to pytest: ./test.sh -k gae
 set -euo pipefail
-cd "$(dirname "$0")"
-source ./setup.sh
+source "$(dirname "$0")/setup.sh"
 
 shopt -s nullglob globstar
 scripts=(*.sh *.slurm .ci/run tests/**/*.sh)

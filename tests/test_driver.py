@@ -18,6 +18,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached"]
+NVIDIA_SMI = """#!/bin/sh
+cat <<'GPUS'
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-51b2d9a0-6f6b-1f0e-9d5c-0a4a8b1c2d3e)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-8f3c7e21-0b7d-4c55-8a10-5e6f7a8b9c0d)
+  MIG 1g.10gb     Device  0: (UUID: MIG-2c9e4f70-3d1a-5b86-9e27-7f8091a2b3c4)
+GPUS
+"""
 CELL = re.compile(
     r"(?P<study>(sync|sync-sizes|warmup)__)?(?P<env>[\w-]+?)__(?P<size>[a-z]+)__(?P<script>[a-z_-]+)"
     r"__(?P<iterations>\d+)it__seed(?P<seed>\d+)"
@@ -32,27 +39,36 @@ def cell_of(name):
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the driver, with stand-ins for the scripts."""
+    """A copy of the driver, with stand-ins for the scripts and for two GPUs."""
     for name in ("benchmark.sh", "setup.sh"):
         shutil.copy(ROOT / name, tmp_path)
+    set_gpus(tmp_path, NVIDIA_SMI)
     for name in SCRIPTS:
         shutil.copy(ROOT / "tests/stand_in.py", tmp_path / f"{name}.py")
     return tmp_path
 
 
+def set_gpus(project, nvidia_smi):
+    path = project / "tools/nvidia-smi"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(nvidia_smi)
+    path.chmod(0o755)
+
+
 def environment(project, **stand_in):
     """The driver uses this Python as it is; its machine-wide lock is this test's own."""
     own = {"VENV": sys.prefix, "TMPDIR": str(project), "TRACE": str(project / "trace")}
+    own["PATH"] = f"{project}/tools:{os.environ['PATH']}"
     return os.environ | own | {"STAND_IN": json.dumps(stand_in)}
 
 
-def start(project, *flags, wrapper=(), **stand_in):
+def start(project, *flags, wrapper=(), env=None, **stand_in):
     # Where the tests run under nohup or in a shell's background, these signals would be ignored.
     wrapper = (*wrapper, "env", "--default-signal=INT,HUP")
     return subprocess.Popen(
         [*wrapper, "./benchmark.sh", *flags],
         cwd=project,
-        env=environment(project, **stand_in),
+        env=env or environment(project, **stand_in),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -129,6 +145,8 @@ def processes_in(project):
         (["full", "--repeats", "3"], 3 + 3 * 228),
         (["--envs", "Acrobot-v1,CartPole-v1", "--sizes", "small,large"], 20),
         (["--scripts", "linen nnx ppo_torch.py", "--repeats=2"], 6),
+        (["--envs", "CartPole-v1,CartPole-v1", "--sizes", "small,small"], 5),
+        (["--scripts", "linen,ppo_linen.py,linen"], 1),
         (["async", "--only", "ppo_linen.*Acrobot"], 3),
         (["async", "--from", "101"], 8),
         (["async", "--from", "101", "--to", "103"], 3),
@@ -179,6 +197,17 @@ def test_blocks_are_whole_and_shuffled_by_the_seed(project):
     assert seeds == ["1"] * 120 + ["2"] * 120  # repeats are outer
 
 
+def test_neither_order_nor_choice_depends_on_folders_notes_or_tracking(project):
+    """A Slurm array that is submitted again with a note must find the same run in each line."""
+    flags = ("sync", "--only", "linen", "--repeats", "2")
+    order = list_names(project, *flags)
+    other = (*flags, "--notes", "linen again", "--runs-dir", "linen", "--track")
+    assert list_names(project, *other) == order
+    own = environment(project) | {"VENV": str(project / "linen/.venv")}
+    driver = start(project, *flags, "--list", env=own)
+    assert [line.split()[-1] for line in finish(driver).stdout.splitlines()] == order
+
+
 def test_a_listed_line_can_be_pasted(project):
     line = bench(project, "--list", "--notes", "it's 5 o'clock\n& \"late\"").stdout.splitlines()[0]
     subprocess.run(["bash", "-c", line], cwd=project, env=environment(project), check=True)
@@ -199,14 +228,23 @@ def test_a_listed_line_can_be_pasted(project):
         (["async", "--sizes", "small"], "--sizes"),
         (["--iterations", "0"], "--iterations"),
         (["--repeats", "many"], "many"),
+        (["--repeats", "999999999", "--only", "zzz"], "at most 1000"),
         (["--seed"], "--seed"),
         (["--timeout", "-1"], "--timeout"),
-        (["--from", "6"], "--from"),
+        (["--from", "6"], "--from is 6, but the list ends at line 5."),
+        (["--from", "5", "--to", "3"], "--from is 5, which is after --to 3."),
         (["--only", "("], "--only"),
         (["--only", "no such run"], "--only"),
         (["--gpus", "0;1"], "--gpus"),
+        (["--gpus", "0,7"], "not '7'"),
+        (["--gpus", "GPU-8f3d"], "not 'GPU-8f3d'"),
+        (["--gpus", "GPU-"], "not 'GPU-'"),  # CUDA would see none where several begin so
+        (["--gpus", "7", "--dry-run"], "not '7'"),
         (["--runs-dir", "/dev/null/runs"], "--runs-dir"),
         (["--runs-dir", ""], "--runs-dir"),
+        (["--runs-dir", "--dry-run"], "not '--dry-run'"),
+        (["--runs-dir", "/dev/null/runs", "--dry-run"], "--runs-dir"),
+        (["--runs-dir", "benchmark.sh", "--dry-run"], "--runs-dir"),
     ],
 )
 def test_wrong_usage_gets_one_sentence(project, flags, word):
@@ -216,18 +254,65 @@ def test_wrong_usage_gets_one_sentence(project, flags, word):
     assert not (project / "runs").exists()
 
 
+def test_without_gpus_their_numbers_are_refused_where_they_would_be_used(project):
+    set_gpus(project, "#!/bin/sh\necho 'NVIDIA-SMI has failed' && exit 9\n")
+    for flags in ([], ["--dry-run"]):
+        driver = bench(project, "--gpus", "0,1", *flags)
+        assert (driver.returncode, driver.stdout) == (2, "")
+        assert len(driver.stderr.splitlines()) == 1 and "not '0'" in driver.stderr
+    assert bench(project, "--gpus", "0,1", "--count").stdout == "5\n"
+    assert list_names(project, "--gpus", "0,1") == list_names(project)
+
+
+def test_gpus_may_be_named_as_nvidia_smi_does(project):
+    gpus = "1,GPU-51b2d9a0-6f6b-1f0e-9d5c-0a4a8b1c2d3e,MIG-2c9e4f70-3d1a-5b86-9e27-7f8091a2b3c4"
+    driver = bench(project, "--gpus", gpus, "--dry-run")
+    assert (driver.returncode, driver.stderr) == (0, "")
+
+
+def test_a_dry_run_changes_nothing(project):
+    driver = bench(project, "--runs-dir", "a/b", "--dry-run")
+    assert driver.returncode == 0 and not (project / "a").exists()
+    assert driver.stdout.splitlines()[-1] == "Runs missing: 5 of 5."
+
+
+@pytest.mark.parametrize("folder", ["dangling", "read-only", "read-only/a/b"])
+def test_a_dry_run_sees_a_folder_that_cannot_be_written_to(project, folder):
+    (project / "dangling").symlink_to("nowhere/runs")
+    (project / "read-only").mkdir(mode=0o555)
+    if folder != "dangling" and os.access(project / "read-only", os.W_OK):
+        pytest.skip("root may write to every folder")
+    driver = bench(project, "--runs-dir", folder, "--dry-run")
+    assert (driver.returncode, driver.stdout) == (2, "")
+    assert "--runs-dir must be a folder to write to" in driver.stderr
+
+
+def test_ones_own_environment_is_found_from_any_folder(project):
+    elsewhere = project / "some/where"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "own").symlink_to(sys.prefix)
+    env = environment(project) | {"VENV": "own"}
+    flags = ["--scripts", "linen", "--runs-dir", "runs", "--no-report"]
+    driver = subprocess.run(
+        ["../../benchmark.sh", *flags], cwd=elsewhere, env=env, capture_output=True, text=True
+    )
+    assert (driver.returncode, driver.stderr) == (0, "")
+    assert "Runs complete: 1 of 1, in " in driver.stdout
+    assert len(list(elsewhere.glob("runs/*/run.json"))) == 1
+
+
 # === Running ====================================================================================
 def test_the_same_command_resumes(project):
     driver = bench(project)
     assert driver.returncode == 0, driver.stdout + driver.stderr
-    assert "All 5 runs are complete" in driver.stdout.splitlines()[-1]
+    assert "Runs complete: 5 of 5, in runs." in driver.stdout.splitlines()[-1]
     assert started(project) == list_names(project)
     again = bench(project)
     assert again.returncode == 0 and len(started(project)) == 5
     gone, killed = completed(project)[:2]
     shutil.rmtree(project / "runs" / gone)
     (project / "runs" / killed / "run.json").unlink()
-    assert "2 of 5 runs are missing" in bench(project, "--dry-run").stdout
+    assert "Runs missing: 2 of 5." in bench(project, "--dry-run").stdout
     assert len(started(project)) == 5
     assert bench(project).returncode == 0
     assert sorted(started(project)[5:]) == sorted([gone, killed])
@@ -273,8 +358,9 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
     assert ends["linen"]["exit_status"] == 137 and "memory" in ends["linen"]["reason"]
     assert ends["nnx"]["exit_status"] == 0 and ends["nnx"]["completed"] == "no"
     summary = driver.stdout.splitlines()[-6:]
-    assert summary[0] == "4 of 5 runs are not complete:"
+    assert summary[0] == "Runs not complete: 4 of 5:"
     assert any("torch__40it__seed1: exit status 1, after 0 s" in line for line in summary)
+    assert any("torch_compile__40it__seed1: no end after 2 s; output" in line for line in summary)
     assert summary[-1] == "To run them again: ./benchmark.sh --timeout 2 --no-report"
     again = bench(project, *flags)
     assert again.returncode == 0 and len(completed(project)) == 5
@@ -372,7 +458,7 @@ def test_a_full_disk_stops_the_grid(project):
     assert started(project) == names[:3]
     for name in names[:2]:
         json.loads((project / "kept" / name / "run.json").read_text())
-    assert "3 of 5 runs are not complete:" in driver.stdout
+    assert "Runs not complete: 3 of 5:" in driver.stdout
     for line in (project / "kept/benchmark.jsonl").read_text().splitlines():
         json.loads(line)
 
@@ -422,4 +508,4 @@ def test_a_small_real_grid(tmp_path):
         run = json.loads(path.read_text())
         assert run["status"] == "completed" and run["peak_host_bytes"] > 0
     assert (tmp_path / "runs/report/report.md").exists()
-    assert "linen" in driver.stdout and "All 2 runs are complete" in driver.stdout
+    assert "linen" in driver.stdout and "Runs complete: 2 of 2, in " in driver.stdout

@@ -137,6 +137,11 @@ def test_an_environment_of_ones_own_is_used_as_it_is(project):
     add_tool(project, "../own/bin/python", PYTHON)
     assert setup(project, VENV="own").stdout.splitlines() == [str(own / "bin/python")]
     assert calls(project) == [] and not (project / ".venv").exists()
+    (project / "own/elsewhere").mkdir()
+    command = ["bash", "-c", "source ../../setup.sh; command -v python"]
+    env = {"PATH": str(project / "tools"), "VENV": ".."}
+    away = subprocess.run(command, cwd=project / "own/elsewhere", env=env, capture_output=True)
+    assert away.stdout.decode().splitlines() == [str(own / "bin/python")]
     missing = setup(project, VENV="nowhere")
     assert missing.returncode == 2
     assert missing.stderr == "setup: VENV is 'nowhere', which has no bin/python.\n"
