@@ -21,9 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from scipy.stats import gaussian_kde
-from scipy.stats import t as student
 
-from analysis import stats
+from analysis import readings, stats
 from analysis.runs import SourceError
 
 TIMINGS = Path(__file__).parent.parent / "results" / "env_timing.json"
@@ -35,15 +34,12 @@ HUES = {"torch": "#D55E00", "linen": "#0072B2", "nnx": "#009E73"}
 OTHER_HUE = "#555555"
 WHITE_SHARE = {"small": 0.5, "medium": 0.2, "large": 0.0}
 MARKERS = {"small": "o", "medium": "s", "large": "^"}
-DASHES: dict[str, Any] = {
-    "none": ":",
-    "jit": "-",
-    "cached_partial": "--",
-    "env.jit": "-",
-    "compile": "--",
-}
+# Of two modes of a framework, one is a broad and light line, the other a thin and dark one on it.
+BROAD: dict[str, Any] = {"linewidth": 2.6, "zorder": 2}
+THIN: dict[str, Any] = {"linewidth": 1.1, "zorder": 3}
+DASHES = {"none": ":", "cached_partial": "--", "compile": "--"}
 TITLES = {
-    "total": "Training, from its start to its end",
+    "total": "Training of {length}, from its start to its end",
     "startup": "Startup: process start to the end of iteration 0",
     "first": "Iteration 0",
     "early": "Iterations 1-7, mean",
@@ -140,6 +136,12 @@ def paired_modes(runs: pd.DataFrame, value: str, baseline: str) -> list[str]:
     return [mode for mode in others if len(stats.pair(runs, value, baseline, mode))]
 
 
+def paired_sizes(runs: pd.DataFrame, value: str, baseline: str) -> list[str]:
+    """Return the model sizes of the blocks that another mode shares with the baseline."""
+    modes = stats.candidates(runs, baseline)
+    return stats.sizes(pd.concat([stats.pair(runs, value, baseline, mode) for mode in modes]))
+
+
 def shade(mode: str, size: str) -> tuple[float, float, float]:
     """Return the colour of a framework, lighter for smaller models."""
     share = WHITE_SHARE.get(size, 0.3)
@@ -153,8 +155,8 @@ def plain_number(value: float, _: Any = None) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """Return a ratio with two or three digits."""
-    return f"{ratio:,.0f}x" if ratio >= 100 else f"{ratio:.{2 if ratio < 0.1 else 3}g}x"
+    """Return a ratio with three digits."""
+    return f"{readings.number(ratio)}x"
 
 
 def set_log(axis: Axes, values: pd.Series, unit: str = "") -> None:
@@ -175,20 +177,6 @@ def set_log(axis: Axes, values: pd.Series, unit: str = "") -> None:
     axis.grid(axis="y")
 
 
-def set_symlog(axis: Axes, values: np.ndarray) -> None:
-    """Make the y axis linear around 0 and logarithmic beyond the smallest differences."""
-    sizes = np.abs(values[values != 0])
-    threshold = 10 ** np.floor(np.log10(np.quantile(sizes, 0.1))) if len(sizes) else 1.0
-    axis.set_yscale("symlog", linthresh=threshold, linscale=0.5)
-    transform = axis.yaxis.get_transform()
-    low, high = transform.transform(np.array([values.min(initial=0), values.max(initial=0)]))
-    margin = 0.06 * (high - low) or 1
-    axis.set_ylim(*transform.inverted().transform(np.array([low - margin, high + margin])))
-    axis.yaxis.set_major_formatter(FuncFormatter(plain_number))
-    axis.axhline(0, color="#333333", linewidth=0.8, zorder=1)
-    axis.grid(axis="y")
-
-
 def set_slots(axis: Axes, slots: Sequence[str], where: Complexity) -> None:
     """Name the slots below the axis, and give each its small axis of environment complexity."""
     axis.set_xticks(range(len(slots)), [slot.replace(" ", "\n", 1) for slot in slots])
@@ -206,23 +194,29 @@ def set_slots(axis: Axes, slots: Sequence[str], where: Complexity) -> None:
             axis.text(at, -0.025, label, ha="center", va="top", **style)
 
 
-def legend(figure: Figure, sizes: Sequence[str], where: Complexity, interval: bool = False) -> None:
-    """Explain the markers above the figure, and the small axes below it."""
+def legend(figure: Figure, sizes: Sequence[str], where: Complexity, mean: str = "") -> None:
+    """Explain the markers above the figure, and the small axes below it; mean names the bars."""
     handles = [
         Line2D([], [], marker=MARKERS.get(size, "D"), linestyle="", color=shade("", size))
         for size in sizes
     ]
     labels = [f"{size} model" for size in sizes]
-    if interval:
+    if mean:
         handles.append(Line2D([], [], color="black", linewidth=1.4, marker="_", markersize=9))
-        labels.append("geometric mean, 95% interval")
+        over = " over all model sizes" if len(sizes) > 1 else ""
+        labels.append(f"{mean}{over}, 95% interval")
     figure.legend(handles, labels, loc="outside upper center", ncols=len(handles), fontsize=8)
     figure.supxlabel(where.label, fontsize=8, color="#555555")
 
 
 # === Clouds =====================================================================================
 def draw_clouds(
-    axis: Axes, table: pd.DataFrame, slots: Sequence[str], where: Complexity, group: str
+    axis: Axes,
+    table: pd.DataFrame,
+    slots: Sequence[str],
+    where: Complexity,
+    group: str,
+    violins: bool = True,
 ) -> None:
     """Draw each slot's rows: half a violin per model size, and a point per row beside it.
 
@@ -246,7 +240,7 @@ def draw_clouds(
             zorder=3,
         )
         scaled = forward.transform(values)
-        if len(values) < LEAST_FOR_VIOLIN or np.ptp(scaled) < 1e-9:
+        if not violins or len(values) < LEAST_FOR_VIOLIN or np.ptp(scaled) < 1e-9:
             continue
         shape = cbook.violin_stats(scaled, lambda x, at: gaussian_kde(x)(at))[0]
         names = ("coords", "mean", "median", "min", "max")
@@ -258,18 +252,43 @@ def draw_clouds(
             body.set(facecolor=colour, edgecolor=colour, alpha=0.6, linewidth=0.8)
 
 
+def draw_means(
+    axis: Axes, slots: Sequence[str], means: Mapping[str, tuple[float, float, float]], unit: str
+) -> None:
+    """Draw the mean of each slot and its interval, and write the mean above."""
+    for i, slot in enumerate(slots):
+        if slot not in means:
+            continue
+        mean, low, high = means[slot]
+        if not np.isnan(low):
+            axis.plot([i, i], [low, high], color="black", linewidth=1.4, zorder=4)
+        axis.plot(i, mean, marker="_", markersize=9, color="black", zorder=4)
+        style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8, "zorder": 5}
+        style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        above = ("data", "axes fraction")
+        axis.annotate(f"{readings.number(mean)}{unit}", (i, 1), xycoords=above, **style)
+
+
+def timed(runs: pd.DataFrame, *values: str) -> list[str]:
+    """Return the durations that any run is long enough to have."""
+    return [value for value in values if runs[value].notna().any()]
+
+
 def durations_axis(
     axis: Axes, runs: pd.DataFrame, value: str, slots: Sequence[str], where: Complexity
 ) -> None:
-    """Draw a duration in seconds by mode, on a log axis; no axis where all runs are too short."""
+    """Draw a duration in seconds by mode, on a log axis."""
     table = runs.assign(value=runs[value]).dropna(subset=["value"])
-    if table.empty:
-        axis.remove()
-        return
     set_log(axis, table["value"])
     draw_clouds(axis, table, slots, where, "mode")
     set_slots(axis, slots, where)
-    axis.set(title=TITLES.get(value, value), ylabel="seconds")
+    axis.set(title=title(runs, value), ylabel="seconds")
+
+
+def title(runs: pd.DataFrame, value: str) -> str:
+    """Return what a duration is; of whole trainings, how long they are."""
+    length = readings.counted(runs["num_iterations"], "iteration")
+    return TITLES.get(value, value).format(length=length)
 
 
 def speedups_axis(
@@ -297,20 +316,11 @@ def speedups_axis(
     axis.axhline(1, color="#333333", linewidth=0.8, zorder=1)
     draw_clouds(axis, table, slots, where, contender)
     set_slots(axis, slots, where)
-    for i, slot in enumerate(slots):
-        if slot not in means.index:
-            continue
-        row = means.loc[slot]
-        if pd.notna(row["low"]):
-            axis.plot([i, i], [row["low"], row["high"]], color="black", linewidth=1.4, zorder=4)
-        axis.plot(i, row["paired"], marker="_", markersize=9, color="black", zorder=4)
-        style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8, "zorder": 5}
-        style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        above = ("data", "axes fraction")
-        axis.annotate(ratio_text(row["paired"]), (i, 1), xycoords=above, **style)
+    intervals = {slot: tuple(row) for slot, *row in means[["paired", "low", "high"]].itertuples()}
+    draw_means(axis, slots, intervals, "x")
     low, high = axis.get_ylim()
     axis.set_ylim(low, high * (high / low) ** 0.1)  # room for the numbers
-    axis.set(title=TITLES.get(value, value), ylabel=f"speedup over {baseline}")
+    axis.set(title=title(runs, value), ylabel=f"speedup over {baseline}")
 
 
 def width(slots: Sequence[str], panels: int = 1) -> float:
@@ -342,7 +352,7 @@ def speedups(
     slots, where = paired_modes(runs, value, baseline), place(runs, complexity)
     figure, axis = plt.subplots(figsize=(width(slots), 4.2))
     speedups_axis(axis, runs, value, baseline, slots, where)
-    legend(figure, stats.sizes(runs), where, interval=True)
+    legend(figure, paired_sizes(runs, value, baseline), where, "geometric mean")
     return figure
 
 
@@ -350,8 +360,12 @@ def speedups(
 def overhead(runs: pd.DataFrame, complexity: Mapping[str, float] | None = None) -> Figure:
     """Plot startup, iteration 0, iterations 1-7 and the steady state of every run by mode."""
     slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    figure, axes = plt.subplots(2, 2, figsize=(width(slots, 2), 6.8))
-    for axis, value in zip(axes.flat, ("startup", "first", "early", "steady"), strict=True):
+    values = timed(runs, "startup", "first", "early", "steady")
+    rows = 2 if len(values) == 4 else 1
+    columns = len(values) // rows
+    size = (width(slots, columns), 3.4 * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for axis, value in zip(axes.flat, values, strict=True):
         durations_axis(axis, runs, value, slots, where)
     legend(figure, stats.sizes(runs), where)
     return figure
@@ -363,18 +377,26 @@ def overhead_differences(
 ) -> Figure:
     """Plot what every mode's startup and first iterations take beyond the baseline's."""
     slots, where = paired_modes(runs, "startup", baseline), place(runs, complexity)
-    values = [x for x in ("startup", "first", "early") if runs[x].notna().any()]
+    values = timed(runs, "startup", "first", "early")
     size = (width(slots, len(values)), 4.2)
     figure, axes = plt.subplots(1, len(values), figsize=size, squeeze=False)
     for axis, value in zip(axes.flat, values, strict=True):
-        pairs = [stats.pair(runs, value, baseline, x).assign(mode=x) for x in slots]
-        table = pd.concat(pairs)
-        table["value"] = table["candidate"] - table["baseline"]
-        set_symlog(axis, table["value"].to_numpy())
-        draw_clouds(axis, table, slots, where, "mode")
+        pairs = pd.concat([stats.pair(runs, value, baseline, x).assign(mode=x) for x in slots])
+        table = pairs.assign(value=pairs["candidate"] - pairs["baseline"])
+        means = stats.difference_table(runs, value, baseline).groupby("candidate").last()
+        intervals = {slot: tuple(row) for slot, *row in means[["mean", "low", "high"]].itertuples()}
+        draw_clouds(axis, table, slots, where, "mode", violins=False)
+        low, high = table["value"].min(), table["value"].max()
+        low, high = min(low, 0), max(high, 0)
+        margin = 0.1 * (high - low) or 1
+        # As with speedups, an interval may leave the axis, and the numbers need room.
+        axis.set_ylim(low - margin, high + 2 * margin)
+        axis.axhline(0, color="#333333", linewidth=0.8, zorder=1)
+        axis.grid(axis="y")
         set_slots(axis, slots, where)
-        axis.set(title=TITLES[value].split(":")[0], ylabel=f"seconds more than {baseline}")
-    legend(figure, stats.sizes(runs), where)
+        draw_means(axis, slots, intervals, " s")
+        axis.set(title=title(runs, value).split(":")[0], ylabel=f"more than {baseline} (s)")
+    legend(figure, paired_sizes(runs, "startup", baseline), where, "mean")
     return figure
 
 
@@ -385,14 +407,15 @@ def phases(
     """Plot rollout and update of synchronised runs: seconds above, speedups below."""
     slots, where = mode_order(runs["mode"]), place(runs, complexity)
     others = paired_modes(runs, "rollout_steady", baseline)
-    rows = 2 if others else 1
-    figure, axes = plt.subplots(rows, 2, figsize=(width(slots, 2), 3.6 * rows), squeeze=False)
-    for column, value in zip(axes.T, ("rollout_steady", "update_steady"), strict=True):
+    rows, values = 2 if others else 1, timed(runs, "rollout_steady", "update_steady")
+    size = (width(slots, len(values)), 3.6 * rows)
+    figure, axes = plt.subplots(rows, len(values), figsize=size, squeeze=False)
+    for column, value in zip(axes.T, values, strict=True):
         durations_axis(column[0], runs, value, slots, where)
         if others:
             speedups_axis(column[1], runs, value, baseline, others, where)
             column[1].set_title("")
-    legend(figure, stats.sizes(runs), where, interval=bool(others))
+    legend(figure, stats.sizes(runs), where, "geometric mean" if others else "")
     return figure
 
 
@@ -400,8 +423,10 @@ def phases(
 def compilation(runs: pd.DataFrame, complexity: Mapping[str, float] | None = None) -> Figure:
     """Plot iteration 0 and, where runs are long enough, the steady state of every compile mode."""
     slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    figure, axes = plt.subplots(2, 1, figsize=(width(slots), 7.2))
-    for axis, value in zip(axes, ("first", "steady"), strict=True):
+    values = timed(runs, "first", "steady")
+    size = (width(slots), 0.4 + 3.4 * len(values))
+    figure, axes = plt.subplots(len(values), 1, figsize=size, squeeze=False)
+    for axis, value in zip(axes.flat, values, strict=True):
         durations_axis(axis, runs, value, slots, where)
     legend(figure, stats.sizes(runs), where)
     return figure
@@ -450,63 +475,81 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
+def panel_title(axis: Axes, runs: pd.DataFrame) -> None:
+    """Name the environment of a panel, and say how many runs each of its modes has."""
+    counts = runs.groupby("mode").size()
+    axis.set_title(f"{runs['env_id'].iloc[0]}, {readings.counted(counts, 'run')} per mode")
+
+
+def curve_style(mode: str) -> dict[str, Any]:
+    """Return the line of a mode: its hue is the framework's, and its form the compile mode's."""
+    dashes = DASHES.get(mode.split(maxsplit=1)[-1])
+    style = THIN | {"linestyle": dashes} if dashes else BROAD
+    return style | {"color": shade(mode, "large" if dashes else "small")}
+
+
 @styled
 def learning_curves(runs: pd.DataFrame, iterations: pd.DataFrame) -> Figure:
     """Plot the return of each environment: the mean over repeats, and a band around them all.
 
-    Runs of several model sizes or workloads must not be mixed: give those of one.
+    An iteration without the end of an episode has the return of the one before it. A curve begins
+    where all of its runs have a return, or its mean would jump as runs come and go. Runs of several
+    model sizes or workloads must not be mixed: give those of one.
     """
     runs = runs.dropna(subset=["final_return"])
     envs, modes = list(dict.fromkeys(runs["env_id"])), mode_order(runs["mode"])
     figure, axes = panels(len(envs))
-    rows = iterations.merge(runs[["run", "env_id", "mode", "compile_mode"]], on="run")
+    rows = iterations.merge(runs[["run", "env_id", "mode"]], on="run")
     for axis, env_id in zip(axes, envs, strict=True):
         for mode in modes:
             part = rows[(rows["env_id"] == env_id) & (rows["mode"] == mode)]
-            curve = part.groupby("global_step")["charts/episodic_return"].agg(
-                ["mean", "min", "max"]
+            returns = part.pivot(
+                index="global_step", columns="run", values="charts/episodic_return"
             )
-            curve = curve.dropna()
-            colour, dashes = shade(mode, "large"), DASHES.get(mode.split(maxsplit=1)[-1], "-")
-            marker = "." if len(curve) < 3 else ""  # too few iterations for a line to show
-            style: dict[str, Any] = {"linestyle": dashes, "linewidth": 1.2, "marker": marker}
-            axis.plot(curve.index, curve["mean"], color=colour, **style)
-            style = {"color": colour, "alpha": 0.15, "linewidth": 0}
-            axis.fill_between(curve.index, curve["min"], curve["max"], **style)
-        axis.set_title(env_id)
+            returns = returns.ffill().dropna()
+            marker = "." if len(returns) < 3 else ""  # too few iterations for a line to show
+            axis.plot(returns.index, returns.mean(axis=1), marker=marker, **curve_style(mode))
+            low, high, colour = returns.min(axis=1), returns.max(axis=1), shade(mode, "large")
+            axis.fill_between(returns.index, low, high, color=colour, alpha=0.12, linewidth=0)
+        panel_title(axis, runs[runs["env_id"] == env_id])
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.grid()
-    figure.supxlabel("environment steps", fontsize=9)
+    lines = "line: mean over runs, each with its last return; band: lowest to highest run"
+    figure.supxlabel(f"environment steps ({lines})", fontsize=9)
     figure.supylabel("mean episodic return", fontsize=9)
-    handles = [
-        Line2D([], [], color=shade(x, "large"), linestyle=DASHES.get(x.split(maxsplit=1)[-1], "-"))
-        for x in modes
-    ]
+    handles = [Line2D([], [], **curve_style(mode)) for mode in modes]
     figure.legend(handles, modes, loc="outside upper center", ncols=min(len(modes), 4), fontsize=8)
     return figure
 
 
 @styled
 def final_returns(runs: pd.DataFrame) -> Figure:
-    """Plot each run's final return by environment and mode, and their mean.
-
-    From three runs on, a line is the mean's 95% interval.
-    """
+    """Plot each run's final return by environment and mode, with their IQM and its interval."""
     runs = runs.dropna(subset=["final_return"])
     envs, modes = list(dict.fromkeys(runs["env_id"])), mode_order(runs["mode"])
     figure, axes = panels(len(envs))
+    style: dict[str, Any] = {"color": "black", "linewidth": 1, "marker": "|"}
+    handles = [
+        Line2D([], [], color=OTHER_HUE, marker="o", markersize=4, linestyle=""),
+        Line2D([], [], **style),
+    ]
+    least = f"from {stats.LEAST_RETURNS} runs on with its 95% interval"
+    labels = ["a run", f"interquartile mean (IQM), {least}"]
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
     for panel, (axis, env_id) in enumerate(zip(axes, envs, strict=True)):
         for i, mode in enumerate(modes):
             rows = runs[(runs["env_id"] == env_id) & (runs["mode"] == mode)]
-            values, y = rows["final_return"], len(modes) - 1 - i
-            jitter = np.linspace(-0.15, 0.15, len(values)) if len(values) > 1 else 0.0
+            values, y = rows["final_return"].to_numpy(), len(modes) - 1 - i
+            if not len(values):
+                continue
+            jitter = np.linspace(-0.15, 0.15, len(values)) if len(values) > 1 else np.zeros(1)
             colours = [shade(mode, size) for size in rows["size"]]
-            axis.scatter(values, y + jitter + np.zeros(len(values)), s=14, color=colours)
-            if len(values) > 2:
-                half = values.sem() * student.ppf(0.975, len(values) - 1)
-                style: dict[str, Any] = {"color": "black", "linewidth": 1, "marker": "|"}
-                axis.errorbar(values.mean(), y, xerr=half, **style)
-        axis.set(title=env_id, ylim=(-0.6, len(modes) - 0.4))
+            axis.scatter(values, y + jitter, s=14, color=colours)
+            estimate, low, high = stats.iqm_interval([values])
+            axis.plot(estimate, y, **style)
+            axis.plot([low, high], [y, y], color="black", linewidth=1)
+        panel_title(axis, runs[runs["env_id"] == env_id])
+        axis.set_ylim(-0.6, len(modes) - 0.4)
         names = modes[::-1] if panel % 4 == 0 else [""] * len(modes)
         axis.set_yticks(range(len(modes)), names)
         axis.grid(axis="x")

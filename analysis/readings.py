@@ -1,6 +1,6 @@
 """What the data say, in sentences computed from them, so that none can outlive its number."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,19 @@ def synced(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["sync"] & runs["rollout_steady"].notna()]
 
 
+def unphased(runs: pd.DataFrame) -> str:
+    """Say why none of runs is in synced()."""
+    if runs["sync"].any():
+        return "The runs with --sync-for-timing are too short for steady times of the phases."
+    return "No run has --sync-for-timing, so rollout and update have no times."
+
+
+def shared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of the environments and model sizes in which every mode was run."""
+    modes = runs.groupby(["env_id", "size"])["mode"].transform("nunique")
+    return runs[modes == runs["mode"].nunique()]
+
+
 def most_modes(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the synchronised or the other runs, whichever have more compile modes."""
     groups = [group for _, group in runs.groupby("sync")]
@@ -41,15 +54,29 @@ def one_length(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns and totals depend on it.
     """
-    lengths = runs.groupby(["env_id", "size"])["num_iterations"]
-    return runs[runs["num_iterations"] == lengths.transform(lambda x: x.mode().iloc[0])]
+    lengths = runs["num_iterations"].fillna(0)  # which a table from elsewhere need not have
+    cells = lengths.groupby([runs["env_id"], runs["size"]])
+    return runs[lengths == cells.transform(lambda x: x.mode().iloc[0])]
+
+
+def by_length(runs: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
+    """Return each number of iterations and its runs, for what depends on it."""
+    lengths = runs.dropna(subset=["total"]).groupby("num_iterations")
+    return [(int(group["num_iterations"].iloc[0]), group) for _, group in lengths]
 
 
 # === Sentences ==================================================================================
-def join(parts: Sequence[str]) -> str:
+def join(parts: Sequence[str], last: str = "and") -> str:
     """Return "a", "a and b" or "a, b and c"."""
-    *most, last = parts
-    return f"{', '.join(most)} and {last}" if most else last
+    *most, end = parts
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def counted(counts: Iterable[int], name: str) -> str:
+    """Return "1 run", "3 runs" or "1 to 3 runs", from the lowest to the highest of counts."""
+    low, high = min(counts), max(counts)
+    span = f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    return f"{span} {name}{'' if high == 1 else 's'}"
 
 
 def number(value: float) -> str:
@@ -75,16 +102,18 @@ def relative_times(runs: pd.DataFrame, value: str, baseline: str) -> pd.DataFram
     return table.sort_values(by="ratio")[["ratio", "low", "high"]]
 
 
-def coverage(runs: pd.DataFrame) -> str:
-    """Return how many environments, model sizes and repeats of each stand behind a number."""
-    repeats = runs.groupby(["env_id", "size"])["repeat"].nunique()
-    low, high = repeats.min(), repeats.max()
+def coverage(tables: Sequence[pd.DataFrame]) -> str:
+    """Return how many environments, model sizes and repeats of each stand behind some numbers.
+
+    There is a table of runs, or of pairs of runs, behind each number.
+    """
+    repeats = [n for x in tables for n in x.groupby(["env_id", "size"])["repeat"].nunique()]
     counts = [
-        (str(runs["env_id"].nunique()), "environment"),
-        (str(runs["size"].nunique()), "model size"),
-        (str(high) if low == high else f"{low} to {high}", "repeat"),
+        counted([x["env_id"].nunique() for x in tables], "environment"),
+        counted([x["size"].nunique() for x in tables], "model size"),
+        counted(repeats, "repeat"),
     ]
-    return join([f"{count} {name}{'' if count == '1' else 's'}" for count, name in counts])
+    return join(counts)
 
 
 def verdict(low: float, high: float) -> str:
@@ -96,23 +125,31 @@ def verdict(low: float, high: float) -> str:
 def compare(runs: pd.DataFrame, value: str, baseline: str, what: str) -> str:
     """Return how long every mode takes relative to the baseline."""
     table = relative_times(runs, value, baseline)
+    if runs[value].isna().all():
+        return f"No run is long enough to give the time of {what}."
     if table.empty:
-        return f"No other mode was run beside {baseline}, so the time of {what} has no ratio."
+        return (
+            f"No other mode was timed beside {baseline} in the same environment, model size and "
+            f"repeat, so the time of {what} has no ratio."
+        )
     parts = [
         f"{interval(row['ratio'], row['low'], row['high'])} times as long in {mode} "
         f"({verdict(row['low'], row['high'])})"
         for mode, row in table.iterrows()
     ]
+    pairs = [stats.pair(runs, value, baseline, str(mode)) for mode in table.index]
     return (
         f"Relative to {baseline}, {what} takes {join(parts)}: geometric means over "
-        f"{coverage(runs.dropna(subset=[value]))}, with 95% intervals."
+        f"{coverage(pairs)}{', with 95% intervals' if table['low'].notna().any() else ''}."
     )
 
 
 def overall(runs: pd.DataFrame, baseline: str) -> str:
-    """Compare the time of whole trainings."""
-    lengths = [f"{x:,.0f}" for x in sorted(runs["num_iterations"].unique())]
-    return compare(runs, "total", baseline, f"a training of {' or '.join(lengths)} iterations")
+    """Compare the time of whole trainings, those of each length on their own."""
+    return " ".join(
+        compare(group, "total", baseline, f"a training of {counted([length], 'iteration')}")
+        for length, group in by_length(runs)
+    )
 
 
 def steady(runs: pd.DataFrame, baseline: str) -> str:
@@ -121,13 +158,28 @@ def steady(runs: pd.DataFrame, baseline: str) -> str:
 
 
 def startup(runs: pd.DataFrame) -> str:
-    """Give the startup of every mode."""
-    medians = pd.Series(runs.groupby("mode")["startup"].median()).dropna().sort_values()
-    parts = [f"{number(seconds)} s in {mode}" for mode, seconds in medians.items()]
-    return (
-        "From the start of the process to the end of iteration 0 it takes, in the median, "
-        f"{join(parts)}."
-    )
+    """Give the startup of every mode, in the median over what all modes were run on.
+
+    Modes without an environment and model size in common are compared within each size, if at all.
+    """
+    runs = runs.dropna(subset=["startup"])
+    groups = [("", runs)]
+    if shared(runs).empty:
+        groups = [(f", with the {x} model", runs[runs["size"] == x]) for x in stats.sizes(runs)]
+    sentences = []
+    for where, group in groups:
+        common = shared(group)
+        medians = common.groupby(["mode", "env_id", "size"])["startup"].median()
+        medians = pd.Series(medians.groupby("mode").median()).sort_values()
+        parts = [f"{number(seconds)} s in {mode}" for mode, seconds in medians.items()]
+        modes = join(sorted(group["mode"].unique()))
+        sentences.append(
+            f"From the start of the process to the end of iteration 0 it takes{where}, in the "
+            f"median over {coverage([common])}, {join(parts)}."
+            if parts
+            else f"The startups of {modes} cannot be compared{where}: no environment has them all."
+        )
+    return " ".join(sentences)
 
 
 def late_compiling(runs: pd.DataFrame) -> str:
@@ -147,16 +199,27 @@ def late_compiling(runs: pd.DataFrame) -> str:
 
 def break_even(runs: pd.DataFrame, baseline: str) -> str:
     """Say after how many iterations the baseline's longer startup has paid off, where it does."""
+    runs = runs.dropna(subset=["startup", "steady"])
     medians = runs.groupby(["env_id", "size", "mode"])[["startup", "steady"]].median()
-    medians = medians.groupby("mode").mean()
-    parts = []
-    for mode, row in medians.drop(index=baseline, errors="ignore").iterrows():
-        lost = medians.loc[baseline, "startup"] - row["startup"]
-        gained = row["steady"] - medians.loc[baseline, "steady"]
-        if lost > 0 and gained > 0:
-            parts.append(f"{mode} after {np.ceil(lost / gained):,.0f} iterations")
+    startup, steady = (medians[name].unstack() for name in medians)
+    lost = pd.Series(dtype=float)
+    if baseline in startup:
+        lost = startup.rsub(startup[baseline], axis=0).drop(columns=baseline).mean().dropna()
+    if lost.empty:
+        return (
+            "Whether a longer startup pays off cannot be said: no other mode has a steady state "
+            f"where {baseline} has one."
+        )
+    gained = steady.sub(steady[baseline], axis=0).mean()
+    parts = [
+        f"{mode} after {np.ceil(lost[mode] / gained[mode]):,.0f} iterations"
+        for mode in lost.index
+        if lost[mode] > 0 and gained[mode] > 0
+    ]
     if not parts:
-        return f"No mode starts sooner than {baseline} and then runs slower."
+        return (
+            f"Of {join(list(lost.index))}, none starts sooner than {baseline} and then runs slower."
+        )
     return f"{baseline} starts later but has overtaken {join(parts)}."
 
 
@@ -193,18 +256,19 @@ def compilation(runs: pd.DataFrame) -> str:
 
 def platforms(runs: pd.DataFrame, baseline: str, candidate: str, value: str = "steady") -> str:
     """Compare two platforms, mode by mode."""
-    parts = []
+    parts, intervals = [], False
     for mode, group in runs.groupby("mode"):
         both = group[group["platform"].isin([baseline, candidate])]
         table = stats.speedup_table(both, value, baseline, "platform")
         if len(table) and table.iloc[-1]["blocks"]:
             row = table.iloc[-1]
+            intervals |= bool(pd.notna(row["low"]))
             parts.append(f"{mode} {interval(row['paired'], row['low'], row['high'])}")
     if not parts:
         return f"No run was made alike on {baseline} and on {candidate}."
     return (
-        f"The speedup of {candidate} over {baseline} in steady state is, with its 95% interval: "
-        f"{join(parts)}."
+        f"The speedup of {candidate} over {baseline} in steady state is"
+        f"{', with its 95% interval' if intervals else ''}: {join(parts)}."
     )
 
 
@@ -220,6 +284,7 @@ def score_table(runs: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
     """Return the IQM of the final returns over environments, by model size and mode.
 
     A return counts from 0 to 1, the lowest and the highest that the environment gave.
+    Environments whose return never changed are left out, and named by unscored().
     """
     runs = runs.dropna(subset=["final_return"])
     low, high = (runs["env_id"].map(ranges[name]).astype(float) for name in ("low", "high"))
@@ -234,10 +299,22 @@ def score_table(runs: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def unscored(runs: pd.DataFrame, ranges: pd.DataFrame) -> str:
+    """Name the environments that have no return, or none that could be told from another."""
+    ended = set(runs.dropna(subset=["final_return"])["env_id"])
+    silent = sorted(set(runs["env_id"]) - ended)
+    flat = sorted(ended.intersection(ranges.index[ranges["low"] == ranges["high"]]))
+    text = f" No episode ended in {join(silent)}." if silent else ""
+    if flat:
+        text += f" The scores leave out {join(flat)}: every iteration gave the same return there."
+    return text
+
+
 def equivalence_table(runs: pd.DataFrame, ranges: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Test each mode's final returns against the baseline's, by environment and model size.
 
-    The margin is MARGIN of the range of returns seen in the environment.
+    The margin is MARGIN of the range of returns seen in the environment. Where all runs of all
+    modes returned the same there is nothing to tell apart: the verdict is "all alike".
     """
     rows = []
     runs = runs.dropna(subset=["final_return"])
@@ -249,6 +326,8 @@ def equivalence_table(runs: pd.DataFrame, ranges: pd.DataFrame, baseline: str) -
             if mode != baseline:
                 margin = MARGIN * float(ranges.loc[env_id, "high"] - ranges.loc[env_id, "low"])
                 test = stats.equivalence(returns[baseline], returns[mode], margin)
+                if cell["final_return"].nunique() == 1:
+                    test = test._replace(p_value=np.nan, verdict="all alike")
                 rows.append({"env_id": env_id, "size": size, "mode": mode, **test._asdict()})
     columns = ["env_id", "size", "mode", *stats.Equivalence._fields]
     return pd.DataFrame(rows, columns=columns)
@@ -258,24 +337,34 @@ def learning(tests: pd.DataFrame, baseline: str) -> str:
     """Count the verdicts of the equivalence tests."""
     if tests.empty:
         return "Nothing can be said of learning: no two modes finished an episode side by side."
-    decided = tests[tests["verdict"] != "too few runs"]
-    if decided.empty:
-        return (
-            "Whether the frameworks learn alike cannot be tested, since each cell has a single "
-            "run; the final returns are in the table."
-        )
-    counts = decided["verdict"].value_counts()
+    decided = tests[~tests["verdict"].isin(["too few runs", "all alike"])]
+    counts = tests["verdict"].value_counts()
+    few, alike = counts.get("too few runs", 0), counts.get("all alike", 0)
     different = decided[decided["verdict"] == "different"]
     names = [f"{row.mode} in {row.env_id} ({row.size})" for row in different.itertuples()]
-    sentence = (
-        f"Against {baseline}, final returns are equivalent in {counts.get('equivalent', 0)} of "
-        f"{len(decided)} cells, undecided in {counts.get('undecided', 0)} and different in "
-        f"{counts.get('different', 0)}{': ' + join(names) if names else ''} (two one-sided tests "
-        f"at 5%, margin {100 * MARGIN:.0f}% of the range of returns seen)."
-    )
-    return sentence
+    sentences = []
+    if len(decided):
+        sentences.append(
+            f"Against {baseline}, final returns are equivalent in {counts.get('equivalent', 0)} "
+            f"of {counted([len(decided)], 'comparison')} of a mode in an environment and model "
+            f"size, undecided in {counts.get('undecided', 0)} and different in {len(different)}"
+            f"{': ' + join(names) if names else ''} (two one-sided tests at 5%, margin "
+            f"{100 * MARGIN:.0f}% of the range of returns seen)."
+        )
+    if few:
+        sentences.append(
+            f"{counted([few], 'comparison')} of final returns with {baseline} could not be tested, "
+            "for want of a second run; the returns are in the table."
+        )
+    if alike:
+        sentences.append(
+            f"In {counted([alike], 'comparison')}{' more' if few or len(decided) else ''} there "
+            "was nothing to tell apart, since all runs of all modes returned the same."
+        )
+    return " ".join(sentences)
 
 
 def answer(runs: pd.DataFrame, tests: pd.DataFrame, baseline: str) -> str:
-    """Give the three sentences that a reader in a hurry takes away."""
-    return " ".join([steady(runs, baseline), startup(runs), learning(tests, baseline)])
+    """Give the few sentences that a reader in a hurry takes away."""
+    sentences = [steady(runs, baseline), startup(runs), learning(tests, baseline)]
+    return " ".join(filter(None, sentences))

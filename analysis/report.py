@@ -8,9 +8,11 @@ figures. Any subset of the benchmark will do, from one run up; the report names 
 
 import argparse
 import base64
+import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from matplotlib.figure import Figure
 from analysis import figures, readings, stats
 from analysis.runs import Data, SourceError, load
 
+MEANS = "Geometric means over repeats, then over environments; steps/s follow from the steady time"
 MOST_CELLS = 40  # in the table that is printed; beyond them it is one row per mode and size
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
@@ -53,34 +56,34 @@ def cell_table(runs: pd.DataFrame, baseline: str) -> pd.DataFrame:
             cell = runs[(runs["env_id"] == env_id) & (runs["size"] == size)]
             where = {"environment": env_id, "model": size}
             rows += [where | row for row in mode_rows(cell, baseline)]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).drop(columns="environments")
 
 
 def overview_table(runs: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Return a row per model size and mode, over all environments."""
     parts = [(size, runs[runs["size"] == size]) for size in stats.sizes(runs)]
     rows = [{"model": size} | row for size, part in parts for row in mode_rows(part, baseline)]
-    return pd.DataFrame(rows).drop(columns="final return")
+    return pd.DataFrame(rows).drop(columns="mean final return")
 
 
 def mode_rows(runs: pd.DataFrame, baseline: str) -> list[dict[str, str]]:
-    """Return a row per mode: means over runs, and the steady time relative to the baseline's."""
+    """Return a row per mode: mean durations, and the steady time relative to the baseline's."""
     ratios = readings.relative_times(runs, "steady", baseline)
-    rows = []
+    comparable, rows = readings.one_length(runs), []
     for mode in figures.mode_order(runs["mode"]):
         group = runs[runs["mode"] == mode]
         ratio = "1" if mode == baseline else "-"
         if mode in ratios.index:
             ratio = readings.interval(*ratios.loc[mode, ["ratio", "low", "high"]])
-        values = [
-            ("startup (s)", group["startup"].mean(), ".2f"),
-            ("steady iteration (ms)", 1000 * group["steady"].mean(), ".1f"),
-            ("steps/s", group["sps"].mean(), ",.0f"),
-        ]
-        row = {"mode": mode, "runs": str(len(group))}
-        row |= {name: format_value(value, form) for name, value, form in values}
+        logs = np.log(group[["startup", "steady"]]).groupby(group["env_id"]).mean().mean()
+        startup, steady = np.exp(logs)
+        row = {"mode": mode, "environments": str(group["env_id"].nunique())}
+        row |= {"runs": str(len(group)), "startup (s)": format_value(startup, ".2f")}
+        row |= {"steady iteration (ms)": format_value(1000 * steady, ".1f")}
+        row |= {"steps/s": format_value(group["batch_size"].iloc[0] / steady, ",.0f")}
         row |= {f"time / {baseline}": ratio}
-        row |= {"final return": format_value(group["final_return"].mean(), ".1f")}
+        returns = comparable.loc[comparable["mode"] == mode, "final_return"]
+        row |= {"mean final return": format_value(returns.mean(), ".1f")}
         rows.append(row)
     return rows
 
@@ -188,10 +191,19 @@ def score_text(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the most memory that any run of a mode and model size used, in MB."""
-    peaks = runs.groupby(["size", "mode"])[["peak_host_bytes", "peak_device_bytes"]].max() / 1e6
-    peaks = peaks.map(lambda x: format_value(x, ",.0f")).reset_index()
-    return peaks.set_axis(["model", "mode", "host (MB)", "device (MB)"], axis="columns")
+    """Return the most memory, in MB, that any run of a mode and model size used.
+
+    They are compared over the environments that all have, or, if there are none, over all.
+    """
+    kinds = runs["size"] + " " + runs["mode"]
+    everywhere = kinds.groupby(runs["env_id"]).transform("nunique") == kinds.nunique()
+    groups = (runs[everywhere] if everywhere.any() else runs).groupby(["size", "mode"])
+    peaks = groups[["peak_host_bytes", "peak_device_bytes"]].max() / 1e6
+    peaks = peaks.map(lambda x: format_value(x, ",.0f"))
+    names = groups["env_id"].unique()
+    peaks.insert(0, "in", names.map(lambda x: x[0] if len(x) == 1 else str(len(x))))
+    columns = ["model", "mode", "environments", "host (MB)", "device (MB)"]
+    return peaks.reset_index().set_axis(columns, axis="columns")
 
 
 def machine_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -221,10 +233,24 @@ def slow_iterations(runs: pd.DataFrame, iterations: pd.DataFrame) -> list[str]:
     return lines
 
 
+def diverged(iterations: pd.DataFrame) -> list[str]:
+    """Name the runs whose losses are no numbers from some iteration to the end."""
+    losses = [f"losses/{name}" for name in ("policy_loss", "value_loss", "entropy")]
+    rows = iterations.reindex(columns=[*losses, "run", "iteration"])
+    finite = rows[rows[losses].notna().any(axis=1)].groupby("run")["iteration"].max()
+    last = rows.groupby("run")["iteration"].max()
+    since = finite.reindex(last.index, fill_value=-1) + 1
+    return [
+        f"{run}: no loss is a number from iteration {i:.0f} on"
+        for run, i in since[since <= last].items()
+    ]
+
+
 def anomalies(data: Data, speedups: pd.DataFrame) -> dict[str, list[str]]:
     """Return what a reader should know before trusting the numbers, by kind."""
     runs = data.runs
     found = {"Left out": [f"{name}: {reason}" for name, reason in data.left_out.items()]}
+    found["Diverged"] = diverged(data.iterations)
     found["Slow iterations"] = slow_iterations(runs, data.iterations)
     late = data.iterations[data.iterations["iteration"] >= 8].groupby("run")["time/iteration"]
     uneven = (late.mean() / late.median()).loc[lambda x: x > 1.1]
@@ -271,20 +297,29 @@ def anomalies_section(data: Data, speedups: pd.DataFrame) -> Section:
 def limits_section(runs: pd.DataFrame) -> Section:
     """Say what the data cannot."""
     lines = []
-    if runs["repeat"].nunique() < 2:
+    repeats = runs.groupby(["env_id", "size", "mode", "sync"])["repeat"].nunique()
+    if repeats.max() == 1:
         lines.append("Each cell ran once, so there is no interval within an environment.")
-    elif runs["repeat"].nunique() < 5:
-        lines.append(f"{runs['repeat'].nunique()} repeats make wide intervals for returns.")
+    elif repeats.min() < 5:
+        few = readings.counted([min(repeats)], "repeat")
+        lines.append(f"Some cells have {few} only: too few for an interval of their returns.")
+    envs = runs.groupby("size")["env_id"].unique()
     if runs["env_id"].nunique() == 1:
         lines.append(f"Only {runs['env_id'].iloc[0]} was run: other environments may differ.")
+    else:
+        lines += [
+            f"The {size} model was run in {envs[size][0]} only."
+            for size in stats.sizes(runs)
+            if len(envs[size]) == 1
+        ]
     missing = [size for size in stats.SIZE_ORDER if size not in set(runs["size"])]
     if missing:
-        lines.append(f"No {readings.join(missing)} model was run.")
+        lines.append(f"No {readings.join(missing, 'or')} model was run.")
     missing = [mode for mode in figures.MODES if mode not in set(runs["mode"])]
     if missing:
         lines.append(f"These modes were not run: {readings.join(missing)}.")
     if not len(readings.synced(runs)):
-        lines.append("No run has --sync-for-timing, so rollout and update have no times.")
+        lines.append(readings.unphased(runs))
     if runs["steady"].isna().any():
         lines.append("Runs of 8 iterations or fewer have no steady state.")
     if runs["platform"].nunique() == 1:
@@ -302,11 +337,18 @@ def limits_section(runs: pd.DataFrame) -> Section:
 def overall_section(
     runs: pd.DataFrame, baseline: str, complexity: Mapping[str, float] | None
 ) -> Section:
-    table = stats.speedup_table(runs, "total", baseline)
-    drawn = {"total": figures.durations(runs, "total", complexity)}
-    if table["blocks"].sum():
-        drawn["total_speedup"] = figures.speedups(runs, baseline, "total", complexity)
-    tables = {f"Speedup over {baseline}, whole training": speedup_text(table)}
+    """Compare whole trainings; those of each length have figures and a table of their own."""
+    drawn, tables = {}, {}
+    groups = readings.by_length(runs)
+    for length, group in groups:
+        suffix = f"_{length}" if len(groups) > 1 else ""
+        drawn[f"total{suffix}"] = figures.durations(group, "total", complexity)
+        table = stats.speedup_table(group, "total", baseline)
+        if table["blocks"].sum():
+            speedups = figures.speedups(group, baseline, "total", complexity)
+            drawn[f"total_speedup{suffix}"] = speedups
+        what = f"whole training of {readings.counted([length], 'iteration')}"
+        tables[f"Speedup over {baseline}, {what}"] = speedup_text(table)
     return Section("Overall", readings.overall(runs, baseline), drawn, tables)
 
 
@@ -380,10 +422,7 @@ def learning_section(
         if len(part):
             drawn[f"learning_{size}"] = figures.learning_curves(part, iterations)
             drawn[f"returns_{size}"] = figures.final_returns(part)
-    silent = sorted(set(runs["env_id"]) - set(runs.dropna(subset=["final_return"])["env_id"]))
-    text = readings.learning(tests, baseline)
-    if silent:
-        text += f" No episode ended in {readings.join(silent)}."
+    text = readings.learning(tests, baseline) + readings.unscored(runs, ranges)
     scores = "Final returns over environments, from 0 (lowest return seen) to 1 (highest)"
     tables = {
         scores: score_text(readings.score_table(runs, ranges)),
@@ -408,10 +447,11 @@ def against_section(runs: pd.DataFrame, other: pd.DataFrame) -> Section:
         text = "No cell with the same settings is in both."
         return Section("Against the other results", text, {}, {})
     counts = cells["verdict"].value_counts()
-    parts = [f"{count} {name}" for name, count in counts.items()]
+    parts = [f"{verdict} in {count}" for verdict, count in counts.items()]
     text = (
-        f"Of {len(cells)} durations of cells that both results have, the new ones are: "
-        f"{readings.join(parts)}. One in twenty would be slower or faster by chance."
+        f"Over {readings.counted([len(cells)], 'duration')} of cells that both results have, the "
+        f"verdict on the new one is: {readings.join(parts)}. Of those with an interval, one in "
+        "twenty would be slower or faster by chance."
     )
     tables = {"Over environments and model sizes": pd.DataFrame(means), "Per cell": cells}
     return Section("Against the other results", text, {}, tables)
@@ -449,7 +489,7 @@ def sections(
     cells = cell_table(runs, baseline)
     printed = cells if len(cells) <= MOST_CELLS else overview_table(runs, baseline)
 
-    parts = [Section("Summary", scope(everything, main, runs), {}, {"Means over runs": printed})]
+    parts = [Section("Summary", scope(everything, main, runs), {}, {MEANS: printed})]
     machines = {"Runs": machine_table(everything), "Most memory": memory_table(main)}
     parts.append(Section("Hardware and versions", "", {}, machines))
     parts.append(overall_section(comparable, baseline, complexity))
@@ -466,18 +506,33 @@ def sections(
     parts.append(anomalies_section(data, stats.speedup_table(runs, "steady", baseline)))
     parts.append(limits_section(everything))
     if len(cells) > MOST_CELLS:
-        parts.append(Section("Every cell", "", {}, {"Means over runs": cells}))
+        parts.append(Section("Every cell", "", {}, {MEANS: cells}))
     return readings.answer(runs, tests, baseline), parts, printed
 
 
 def scope(everything: pd.DataFrame, main: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """Say which runs the tables are about."""
-    text = f"{len(runs)} runs on {main['platform'].iloc[0]}"
+    """Say which runs the tables are about, and what they are in words."""
+    text = f"{readings.counted([len(runs)], 'run')} on {main['platform'].iloc[0]}"
     text += ", made to wait between rollout and update" if runs["sync"].all() else ""
-    left = len(everything) - len(main)
+    left, synced = len(everything) - len(main), len(main) - len(runs)
     if left:
-        text += f"; {left} runs with other settings or on other machines are not in these tables"
-    return text + ". Startup is from the start of the process to the end of iteration 0."
+        with_other = f"{readings.counted([left], 'run')} with other settings or on other machines"
+        text += f"; {with_other} {'is' if left == 1 else 'are'} not in these tables"
+    if synced:
+        titles = ["Rollout and update"] if len(readings.synced(main)) else []
+        modes = readings.most_modes(main)
+        if modes["sync"].all() and modes["compile_mode"].eq("none").any():
+            titles.append("Compile modes")
+        with_sync = f"{readings.counted([synced], 'run')} with --sync-for-timing"
+        places = readings.join([f"'{title}'" for title in [*titles, "Most memory"]])
+        text += (
+            f"; {with_sync} {'is' if synced == 1 else 'are'} not in these tables but in {places}"
+        )
+    return (
+        f"{text}. Startup is from the start of the process to the end of iteration 0. A cell is "
+        "all runs of one mode, environment and model size; a block is the runs of one machine, "
+        "environment, model size and repeat, in which modes are compared with each other."
+    )
 
 
 # === Output =====================================================================================
@@ -512,7 +567,10 @@ def write_report(
     complexity: Mapping[str, float] | None = None,
 ) -> str:
     """Write report.md, report.html and figures into out; return the summary as plain text."""
-    out.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        out.mkdir(parents=True, exist_ok=True)
+    if not (out.is_dir() and os.access(out, os.W_OK)):
+        raise SourceError(f"--out must be a folder to write to, not {out}")
     answer, parts, printed = sections(data, other, complexity)
     for section in parts:
         for name, figure in section.figures.items():

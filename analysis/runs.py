@@ -8,7 +8,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +48,39 @@ MEASURES = (
     *("losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clip_fraction"),
     *("losses/explained_variance", "time/elapsed", "time/iteration", "time/rollout"),
     "time/update",
+)
+
+
+def is_number(x: Any) -> bool:
+    return type(x) in (int, float) and abs(x) < 1e300  # neither a flag nor NaN nor infinite
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda x: isinstance(x, str),
+    "true or false": lambda x: isinstance(x, bool),
+    "a number": is_number,
+    "a number above 0": lambda x: is_number(x) and x > 0,
+    "a whole number above 0": lambda x: type(x) is int and x > 0,
+    "a list of whole numbers above 0": lambda x: (
+        isinstance(x, list) and all(type(n) is int and n > 0 for n in x)
+    ),
+}
+WANTED = {
+    "text": "framework compile_mode started device os gpu driver cpu git_commit args.exp_name "
+    "args.env_id args.run_name args.notes",
+    "true or false": "wsl2 container args.sync_for_timing",
+    "a number": "args.seed repeat cores load final_return best_return peak_host_bytes "
+    "peak_device_bytes",
+    "a number above 0": "durations.imports durations.setup durations.first_iteration "
+    "durations.early_iteration durations.steady_iteration durations.total durations.process",
+    "a whole number above 0": "args.num_envs args.num_steps args.total_timesteps",
+    "a list of whole numbers above 0": "args.hidden_sizes",
+}
+# These may be null; and, since W&B drops a summary's nulls, absent.
+NULLABLE = (
+    *("gpu", "driver", "cpu", "git_commit", "repeat", "cores", "load", "final_return"),
+    *("best_return", "peak_device_bytes", "durations.early_iteration"),
+    "durations.steady_iteration",
 )
 
 
@@ -144,13 +177,14 @@ def read_folder(folder: Path) -> tuple[list[Record], dict[str, str]]:
 def failures(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the runs that failed under benchmark.sh, and why, from the logs that it keeps."""
     for log in sorted([*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]):
-        for line in log.read_text().splitlines():
+        for line in log.read_text(errors="replace").splitlines():
             try:
                 event = json.loads(line)
             except ValueError:
                 continue  # half a line, from a driver that was killed as it wrote
-            if isinstance(event, dict) and event.get("completed") == "no":
-                yield str((log.parent / event["run"]).relative_to(folder)), event["reason"]
+            if isinstance(event, dict) and event.get("completed") == "no" and event.get("run"):
+                run = log.parent.relative_to(folder) / str(event["run"])
+                yield str(run), str(event.get("reason") or "it failed")
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -176,8 +210,6 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError("no metrics.jsonl") from None
     except ValueError:
         raise ValueError("metrics.jsonl is not JSON lines") from None
-    if not all(isinstance(row, dict) for row in metrics):
-        raise ValueError("metrics.jsonl has lines that are not objects")
     return info, metrics
 
 
@@ -231,9 +263,8 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
     rows, iterations = [], []
     for record in records:
         try:
+            check(record)
             rows.append(describe(record))
-        except (KeyError, TypeError, AttributeError) as error:
-            left_out[record.run] = f"not a run of this benchmark, or an incomplete one ({error!r})"
         except ValueError as error:
             left_out[record.run] = str(error)
         else:
@@ -257,23 +288,60 @@ def parse_times(times: pd.Series) -> pd.Series:
     return pd.to_datetime(times, format="ISO8601", utc=True, errors="coerce")
 
 
-def describe(record: Record) -> dict[str, Any]:
-    """Return the row of a run; raise KeyError, TypeError or ValueError for what is not one."""
-    info, args, durations = record.info, record.info["args"], record.info["durations"]
-    if info["status"] != "completed":
-        raise ValueError(f"status is {info['status']}")
-    batch_size = args["num_envs"] * args["num_steps"]
-    num_iterations = args["total_timesteps"] // batch_size
+def check(record: Record) -> None:
+    """Raise ValueError, with one reason, for a record that is not a completed and whole run."""
+    info = record.info if isinstance(record.info, dict) else {}
+    for part in ("args", "durations", "versions"):
+        if not isinstance(info.get(part), dict):
+            raise ValueError(f"not a run of this benchmark: it has no {part}")
+    if info.get("status") != "completed":
+        raise ValueError(f"status is {info.get('status')}")
+    parts = {
+        f"{part}.{name}": x for part in ("args", "durations") for name, x in info[part].items()
+    }
+    check_kinds(info | parts, WANTED, NULLABLE)
+    num_iterations = count_iterations(info["args"])
     if record.metrics is not None and len(record.metrics) != num_iterations:
         raise ValueError(f"{len(record.metrics)} iterations instead of {num_iterations}")
+    times = ["time/iteration", "time/elapsed"]
+    times += ["time/rollout", "time/update"] if info["args"]["sync_for_timing"] else []
+    wanted = {"a whole number above 0": "global_step", "a number above 0": " ".join(times)}
+    wanted["a number"] = " ".join(MEASURES)
+    nullable = [name for name in MEASURES if name not in times]
+    for i, row in enumerate(record.metrics or []):
+        if not isinstance(row, dict) or row.get("iteration") != i:
+            raise ValueError(f"line {i + 1} of its metrics is not iteration {i}")
+        check_kinds(row, wanted, nullable, f"iteration {i}: ")
+
+
+def check_kinds(
+    values: dict[str, Any], wanted: dict[str, str], nullable: Sequence[str], where: str = ""
+) -> None:
+    """Raise ValueError for the first of the wanted values that is not of its kind."""
+    for kind, names in wanted.items():
+        for name in names.split():
+            value = values.get(name)
+            if name not in values and name not in nullable:
+                raise ValueError(f"{where}{name} is missing")
+            if not KINDS[kind](value) and not (value is None and name in nullable):
+                raise ValueError(f"{where}{name} is {json.dumps(value):.40}, not {kind}")
+
+
+def count_iterations(args: dict[str, Any]) -> int:
+    return args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """Return the row of a run that check() found good."""
+    info, args, durations = record.info, record.info["args"], record.info["durations"]
+    batch_size = args["num_envs"] * args["num_steps"]
     hidden, versions = tuple(args["hidden_sizes"]), info["versions"]
     versions = {name.lower(): version for name, version in versions.items()}
-    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info["cpu"] or "unknown CPU").strip()
-    host = f"{cpu}, {info['cores']} cores"
+    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info.get("cpu") or "unknown CPU").strip()
+    host = f"{cpu}, {info.get('cores')} cores"
     on_gpu = info["device"] != "cpu"
     system = "WSL2" if info["wsl2"] else info["os"].split("-")[0]
-    unit = f"{info['device']}, driver {info['driver']}" if on_gpu else host
-    # W&B drops a summary's nulls, so what may be null may be absent.
+    unit = f"{info['device']}, driver {info.get('driver')}" if on_gpu else host
     steady = durations.get("steady_iteration")
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
     return {
@@ -287,23 +355,23 @@ def describe(record: Record) -> dict[str, Any]:
         "size": SIZES.get(hidden, "x".join(map(str, hidden))),
         "hidden_sizes": " ".join(map(str, hidden)),
         "settings": json.dumps(settings),
-        "repeat": info.get("repeat", args["seed"]),
+        "repeat": args["seed"] if info.get("repeat") is None else info["repeat"],
         "seed": args["seed"],
         "sync": args["sync_for_timing"],
-        "num_iterations": num_iterations,
+        "num_iterations": count_iterations(args),
         "batch_size": batch_size,
         "platform": f"{system}, {unit}",
         "host": host,
         "device": info["device"],
-        "gpu": info["gpu"],
-        "driver": info["driver"],
+        "gpu": info.get("gpu"),
+        "driver": info.get("driver"),
         "os": info["os"],
         "wsl2": info["wsl2"],
         "container": info["container"],
-        "cores": info["cores"],
-        "load": info["load"],
+        "cores": info.get("cores"),
+        "load": info.get("load"),
         "started": info["started"],
-        "commit": info["git_commit"],
+        "commit": info.get("git_commit"),
         **{name: versions.get(name) for name in ("torch", "jax", "flax")},
         "versions": json.dumps(info["versions"], sort_keys=True),
         "notes": args["notes"],
@@ -327,7 +395,8 @@ def phases(metrics: list[dict[str, Any]]) -> dict[str, float]:
     """Return the mean seconds of rollout and update by window, where the run recorded them."""
     means = {}
     for phase in ("rollout", "update"):
-        seconds = [row[f"time/{phase}"] for row in metrics if f"time/{phase}" in row]
+        name = f"time/{phase}"
+        seconds = [row[name] for row in metrics if row.get(name) is not None]
         for window, part in WINDOWS.items():
             if seconds[part]:
                 means[f"{phase}_{window}"] = sum(seconds[part]) / len(seconds[part])
@@ -383,4 +452,7 @@ def load_table(path: Path) -> Data:
     if iterations_path(path).exists():
         iterations = pd.read_parquet(iterations_path(path))
     left_out = runs.attrs.pop("left_out", {})
-    return Data(complete(runs), iterations, left_out)
+    try:
+        return Data(complete(runs), iterations, left_out)
+    except ValueError as error:
+        raise SourceError(f"{path} is not a table of runs: {error}") from None

@@ -15,6 +15,7 @@ WHOLE_RUN = ("total", "process", "final_return", "best_return")  # depend on its
 SIZE_ORDER = ("small", "medium", "large")
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+LEAST_RETURNS = 5  # for an interval: percentiles of fewer mean little
 
 
 class Interval(NamedTuple):
@@ -184,10 +185,11 @@ def iqm_interval(returns: list[np.ndarray], seed: int = 0) -> Interval:
     """Return the IQM over all of returns, an array of runs per environment, and its interval.
 
     The bootstrap is stratified: runs are drawn within each environment, and percentiles taken.
-    Returns of several environments must be on one scale. A single run each gives no interval.
+    Returns of several environments must be on one scale. A single run each, or fewer than
+    LEAST_RETURNS in all, give no interval.
     """
     estimate = iqm(np.concatenate(returns))
-    if max(map(len, returns)) < 2:
+    if max(map(len, returns)) < 2 or sum(map(len, returns)) < LEAST_RETURNS:
         return Interval(estimate, np.nan, np.nan)
     rng = np.random.default_rng(seed)
     resampled = np.concatenate([rng.choice(x, (RESAMPLES, len(x))) for x in returns], axis=1)
@@ -204,7 +206,7 @@ class Equivalence(NamedTuple):
     high: float
     margin: float
     p_value: float  # of the hypothesis that they differ by the margin or more
-    verdict: Literal["equivalent", "different", "undecided", "too few runs"]
+    verdict: Literal["equivalent", "different", "undecided", "too few runs", "all alike"]
 
 
 def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> Equivalence:

@@ -44,6 +44,12 @@ def test_platforms_are_shown_side_by_side(tmp_path):
     assert len(outputs(execute("platforms", str(tmp_path)), "image/png")) == 1
 
 
+def test_without_an_uncompiled_run_compile_modes_are_not_compared(grid):
+    notebook = execute("compilation", str(grid / "async"))
+    assert outputs(notebook, "image/png") == []
+    assert "No run was made without compiling" in outputs(notebook, "text/markdown")[0]
+
+
 def test_a_notebook_runs_from_wandb(grid, monkeypatch, tmp_path):
     server = WandbServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 from fake_runs import MODES, metrics_rows, run_info, write_grid, write_run
@@ -80,7 +81,7 @@ def test_a_single_run_is_reported_without_claims(tmp_path):
     done = run_report(tmp_path)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "No other mode was run beside linen jit" in text
+    assert "No other mode was timed beside linen jit" in text
     assert "Each cell ran once" in section(text, "What these data cannot say")
     assert "nan" not in text.lower()
 
@@ -94,6 +95,25 @@ def test_runs_too_short_for_a_steady_state_are_reported(tmp_path, iterations, sy
     text = (tmp_path / "report" / "report.md").read_text()
     assert "no steady state" in text
     assert "nan" not in text.lower()
+    assert "No run is long enough to give the time of a steady iteration" in text
+    assert "Whether a longer startup pays off cannot be said" in text
+    limits = section(text, "What these data cannot say")
+    assert ("too short for steady times of the phases" in limits) == sync
+    assert ("No run has --sync-for-timing" in limits) != sync
+
+
+def test_synchronised_runs_left_out_of_the_tables_are_counted(tmp_path):
+    write_grid(tmp_path / "async", ("linen jit", "torch compile"), iterations=1, repeats=1)
+    modes = ("linen jit", "linen none", "torch none")
+    write_grid(tmp_path / "sync", modes, ("Acrobot-v1",), iterations=1, repeats=1, sync=True)
+    assert run_report(tmp_path).returncode == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    count = "3 runs with --sync-for-timing are not in these tables but in 'Compile modes' and"
+    assert count in section(text, "Summary")
+    assert "## Compile modes" in text
+    assert "a training of 1 iteration takes" in text
+    assert "with 95% intervals" in section(text, "Overall")
+    assert "No medium or large model" in text
 
 
 def test_runs_in_which_no_episode_ended_are_reported(tmp_path):
@@ -128,6 +148,48 @@ def test_a_foreign_file_of_timings_is_one_sentence(grid, tmp_path):
     assert "is not what analysis.env_timing writes" in done.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_one_sentence(grid, tmp_path):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", "/proc/x"):
+        done = run_report(grid, "--out", out)
+        assert done.returncode == 2
+        sentence = f"analysis.report: --out must be a folder to write to, not {out}\n"
+        assert done.stderr == sentence
+
+
+def test_rows_are_means_over_environments_and_agree_with_each_other(grid):
+    runs = readings.unsynced(load(grid).runs)
+    cartpole = runs["env_id"] == "CartPole-v1"
+    runs["steady"] = np.where(cartpole, 0.4, 0.1)
+    runs = runs[~cartpole | (runs["repeat"] == 1)]
+    table = report.overview_table(runs, "linen jit").set_index(["model", "mode"])
+    row = table.loc[("small", "nnx cached_partial")]
+    assert row["environments"] == "3"
+    assert row["steady iteration (ms)"] == f"{1000 * (0.4 * 0.1 * 0.1) ** (1 / 3):.1f}"
+    assert row["steps/s"] == f"{8192 / (0.4 * 0.1 * 0.1) ** (1 / 3):,.0f}"
+
+
+def test_memory_is_compared_over_environments_that_all_modes_and_sizes_have(grid):
+    runs = readings.unsynced(load(grid).runs)
+    medium = runs[(runs["size"] == "medium") & (runs["env_id"] == "Acrobot-v1")]
+    table = report.memory_table(pd.concat([runs[runs["size"] == "small"], medium]))
+    assert set(table["environments"]) == {"Acrobot-v1"}
+    elsewhere = medium.assign(env_id="CartPole-v1")
+    small = runs[(runs["size"] == "small") & (runs["env_id"] != "CartPole-v1")]
+    table = report.memory_table(pd.concat([small, elsewhere])).set_index("model")["environments"]
+    assert set(table["small"]) == {"2"}
+    assert set(table["medium"]) == {"CartPole-v1"}
+
+
+def test_limits_name_the_least_repeated_cells_and_lone_environments(grid):
+    runs = readings.unsynced(load(grid).runs)
+    lone = (runs["size"] == "medium") & (runs["env_id"] != "Acrobot-v1")
+    once = (runs["env_id"] == "Acrobot-v1") & (runs["repeat"] > 1)
+    text = report.limits_section(runs[~lone & ~once]).text
+    assert "Some cells have 1 repeat only" in text
+    assert "The medium model was run in Acrobot-v1 only." in text
+
+
 def test_anomalies_are_named(tmp_path):
     write_grid(tmp_path, envs=("CartPole-v1",), modes=("linen jit", "nnx jit"), repeats=3)
     seconds = np.full(12, 0.06)
@@ -141,13 +203,20 @@ def test_anomalies_are_named(tmp_path):
     killed = write_grid(tmp_path / "x", envs=("CartPole-v1",), modes=("nnx none",), repeats=1)
     [path] = killed.iterdir()
     (path / "run.json").unlink()
-    log = '{"event": "end", "run": "crashed", "completed": "no", "reason": "exit status 1"}\n{"ev'
-    (tmp_path / "benchmark.jsonl").write_text(log)
+    log = b'{"event": "end", "run": "crashed", "completed": "no", "reason": "exit status 1"}\n{"ev'
+    log += b'\n{"completed": "no"}\n{"run": "x\xff"}\n'
+    (tmp_path / "benchmark.jsonl").write_bytes(log)
+    info = run_info(env_id="Acrobot-v1")
+    rows = metrics_rows(info, np.full(12, 0.06), np.arange(12.0))
+    for row in rows[7:]:
+        row["losses/entropy"] = None
+    diverged = write_run(tmp_path, info, rows).name
     data = load(tmp_path)
     found = report.anomalies(data, stats.speedup_table(data.runs, "steady", "linen jit"))
     again = f"{odd}: slow iteration 5 (3.00 s), perhaps compiling again"
     assert found["Slow iterations"] == [again]
     assert odd in found["Made under load"][0]
+    assert found["Diverged"] == [f"{diverged}: no loss is a number from iteration 7 on"]
     assert slow in found["Outliers"][0]
     assert slow in found["Uneven runs"][0]
     assert len(found["Left out"]) == 2
@@ -169,6 +238,8 @@ def test_of_two_results_the_slower_one_is_found(tmp_path):
     ]
     assert len(rows) == 4 + 2  # per cell, and per mode over all
     assert all("| 1.50 [1.50, 1.50] | slower |" in row for row in rows)
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert re.search(r"the verdict on the new one is: (\w[\w ]* in \d( and )?)+\.", text)
 
 
 def test_two_platforms_are_compared(tmp_path):
@@ -201,7 +272,14 @@ def test_each_environment_has_its_own_length_of_training(tmp_path):
     runs = readings.one_length(load(tmp_path).runs)
     lengths = runs.groupby("env_id")["num_iterations"].unique().map(list)
     assert dict(lengths) == {"CartPole-v1": [30], "Acrobot-v1": [12]}
-    assert "a training of 12 or 30 iterations" in readings.overall(runs, "linen jit")
+    sentence = readings.overall(runs, "linen jit")
+    assert "a training of 12 iterations takes" in sentence
+    assert "2 repeats, with 95% intervals. Relative to linen jit, a training of 30" in sentence
+    drawn = report.overall_section(runs, "linen jit", None)
+    names = ("total_12", "total_speedup_12", "total_30", "total_speedup_30")
+    assert tuple(drawn.figures) == names
+    assert "Training of 30 iterations" in drawn.figures["total_30"].axes[0].get_title("left")
+    assert len(drawn.tables) == 2
 
 
 def test_break_even_is_where_the_lines_cross(grid):
@@ -211,7 +289,38 @@ def test_break_even_is_where_the_lines_cross(grid):
     runs.loc[linen, ["startup", "steady"]] = 10.0, 1.0
     runs.loc[~linen, ["startup", "steady"]] = 4.0, 1.5
     assert "torch compile after 12 iterations" in readings.break_even(runs, "linen jit")
-    assert "No mode starts sooner" in readings.break_even(runs, "torch compile")
+    assert "none starts sooner" in readings.break_even(runs, "torch compile")
+    short = runs.assign(steady=runs["steady"].where(linen))
+    assert "cannot be said" in readings.break_even(short, "linen jit")
+
+
+def test_what_stands_behind_a_ratio_is_counted_from_its_pairs(grid):
+    runs = readings.unsynced(load(grid).runs)
+    torch = runs["mode"] == "torch compile"
+    few = runs[~torch | ((runs["env_id"] == "Acrobot-v1") & (runs["size"] == "small"))]
+    text = readings.steady(few, "linen jit")
+    assert "over 1 to 3 environments, 1 to 2 model sizes and 3 repeats, with 95%" in text
+    one = few[(few["repeat"] == 1) & (few["env_id"] == "Acrobot-v1") & (few["size"] == "small")]
+    assert readings.steady(one, "linen jit").endswith("1 model size and 1 repeat.")
+    apart = runs[torch == (runs["size"] == "small")]
+    assert "has no ratio" in readings.steady(
+        apart[apart["mode"] != "nnx cached_partial"], "linen jit"
+    )
+
+
+def test_startups_are_compared_where_all_modes_were_run(grid):
+    runs = readings.unsynced(load(grid).runs)
+    torch, small = runs["mode"] == "torch compile", runs["size"] == "small"
+    runs.loc[~small, "startup"] = 100.0
+    runs.loc[small, "startup"] = 5.0
+    text = readings.startup(runs[~torch | small])
+    assert "over 3 environments, 1 model size and 3 repeats" in text
+    assert text.count("5.00 s") == 3
+    text = readings.startup(runs[torch == small])
+    assert "with the small model, in the median" in text
+    assert "with the medium model, in the median" in text
+    apart = torch == (runs["env_id"] == "Acrobot-v1")
+    assert "cannot be compared" in readings.startup(runs[small & apart])
 
 
 def test_equivalence_needs_a_baseline_and_uses_the_range_of_returns(grid):
@@ -228,8 +337,15 @@ def test_equivalence_needs_a_baseline_and_uses_the_range_of_returns(grid):
     assert len(scores) == 2 * 3
     assert scores["estimate"].between(0.9, 1).all()
     assert (scores["low"] <= scores["estimate"]).all()
+    alike = runs.assign(final_return=-200.0)
+    tests = pd.concat([tests, readings.equivalence_table(alike, ranges, "linen jit").head(4)])
+    sentence = readings.learning(tests, "linen jit")
+    assert "equivalent in 12 of 12 comparisons" in sentence
+    assert "In 4 comparisons more there was nothing to tell apart" in sentence
     flat = ranges.assign(low=ranges["high"])  # no environment gave two different returns
     assert readings.score_table(runs, flat).empty
+    assert "The scores leave out Acrobot-v1, CartPole-v1 and" in readings.unscored(runs, flat)
+    assert readings.unscored(runs, ranges) == ""
     assert readings.equivalence_table(runs, ranges, "absent").empty
 
 
@@ -272,6 +388,73 @@ def test_numbers_in_front_of_a_speedup_are_those_of_the_table(grid):
     figure = figures.speedups(runs, "linen jit", "steady")
     texts = {x.get_text() for axis in figure.axes for x in axis.texts}
     assert {figures.ratio_text(x) for x in table["paired"]} <= texts
+
+
+def test_ratios_have_three_digits():
+    assert [figures.ratio_text(x) for x in (1.0, 0.27, 0.0408)] == ["1.00x", "0.270x", "0.0408x"]
+
+
+def test_a_mean_over_several_sizes_says_so(grid):
+    runs = readings.unsynced(load(grid).runs)
+    for part, label in [
+        (runs, "geometric mean over all model sizes, 95% interval"),
+        (runs[runs["size"] == "small"], "geometric mean, 95% interval"),
+    ]:
+        [legend] = figures.speedups(part, "linen jit", "steady").legends
+        assert legend.get_texts()[-1].get_text() == label
+
+
+def test_differences_are_on_a_linear_axis_with_the_mean_of_the_table(grid):
+    runs = readings.unsynced(load(grid).runs)
+    figure = figures.overhead_differences(runs, "linen jit")
+    table = stats.difference_table(runs, "startup", "linen jit").groupby("candidate").last()
+    axis = axes_of(figure)[0]
+    assert axis.get_yscale() == "linear"
+    assert len(axis.collections) == 2 * 2  # points per mode and size, and no violin
+    assert axis.get_ylabel() == "more than linen jit (s)"
+    assert {f"{readings.number(x)} s" for x in table["mean"]} <= {x.get_text() for x in axis.texts}
+
+
+def test_short_runs_leave_no_blank_panel(tmp_path):
+    runs = load(write_grid(tmp_path, ("linen jit", "linen none"), repeats=1, iterations=1)).runs
+    for figure, panels in [(figures.overhead(runs), 2), (figures.compilation(runs), 1)]:
+        assert len(axes_of(figure)) == len(figure.axes) == panels
+        grid: Any = figure.axes[0].get_gridspec()
+        assert grid.nrows * grid.ncols == panels
+
+
+def test_curves_carry_the_last_return_on_and_begin_where_all_runs_have_one(tmp_path):
+    for seed, returns in [(1, [1.0, np.nan, 3.0]), (2, [np.nan, 6.0, np.nan])]:
+        for mode in ("nnx jit", "nnx cached_partial"):
+            info = run_info(mode, seed=seed, iterations=3)
+            write_run(tmp_path, info, metrics_rows(info, np.ones(3), np.array(returns)))
+    data = load(tmp_path)
+    [axis] = figures.learning_curves(data.runs, data.iterations).axes
+    solid, dashed = axis.lines
+    assert np.asarray(solid.get_xdata()).tolist() == [16384, 24576]
+    assert (
+        np.asarray(solid.get_ydata()).tolist()
+        == np.asarray(dashed.get_ydata()).tolist()
+        == [3.5, 4.5]
+    )
+    assert axis.get_title("left") == "CartPole-v1, 2 runs per mode"
+    assert solid.get_linewidth() > dashed.get_linewidth()
+    assert solid.get_zorder() < dashed.get_zorder()
+    assert solid.get_color() != dashed.get_color()
+
+
+@pytest.mark.parametrize(("repeats", "bars"), [(4, 0), (5, 1)])
+def test_final_returns_have_the_interval_of_the_table_from_five_runs_on(tmp_path, repeats, bars):
+    write_grid(tmp_path, ("linen jit",), ("CartPole-v1",), repeats=repeats)
+    runs = load(tmp_path).runs
+    [axis] = figures.final_returns(runs).axes
+    estimate, low, high = stats.iqm_interval([runs["final_return"].to_numpy()])
+    tick, bar = axis.lines
+    assert np.asarray(tick.get_xdata()).tolist() == [estimate]
+    assert np.asarray(bar.get_xdata()).tolist() == pytest.approx([low, high], nan_ok=True)
+    assert np.isfinite(bar.get_xdata()).all() == bars
+    text = report.return_table(runs)["final return, IQM, 95% interval"].item()
+    assert text == readings.interval(estimate, low, high)
 
 
 def test_every_figure_draws_inside_its_edges(grid):

@@ -1,5 +1,6 @@
 """Runs load into one table from folders, saved tables and W&B; what is broken is named."""
 
+import json
 import os
 import pty
 import shutil
@@ -103,6 +104,49 @@ def test_what_is_broken_partial_or_double_is_left_out_by_name(tmp_path):
         load_runs(grid)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        (("args", "num_envs"), 0, "args.num_envs is 0, not a whole number above 0"),
+        (("args", "hidden_sizes"), "64", 'is "64", not a list of whole numbers above 0'),
+        (("final_return",), "x", 'final_return is "x", not a number'),
+        (("durations", "steady_iteration"), 0, "steady_iteration is 0, not a number above 0"),
+        (("durations", "total"), None, "durations.total is null, not a number above 0"),
+        (("durations",), None, "not a run of this benchmark: it has no durations"),
+        ((3, "time/iteration"), "0.4", 'iteration 3: time/iteration is "0.4", not a number'),
+        ((2, "time/update"), None, "iteration 2: time/update is null, not a number above 0"),
+        ((1, "losses/entropy"), [], "iteration 1: losses/entropy is [], not a number"),
+        ((0,), {}, "line 1 of its metrics is not iteration 0"),
+        ((0,), [], "line 1 of its metrics is not iteration 0"),
+    ],
+)
+def test_a_damaged_run_is_left_out_for_one_readable_reason(tmp_path, place, value, reason):
+    rows = plain_rows(run_info(sync=True))
+    info = run_info(sync=True) | results(rows)
+    *parents, last = place
+    target: Any = rows if isinstance(place[0], int) else info
+    for parent in parents:
+        target = target[parent]
+    target[last] = value
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text(json.dumps(info))
+    (tmp_path / "damaged" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_run(tmp_path, run_info(), plain_rows(run_info()))
+    data = load(tmp_path)
+    assert len(data.runs) == 1
+    assert list(data.left_out) == ["damaged"]
+    assert reason in data.left_out["damaged"]
+
+
+def test_what_may_be_unknown_may_be_null_or_absent(tmp_path):
+    info = run_info(cpu=None, cores=None, load=None, git_commit=None)
+    del info["gpu"], info["driver"]
+    write_run(tmp_path, info, plain_rows(info))
+    row = load_runs(tmp_path).iloc[0]
+    assert row[["gpu", "driver", "commit"]].tolist() == ["", "", ""]
+    assert np.isnan(row["load"])
+
+
 def test_of_two_runs_with_the_same_settings_the_newer_counts(tmp_path):
     old = run_info(started="2026-01-31T23:30:00+0000")
     new = run_info(started="2026-01-31T22:00:00-0200")  # half an hour later
@@ -167,6 +211,9 @@ def test_a_foreign_table_needs_few_columns(tmp_path):
     assert np.isnan(row["final_return"])
     pd.DataFrame(table).drop(columns="steady").to_parquet(tmp_path / "table.parquet")
     with pytest.raises(SourceError, match="no column steady"):
+        load(tmp_path / "table.parquet")
+    pd.DataFrame(table | {"steady": ["fast"]}).to_parquet(tmp_path / "table.parquet")
+    with pytest.raises(SourceError, match="is not a table of runs"):
         load(tmp_path / "table.parquet")
     (tmp_path / "table.parquet").write_text("hello")
     with pytest.raises(SourceError, match="not a table"):

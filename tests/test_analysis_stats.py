@@ -130,6 +130,8 @@ def test_iqm_intervals_hold_the_truth_about_95_times_in_100():
         hits += interval.low <= 7 <= interval.high
     assert 0.9 <= hits / trials <= 0.985
     assert np.isnan(stats.iqm_interval([np.array([1.0]), np.array([2.0])]).low)
+    assert np.isnan(stats.iqm_interval([np.arange(4.0)]).low)
+    assert not np.isnan(stats.iqm_interval([np.arange(5.0)]).low)
 
 
 def test_the_iqm_bootstrap_is_stratified():
