@@ -246,11 +246,12 @@ def compilation(runs: pd.DataFrame) -> str:
         if table is None or table.empty:
             sentences.append(f"There is no steady state of {none} to compare {framework} with.")
             continue
-        parts = []
-        for mode, row in table.iterrows():
-            inverse = (1 / row["ratio"], 1 / row["high"], 1 / row["low"])
-            parts.append(f"{interval(*inverse)} times faster in {mode}")
-        sentences.append(f"Compared with {none}, a steady iteration is {join(parts)}.")
+        parts = [
+            f"{interval(1 / row['ratio'], 1 / row['high'], 1 / row['low'])} in {mode} "
+            f"({verdict(row['low'], row['high'])})"
+            for mode, row in table.iterrows()
+        ]
+        sentences.append(f"Of a steady iteration, the speedup over {none} is {join(parts)}.")
     return " ".join(sentences)
 
 
