@@ -217,7 +217,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, env: VecEnv, device: torch.device):
-    """Initialise the parameters and Adam, with a schedule that decays its learning rate to 0."""
+    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
     agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions).to(device)
     num_optimizer_steps = args.num_iterations * args.update_epochs * args.num_minibatches
     adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)

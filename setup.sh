@@ -37,7 +37,7 @@ install_environment() { # make or update $VENV from the file $1; what is already
       return 1
     fi
   fi
-  echo "setup: installing $requirements into $VENV; the first time, this takes some minutes and 2 GB," \
+  echo "setup: installing $requirements into $VENV; the first time, this takes some minutes and 2.5 GB," \
     "with CUDA more"
   torch=$(grep '^torch==' requirements.txt)
   # PyPI's torch for Linux on x86-64 brings gigabytes of CUDA, which only a GPU needs.

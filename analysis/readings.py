@@ -37,10 +37,11 @@ def unphased(runs: pd.DataFrame) -> str:
     return "No run has --sync-for-timing, so rollout and update have no times."
 
 
-def shared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of the environments and model sizes in which every mode was run."""
-    modes = runs.groupby(["env_id", "size"])["mode"].transform("nunique")
-    return runs[modes == runs["mode"].nunique()]
+def shared(runs: pd.DataFrame, where: list[str], what: list[str]) -> pd.DataFrame:
+    """Return the runs of those values of the columns where that have every value of what."""
+    kinds = runs.groupby(what).ngroup()
+    here = kinds.groupby([runs[column] for column in where]).transform("nunique")
+    return runs[here == kinds.nunique()]
 
 
 def most_modes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -164,11 +165,11 @@ def startup(runs: pd.DataFrame) -> str:
     """
     runs = runs.dropna(subset=["startup"])
     groups = [("", runs)]
-    if shared(runs).empty:
+    if shared(runs, ["env_id", "size"], ["mode"]).empty:
         groups = [(f", with the {x} model", runs[runs["size"] == x]) for x in stats.sizes(runs)]
     sentences = []
     for where, group in groups:
-        common = shared(group)
+        common = shared(group, ["env_id", "size"], ["mode"])
         medians = common.groupby(["mode", "env_id", "size"])["startup"].median()
         medians = pd.Series(medians.groupby("mode").median()).sort_values()
         parts = [f"{number(seconds)} s in {mode}" for mode, seconds in medians.items()]

@@ -195,9 +195,8 @@ def memory_table(runs: pd.DataFrame) -> pd.DataFrame:
 
     They are compared over the environments that all have, or, if there are none, over all.
     """
-    kinds = runs["size"] + " " + runs["mode"]
-    everywhere = kinds.groupby(runs["env_id"]).transform("nunique") == kinds.nunique()
-    groups = (runs[everywhere] if everywhere.any() else runs).groupby(["size", "mode"])
+    common = readings.shared(runs, ["env_id"], ["size", "mode"])
+    groups = (runs if common.empty else common).groupby(["size", "mode"])
     peaks = groups[["peak_host_bytes", "peak_device_bytes"]].max() / 1e6
     peaks = peaks.map(lambda x: format_value(x, ",.0f"))
     names = groups["env_id"].unique()
