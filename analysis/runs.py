@@ -11,8 +11,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
@@ -20,6 +22,7 @@ SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
 NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "jit", "jit_env", "sync_for_timing"),
     *("runs_dir", "run_name", "track", "wandb_project", "wandb_entity", "wandb_group", "notes"),
+    *("save_every", "resume"),
     "total_timesteps",  # the column num_iterations
 }
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
@@ -36,11 +39,11 @@ TEXT = (
 )
 NUMBERS = (
     *("repeat", "seed", "num_iterations", "batch_size", "cores", "load", "imports", "setup"),
-    *("startup", "first", "early", "steady", "total", "process", "rollout_first", "rollout_early"),
-    *("rollout_steady", "update_first", "update_early", "update_steady", "sps", "final_return"),
-    *("best_return", "peak_host_bytes", "peak_device_bytes"),
+    *("startup", "first", "early", "steady", "saving", "total", "process", "rollout_first"),
+    *("rollout_early", "rollout_steady", "update_first", "update_early", "update_steady", "sps"),
+    *("final_return", "best_return", "peak_host_bytes", "peak_device_bytes"),
 )
-FLAGS = ("sync", "wsl2", "container")
+FLAGS = ("sync", "wsl2", "container", "resumed")
 MEASURES = (
     *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
     *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
@@ -49,6 +52,7 @@ MEASURES = (
     *("losses/explained_variance", "time/elapsed", "time/iteration", "time/rollout"),
     "time/update",
 )
+SPEEDS = [name for name in MEASURES if name.startswith("time/") or name == "charts/SPS"]
 
 
 def is_number(x: Any) -> bool:
@@ -64,23 +68,22 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a list of whole numbers above 0": lambda x: (
         isinstance(x, list) and all(type(n) is int and n > 0 for n in x)
     ),
+    "a list of whole numbers": lambda x: isinstance(x, list) and all(type(n) is int for n in x),
 }
 WANTED = {
-    "text": "framework compile_mode started device os gpu driver cpu git_commit args.exp_name "
-    "args.env_id args.run_name args.notes",
-    "true or false": "wsl2 container args.sync_for_timing",
-    "a number": "args.seed repeat cores load final_return best_return peak_host_bytes "
-    "peak_device_bytes",
-    "a number above 0": "durations.imports durations.setup durations.first_iteration "
-    "durations.early_iteration durations.steady_iteration durations.total durations.process",
+    "text": "script framework compile_mode started device os gpu driver cpu git_commit args.env_id "
+    "args.run_name args.notes",
+    "true or false": "container args.sync_for_timing",
+    "a number": "args.seed repeat cores load peak_host_bytes peak_device_bytes durations.saving",
+    "a number above 0": "durations.imports durations.total durations.process",
     "a whole number above 0": "args.num_envs args.num_steps args.total_timesteps",
     "a list of whole numbers above 0": "args.hidden_sizes",
+    "a list of whole numbers": "resumed",
 }
-# These may be null; and, since W&B drops a summary's nulls, absent.
+# These may be null; and, since W&B drops a summary's nulls and runs differ in age, absent.
 NULLABLE = (
-    *("gpu", "driver", "cpu", "git_commit", "repeat", "cores", "load", "final_return"),
-    *("best_return", "peak_device_bytes", "durations.early_iteration"),
-    "durations.steady_iteration",
+    *("gpu", "driver", "cpu", "git_commit", "repeat", "cores", "load", "peak_device_bytes"),
+    *("args.notes", "durations.saving", "resumed"),
 )
 
 
@@ -102,15 +105,12 @@ class Record(NamedTuple):
     run: str  # unique within the source
     source: str
     info: dict[str, Any]  # what run.json holds
-    metrics: list[dict[str, Any]] | None  # the lines of metrics.jsonl; None: not fetched
+    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
 
 
 def load_runs(source: str | Path, **options: Any) -> pd.DataFrame:
-    """Return one row per run; options are those of load(). Runs left out are named in a warning.
-
-    From W&B this asks for pages of runs, and for the history of synchronised runs alone.
-    """
-    return warn_of_left_out(load(source, histories=False, **options)).runs
+    """Return one row per run; options are those of load(). Runs left out are named in a warning."""
+    return warn_of_left_out(load(source, **options)).runs
 
 
 def load_iterations(source: str | Path, **options: Any) -> pd.DataFrame:
@@ -129,18 +129,16 @@ def load(
     source: str | Path,
     filters: dict[str, Any] | None = None,
     cache: str | Path | None = None,
-    histories: bool = True,
 ) -> Data:
     """Load both tables from a folder, a .parquet table, or "wandb:entity/project".
 
     filters select W&B runs, in its MongoDB syntax. cache names a .parquet file: it is read if it
-    exists, and otherwise written. Without histories a W&B source gives no iterations, which saves
-    a request per run. Raise SourceError if there is nothing to load.
+    exists, and otherwise written. Raise SourceError if there is nothing to load.
     """
-    if cache and (iterations_path(cache) if histories else Path(cache)).exists():
+    if cache and iterations_path(cache).exists():
         return load_table(Path(cache))
     if str(source).startswith("wandb:"):
-        records, left_out = read_wandb(str(source).removeprefix("wandb:"), filters, histories)
+        records, left_out = read_wandb(str(source).removeprefix("wandb:"), filters)
     elif str(source).endswith(".parquet"):
         return load_table(Path(source))
     else:
@@ -150,10 +148,8 @@ def load(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left_out.items())[:3])
         more = f" ({len(left_out)} left out, e.g. {reasons})" if left_out else ""
         raise SourceError(f"no completed run in {source}{more}")
-    if cache and histories:
+    if cache:
         save(data, cache)
-    elif cache:
-        save_runs(data, cache)
     return data
 
 
@@ -199,7 +195,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return run.json and the lines of metrics.jsonl; raise ValueError if the run is no good."""
     if not (path / "run.json").exists():
-        raise ValueError("no run.json: it was killed or is still running")
+        raise ValueError("no run.json: it was killed or stopped, or is still running")
     try:
         info = json.loads((path / "run.json").read_text())
     except ValueError:
@@ -214,13 +210,10 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 # === Weights & Biases ===========================================================================
-def read_wandb(
-    path: str, filters: dict[str, Any] | None, histories: bool
-) -> tuple[list[Record], dict[str, str]]:
+def read_wandb(path: str, filters: dict[str, Any] | None) -> tuple[list[Record], dict[str, str]]:
     """Return the finished runs of path, "entity/project", and why the others are left out.
 
-    Runs come in pages. Each history takes requests of its own, so they are fetched side by side,
-    and without `histories` only where the run's table needs them: for synchronised runs.
+    Runs come in pages. Each history takes requests of its own, so they are fetched side by side.
     """
     if not re.fullmatch(r"[^/]+/[^/]+", path):
         raise SourceError(f"a W&B source is wandb:entity/project, not wandb:{path}")
@@ -231,30 +224,28 @@ def read_wandb(
     try:
         found = list(wandb.Api(timeout=30).runs(path, filters, per_page=100, lazy=False))
         finished = [run for run in found if "durations" in run.summary_metrics]
-        wanted = finished if histories else [run for run in finished if was_synced(run.config)]
         with ThreadPoolExecutor(8) as pool:
-            fetched = dict(zip(wanted, pool.map(read_history, wanted), strict=True))
+            histories = list(pool.map(read_history, finished))
     except (wandb.Error, ValueError) as error:
         raise SourceError(f"W&B gave no runs of {path}: {error}") from error
     for run in found:
         if run not in finished:
             left_out[f"{run.name} ({run.id})"] = f"no results; W&B calls it {run.state}"
     records = [
-        Record(run.id, run.url, run.config | dict(run.summary_metrics), fetched.get(run))
-        for run in finished
+        Record(run.id, run.url, run.config | dict(run.summary_metrics), history)
+        for run, history in zip(finished, histories, strict=True)
     ]
     return records, left_out
 
 
-def was_synced(config: dict[str, Any]) -> bool:
-    args = config.get("args")
-    return isinstance(args, dict) and bool(args.get("sync_for_timing"))
-
-
 def read_history(run: Any) -> list[dict[str, Any]]:
-    """Return all that a W&B run logged, without W&B's own keys."""
+    """Return what a W&B run logged, without W&B's own keys.
+
+    A run that was killed and resumed logs some iterations twice: those made again count.
+    """
     rows = run.scan_history()
-    return [{name: x for name, x in row.items() if not name.startswith("_")} for row in rows]
+    rows = [{name: x for name, x in row.items() if not name.startswith("_")} for row in rows]
+    return list({row.get("iteration"): row for row in rows}.values())
 
 
 # === Tables =====================================================================================
@@ -268,20 +259,24 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
         except ValueError as error:
             left_out[record.run] = str(error)
         else:
-            iterations += [{"run": record.run} | row for row in record.metrics or []]
+            iterations += [{"run": record.run} | row for row in record.metrics]
     runs = complete(pd.DataFrame(rows))
     if not runs.empty:
         runs = runs.sort_values("started", kind="stable", key=parse_times)
+        # A run without a stop has all that a resumed one has, and durations: old or not, it counts.
+        runs = runs.sort_values("resumed", kind="stable", ascending=False)
         copies = runs.duplicated(IDENTITY, keep="last")
-        kept = runs[~copies].set_index(IDENTITY)["run"]
+        kept = runs[~copies].set_index(IDENTITY)[["run", "resumed"]]
         for _, copy in runs[copies].iterrows():
-            left_out[copy["run"]] = (
-                f"same settings as {kept[tuple(copy[IDENTITY])]}, which is newer"
-            )
+            better = kept.loc[tuple(copy[IDENTITY])]
+            why = "newer" if better["resumed"] == copy["resumed"] else "not a resumed one"
+            left_out[copy["run"]] = f"same settings as {better['run']}, which is {why}"
         runs = runs[~copies].sort_values("run", ignore_index=True)
     table = pd.DataFrame(iterations, columns=["run", "iteration", "global_step", *MEASURES])
     table = table[table["run"].isin(runs["run"])].reset_index(drop=True)
-    return Data(runs, table.astype(dict.fromkeys(MEASURES, "float64")), left_out)
+    table = table.astype(dict.fromkeys(MEASURES, "float64"))
+    table.loc[table["run"].isin(runs.loc[runs["resumed"], "run"]), SPEEDS] = np.nan
+    return Data(runs, table, left_out)
 
 
 def parse_times(times: pd.Series) -> pd.Series:
@@ -299,19 +294,23 @@ def check(record: Record) -> None:
     parts = {
         f"{part}.{name}": x for part in ("args", "durations") for name, x in info[part].items()
     }
-    check_kinds(info | parts, WANTED, NULLABLE)
+    check_kinds({"script": info["args"].get("exp_name")} | info | parts, WANTED, NULLABLE)
     num_iterations = count_iterations(info["args"])
-    if record.metrics is not None and len(record.metrics) != num_iterations:
+    if num_iterations == 0:
+        raise ValueError("its total_timesteps are not enough for an iteration")
+    if len(record.metrics) != num_iterations:
         raise ValueError(f"{len(record.metrics)} iterations instead of {num_iterations}")
     times = ["time/iteration", "time/elapsed"]
     times += ["time/rollout", "time/update"] if info["args"]["sync_for_timing"] else []
     wanted = {"a whole number above 0": "global_step", "a number above 0": " ".join(times)}
     wanted["a number"] = " ".join(MEASURES)
     nullable = [name for name in MEASURES if name not in times]
-    for i, row in enumerate(record.metrics or []):
+    for i, row in enumerate(record.metrics):
         if not isinstance(row, dict) or row.get("iteration") != i:
             raise ValueError(f"line {i + 1} of its metrics is not iteration {i}")
         check_kinds(row, wanted, nullable, f"iteration {i}: ")
+    if record.metrics[0]["time/elapsed"] <= record.metrics[0]["time/iteration"]:
+        raise ValueError("iteration 0: time/elapsed is not above time/iteration")
 
 
 def check_kinds(
@@ -333,22 +332,23 @@ def count_iterations(args: dict[str, Any]) -> int:
 
 def describe(record: Record) -> dict[str, Any]:
     """Return the row of a run that check() found good."""
-    info, args, durations = record.info, record.info["args"], record.info["durations"]
-    batch_size = args["num_envs"] * args["num_steps"]
+    info, args = record.info, record.info["args"]
     hidden, versions = tuple(args["hidden_sizes"]), info["versions"]
     versions = {name.lower(): version for name, version in versions.items()}
     cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info.get("cpu") or "unknown CPU").strip()
     host = f"{cpu}, {info.get('cores')} cores"
     on_gpu = info["device"] != "cpu"
-    system = "WSL2" if info["wsl2"] else info["os"].split("-")[0]
+    wsl2 = "microsoft" in info["os"].lower()
+    system = "WSL2" if wsl2 else info["os"].split("-")[0]
     unit = f"{info['device']}, driver {info.get('driver')}" if on_gpu else host
-    steady = durations.get("steady_iteration")
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
+    returns = [row.get("charts/episodic_return") for row in record.metrics]
+    returns = [x for x in returns if x is not None]
     return {
         "run": record.run,
         "name": args["run_name"],
         "source": record.source,
-        "script": args["exp_name"],
+        "script": info.get("script") or args["exp_name"],
         "framework": info["framework"],
         "compile_mode": info["compile_mode"],
         "env_id": args["env_id"],
@@ -359,14 +359,14 @@ def describe(record: Record) -> dict[str, Any]:
         "seed": args["seed"],
         "sync": args["sync_for_timing"],
         "num_iterations": count_iterations(args),
-        "batch_size": batch_size,
+        "batch_size": args["num_envs"] * args["num_steps"],
         "platform": f"{system}, {unit}",
         "host": host,
         "device": info["device"],
         "gpu": info.get("gpu"),
         "driver": info.get("driver"),
         "os": info["os"],
-        "wsl2": info["wsl2"],
+        "wsl2": wsl2,
         "container": info["container"],
         "cores": info.get("cores"),
         "load": info.get("load"),
@@ -374,33 +374,30 @@ def describe(record: Record) -> dict[str, Any]:
         "commit": info.get("git_commit"),
         **{name: versions.get(name) for name in ("torch", "jax", "flax")},
         "versions": json.dumps(info["versions"], sort_keys=True),
-        "notes": args["notes"],
-        "imports": durations["imports"],
-        "setup": durations["setup"],
-        "startup": durations["imports"] + durations["setup"] + durations["first_iteration"],
-        "first": durations["first_iteration"],
-        "early": durations.get("early_iteration"),
-        "steady": steady,
-        "total": durations["total"],
-        "process": durations["process"],
-        "sps": batch_size / steady if steady else None,
-        "final_return": info.get("final_return"),
-        "best_return": info.get("best_return"),
+        "notes": args.get("notes"),
+        "resumed": bool(info.get("resumed")),
+        "final_return": returns[-1] if returns else None,
+        "best_return": max(returns, default=None),
         "peak_host_bytes": info["peak_host_bytes"],
         "peak_device_bytes": info.get("peak_device_bytes"),
-    } | phases(record.metrics or [])
+    } | ({} if info.get("resumed") else measure(record))
 
 
-def phases(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean seconds of rollout and update by window, where the run recorded them."""
-    means = {}
-    for phase in ("rollout", "update"):
-        name = f"time/{phase}"
-        seconds = [row[name] for row in metrics if row.get(name) is not None]
-        for window, part in WINDOWS.items():
-            if seconds[part]:
-                means[f"{phase}_{window}"] = sum(seconds[part]) / len(seconds[part])
-    return means
+def measure(record: Record) -> dict[str, float | None]:
+    """Return the durations of a run that was never stopped."""
+    durations, args, metrics = record.info["durations"], record.info["args"], record.metrics
+    first = metrics[0]["time/iteration"]
+    setup = metrics[0]["time/elapsed"] - first
+    row = {name: durations.get(name) for name in ("imports", "saving", "total", "process")}
+    row |= {"setup": setup, "startup": durations["imports"] + setup + first}
+    for prefix, name in [("", "iteration"), ("rollout_", "rollout"), ("update_", "update")]:
+        seconds = [line.get(f"time/{name}") for line in metrics]
+        seconds = [x for x in seconds if x is not None]
+        parts = {f"{prefix}{window}": seconds[part] for window, part in WINDOWS.items()}
+        row |= {window: fmean(part) for window, part in parts.items() if part}
+    if "steady" in row:
+        row["sps"] = args["num_envs"] * args["num_steps"] / row["steady"]
+    return row
 
 
 def complete(runs: pd.DataFrame) -> pd.DataFrame:
@@ -421,16 +418,11 @@ def complete(runs: pd.DataFrame) -> pd.DataFrame:
 
 # === Saved tables ===============================================================================
 def save(data: Data, path: str | Path) -> None:
-    """Write path, a .parquet file of runs, and beside it a file of iterations."""
-    save_runs(data, path)
-    data.iterations.to_parquet(iterations_path(path))
-
-
-def save_runs(data: Data, path: str | Path) -> None:
-    """Write path alone; it also keeps what was left out."""
+    """Write path, a .parquet file of runs and of what was left out; beside it, the iterations."""
     runs = data.runs.copy()
     runs.attrs["left_out"] = data.left_out
     runs.to_parquet(path)
+    data.iterations.to_parquet(iterations_path(path))
 
 
 def iterations_path(path: str | Path) -> Path:

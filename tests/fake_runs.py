@@ -41,13 +41,14 @@ def run_info(
     }
     args |= {"total_timesteps": 8192 * iterations, "num_envs": 32, "num_steps": 256}
     args |= {"learning_rate": 2.5e-4, "sync_for_timing": sync, "runs_dir": "runs"}
-    args |= {"run_name": name, "notes": ""}
-    info: dict[str, Any] = {"args": args, "framework": framework, "compile_mode": compile_mode}
+    args |= {"run_name": name, "track": False, "save_every": 0, "resume": None}
+    info: dict[str, Any] = {"args": args, "script": script, "framework": framework}
+    info |= {"compile_mode": compile_mode, "resumed": [], "wandb_id": None}
     info |= {"started": f"2026-01-01T00:00:{seed:02}+0000", "git_commit": "a" * 40}
     info |= {"versions": {"torch": "2.13.0", "jax": "0.10.2", "flax": "0.12.8"}}
     info |= {"device": "cpu", "gpu": None, "driver": None, "cpu": "Fast(R) CPU @ 3GHz", "cores": 2}
-    info |= {"load": 0.5, "os": "Linux-6.1-x86_64", "kernel": "6.1", "wsl2": False}
-    return info | {"container": False} | changes
+    info |= {"load": 0.5, "os": "Linux-6.1-x86_64", "container": False}
+    return info | changes
 
 
 def metrics_rows(
@@ -67,24 +68,37 @@ def metrics_rows(
 
 def results(rows: list[dict[str, Any]], imports: float = 2.0) -> dict[str, Any]:
     """Return the part of run.json that the scripts compute at the end."""
-    seconds = [row["time/iteration"] for row in rows]
-    returns = [x for row in rows if (x := row["charts/episodic_return"]) is not None]
-    durations = {"imports": imports, "setup": 1.0, "first_iteration": seconds[0]}
-    durations |= {"early_iteration": float(np.mean(seconds[1:8])) if seconds[1:8] else None}
-    durations |= {"steady_iteration": float(np.mean(seconds[8:])) if seconds[8:] else None}
-    durations |= {"total": 1 + sum(seconds), "process": 1 + imports + sum(seconds)}
-    outcome = {"final_return": returns[-1], "best_return": max(returns)} if returns else {}
-    outcome = {"final_return": None, "best_return": None} | outcome
+    total = rows[-1]["time/elapsed"]
+    durations = {"imports": imports, "saving": 0.1, "total": total, "process": imports + total}
     memory = {"peak_host_bytes": 500_000_000, "peak_device_bytes": None}
-    return {"status": "completed", "durations": durations} | outcome | memory
+    return {"status": "completed", "durations": durations} | memory
 
 
-def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]]) -> Path:
-    """Write the folder of a completed run and return it."""
+def in_old_format(run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return run.json as the scripts wrote it before they could resume a run."""
+    new = ("script", "resumed", "wandb_id")
+    old = {name: x for name, x in run.items() if name not in new}
+    old["args"] = {x: run["args"][x] for x in run["args"] if x not in ("save_every", "resume")}
+    old["args"] |= {"wandb_project": "x", "wandb_entity": None, "wandb_group": None, "notes": ""}
+    seconds = [row["time/iteration"] for row in rows]
+    old["durations"] = {x: run["durations"][x] for x in ("imports", "total", "process")}
+    old["durations"] |= {"setup": 1.0, "first_iteration": seconds[0]}
+    for name, part in [("early_iteration", seconds[1:8]), ("steady_iteration", seconds[8:])]:
+        old["durations"][name] = float(np.mean(part)) if part else None
+    returns = [x for row in rows if (x := row["charts/episodic_return"]) is not None]
+    old |= {"final_return": returns[-1], "best_return": max(returns)} if returns else {}
+    return old | {"kernel": "6.1", "wsl2": False}
+
+
+def write_run(
+    folder: Path, info: dict[str, Any], rows: list[dict[str, Any]], old: bool = False
+) -> Path:
+    """Write the folder of a completed run, in the old format or the new, and return it."""
     path = folder / info["args"]["run_name"]
     path.mkdir(parents=True)
+    run = info | results(rows)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "run.json").write_text(json.dumps(info | results(rows)))
+    (path / "run.json").write_text(json.dumps(in_old_format(run, rows) if old else run))
     return path
 
 

@@ -41,8 +41,40 @@ def test_a_run_becomes_a_row(tmp_path):
     assert row["rollout_early"] == pytest.approx(0.75 * 0.5)
     assert row["update_steady"] == pytest.approx(0.25 * 1.05)
     assert row["sps"] == pytest.approx(8192 / 1.05)
-    assert row["final_return"] == 110
+    assert row["setup"] == pytest.approx(1.0)
+    assert (row["final_return"], row["best_return"]) == (110, 110)
+    assert not row["resumed"]
     assert row["jax"] == "0.10.2"
+
+
+def test_old_and_new_runs_are_the_same_row(tmp_path):
+    info = run_info(sync=True)
+    rows = metrics_rows(info, np.arange(1, 13) / 7, np.array([*range(10), 5.0, np.nan]))
+    write_run(tmp_path / "old", info, rows, old=True)
+    write_run(tmp_path / "new", info, rows)
+    old, new = (load_runs(tmp_path / x).iloc[0] for x in ("old", "new"))
+    own = ["source", "saving"]
+    pd.testing.assert_series_equal(old.drop(own), new.drop(own), check_exact=True)
+    assert (np.isnan(old["saving"]), new["saving"]) == (True, 0.1)
+    durations = json.loads((tmp_path / "old" / old["run"] / "run.json").read_text())["durations"]
+    for window in ("first", "early", "steady"):
+        assert old[window] == pytest.approx(durations[f"{window}_iteration"], rel=1e-12)
+    assert (old["final_return"], old["best_return"]) == (5, 9)
+
+
+def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
+    info = run_info(sync=True, resumed=[4, 9])
+    write_run(tmp_path, info, plain_rows(info))
+    data = load(tmp_path)
+    row = data.runs.iloc[0]
+    assert row["resumed"]
+    assert row["final_return"] == 110
+    durations = ["imports", "setup", "startup", "first", "early", "steady", "saving", "total"]
+    durations += ["process", "sps"]
+    durations += [f"{x}_{y}" for x in ("rollout", "update") for y in ("first", "early", "steady")]
+    assert row[durations].isna().all()
+    assert data.iterations.filter(regex="time/|SPS").isna().to_numpy().all()
+    assert data.iterations["charts/episodic_return"].tolist() == [10.0 * i for i in range(12)]
 
 
 def test_iterations_have_a_row_each_and_no_value_is_nan(tmp_path):
@@ -70,7 +102,7 @@ def test_a_gpu_is_another_platform_and_so_are_wsl2_and_another_driver(tmp_path):
         run_info(),
         run_info(**gpu, driver="1"),
         run_info(**gpu, driver="2"),
-        run_info(**gpu, driver="1", wsl2=True),
+        run_info(**gpu, driver="1", os="Linux-6.6-Microsoft-standard-WSL2-x86_64"),
     ]
     for i, info in enumerate(infos):
         write_run(tmp_path / str(i), info, plain_rows(info))
@@ -109,8 +141,13 @@ def test_what_is_broken_partial_or_double_is_left_out_by_name(tmp_path):
     [
         (("args", "num_envs"), 0, "args.num_envs is 0, not a whole number above 0"),
         (("args", "hidden_sizes"), "64", 'is "64", not a list of whole numbers above 0'),
-        (("final_return",), "x", 'final_return is "x", not a number'),
-        (("durations", "steady_iteration"), 0, "steady_iteration is 0, not a number above 0"),
+        (("args", "total_timesteps"), 8191, "not enough for an iteration"),
+        (("resumed",), 3, "resumed is 3, not a list of whole numbers"),
+        (("script",), None, "script is null, not text"),
+        (("durations", "saving"), "x", 'durations.saving is "x", not a number'),
+        ((9, "time/iteration"), 0, "iteration 9: time/iteration is 0, not a number above 0"),
+        ((0, "time/elapsed"), 0.1, "time/elapsed is not above time/iteration"),
+        ((11, "charts/episodic_return"), "x", 'episodic_return is "x", not a number'),
         (("durations", "total"), None, "durations.total is null, not a number above 0"),
         (("durations",), None, "not a run of this benchmark: it has no durations"),
         ((3, "time/iteration"), "0.4", 'iteration 3: time/iteration is "0.4", not a number'),
@@ -157,6 +194,19 @@ def test_of_two_runs_with_the_same_settings_the_newer_counts(tmp_path):
     assert "newer" in data.left_out[f"b/{old['args']['run_name']}"]
 
 
+def test_an_uninterrupted_run_counts_before_a_newer_resumed_one(tmp_path):
+    for i, resumed in enumerate([[], [3], [5]]):
+        info = run_info(started=f"2026-01-0{i + 1}T00:00:00+0000", resumed=resumed)
+        write_run(tmp_path / str(i), info, plain_rows(info))
+    name = run_info()["args"]["run_name"]
+    data = load(tmp_path)
+    assert data.runs["run"].tolist() == [f"0/{name}"]
+    reason = f"same settings as 0/{name}, which is not a resumed one"
+    assert data.left_out == {f"1/{name}": reason, f"2/{name}": reason}
+    (tmp_path / "0" / name / "run.json").unlink()
+    assert load(tmp_path).left_out[f"1/{name}"] == f"same settings as 2/{name}, which is newer"
+
+
 @pytest.mark.parametrize("content", ["nothing", "foreign", "missing"])
 def test_a_source_without_runs_is_one_sentence(tmp_path, content):
     if content == "foreign":
@@ -194,8 +244,7 @@ def test_a_cache_is_read_instead_of_the_source(tmp_path):
     runs = load_runs(write_grid(tmp_path / "runs"), cache=cache)
     shutil.rmtree(tmp_path / "runs")
     pd.testing.assert_frame_equal(load_runs(tmp_path / "runs", cache=cache), runs)
-    with pytest.raises(SourceError):  # the runs alone were kept
-        load_iterations(tmp_path / "runs", cache=cache)
+    assert set(load_iterations(tmp_path / "runs", cache=cache)["run"]) == set(runs["run"])
 
 
 def test_a_foreign_table_needs_few_columns(tmp_path):
@@ -243,8 +292,8 @@ def in_new_process(code, *arguments):
     return done.stdout
 
 
-def test_wandb_gives_pages_of_runs_and_histories_only_where_needed(server, tmp_path):
-    for seed in range(150):
+def test_wandb_gives_pages_of_runs_and_their_histories(server, tmp_path):
+    for seed in range(110):
         info = run_info(seed=seed, sync=seed == 0)
         rows = plain_rows(info)
         if seed == 1:  # no episode ended
@@ -252,18 +301,31 @@ def test_wandb_gives_pages_of_runs_and_histories_only_where_needed(server, tmp_p
         server.add(f"run{seed}", info, results(rows), rows)
     server.runs["run5"]["summary"] = "{}"
     server.runs["run5"]["state"] = "crashed"
-    code = "data = load('wandb:team/project', histories=False); print(data.left_out)\n"
+    code = "data = load('wandb:team/project'); print(data.left_out)\n"
     out = in_new_process(
         code + "save(data, sys.argv[1])".replace("sys", "__import__('sys')"), tmp_path / "t.parquet"
     )
     assert "crashed" in out
     assert "run5" in out
     runs = load(tmp_path / "t.parquet").runs.set_index("run")
-    assert len(runs) == 149
+    assert len(runs) == 109
     assert runs.loc["run0", "rollout_early"] == pytest.approx(0.75 * 0.5)
     assert runs["steady"].to_numpy() == pytest.approx(1.05)
+    assert np.isnan(runs.loc["run1", "final_return"])
     assert server.queries.count("Runs") == 2
-    assert len(server.queries) < 10
+
+
+def test_of_what_a_resumed_wandb_run_logged_twice_the_later_counts(server, tmp_path):
+    info = run_info(resumed=[4])
+    rows = plain_rows(info)
+    killed = [row | {"charts/episodic_return": -1.0} for row in rows[4:7]]
+    server.add("run", info, results(rows), rows[:4] + killed + rows[4:])
+    code = "save(load('wandb:team/project'), __import__('sys').argv[1])"
+    in_new_process(code, tmp_path / "t.parquet")
+    data = load(tmp_path / "t.parquet")
+    assert data.runs["resumed"].all()
+    assert data.iterations["iteration"].tolist() == list(range(12))
+    assert data.iterations["charts/episodic_return"].tolist() == [10.0 * i for i in range(12)]
 
 
 def test_a_real_offline_run_is_the_same_from_wandb_as_from_its_folder(server, tmp_path):

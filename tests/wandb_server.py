@@ -54,6 +54,9 @@ class WandbServer(ThreadingHTTPServer):
         match words[1]:
             case "Viewer" | "GetDefaultEntity":
                 return {"viewer": USER}
+            case "RunResumeStatus":
+                ids = {"id": "1", "name": "project", "entity": PROJECT["entity"]}
+                return {"model": ids | {"bucket": self.resume_status(variables["name"])}}
             case "UpsertBucket":
                 return {"upsertBucket": {"bucket": self.upsert(variables), "inserted": True}}
             case "ServerFeaturesQuery":
@@ -77,6 +80,16 @@ class WandbServer(ThreadingHTTPServer):
                     "project": {"run": {"history": self.run(variables["run"])["history"][part]}}
                 }
         raise ValueError(query)
+
+    def resume_status(self, run_id: str) -> dict[str, Any] | None:
+        """Return where a run has stopped, or None for one that is new."""
+        if run_id not in self.runs:
+            return None
+        run = self.run(run_id)
+        status = {"id": "1", "name": run_id, "displayName": run["name"], "config": run["config"]}
+        status |= {"summaryMetrics": run["summary"], "historyTail": json.dumps(run["history"][-1:])}
+        status |= {"historyLineCount": len(run["history"]), "logLineCount": 0, "tags": []}
+        return status | {"eventsLineCount": 0, "eventsTail": "[]", "wandbConfig": '{"t": 1}'}
 
     def upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = self.run(variables["name"])
