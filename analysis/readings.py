@@ -30,10 +30,30 @@ def synced(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["sync"] & runs["rollout_steady"].notna()]
 
 
+def uninterrupted(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that count for durations: those that were never stopped and resumed."""
+    return runs[~runs["resumed"]]
+
+
+def resumed(runs: pd.DataFrame) -> str:
+    """Name the runs that do not count for durations, if there are any."""
+    names = list(runs.loc[runs["resumed"], "run"])
+    if not names:
+        return ""
+    more = [f"{len(names) - 10} more"] if len(names) > 10 else []
+    are, count = ("was", "counts") if len(names) == 1 else ("were", "count")
+    return (
+        f"{counted([len(names)], 'run')} {are} stopped and resumed, and {count} for learning but "
+        f"not for durations or memory: {join([*names[:10], *more])}."
+    )
+
+
 def unphased(runs: pd.DataFrame) -> str:
     """Say why none of runs is in synced()."""
-    if runs["sync"].any():
+    if uninterrupted(runs)["sync"].any():
         return "The runs with --sync-for-timing are too short for steady times of the phases."
+    if runs["sync"].any():
+        return "All runs with --sync-for-timing were resumed, so rollout and update have no times."
     return "No run has --sync-for-timing, so rollout and update have no times."
 
 
@@ -47,7 +67,7 @@ def shared(runs: pd.DataFrame, where: list[str], what: list[str]) -> pd.DataFram
 def most_modes(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the synchronised or the other runs, whichever have more compile modes."""
     groups = [group for _, group in runs.groupby("sync")]
-    return max(groups, key=lambda group: group["mode"].nunique())
+    return max(groups, key=lambda group: group["mode"].nunique(), default=runs)
 
 
 def one_length(runs: pd.DataFrame) -> pd.DataFrame:
@@ -368,5 +388,6 @@ def learning(tests: pd.DataFrame, baseline: str) -> str:
 
 def answer(runs: pd.DataFrame, tests: pd.DataFrame, baseline: str) -> str:
     """Give the few sentences that a reader in a hurry takes away."""
-    sentences = [steady(runs, baseline), startup(runs), learning(tests, baseline)]
-    return " ".join(filter(None, sentences))
+    timed = uninterrupted(runs)
+    sentences = [steady(timed, baseline), startup(timed)] if len(timed) else []
+    return " ".join(filter(None, [*sentences, learning(tests, baseline)]))

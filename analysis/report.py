@@ -247,18 +247,18 @@ def diverged(iterations: pd.DataFrame) -> list[str]:
 
 def anomalies(data: Data, speedups: pd.DataFrame) -> dict[str, list[str]]:
     """Return what a reader should know before trusting the numbers, by kind."""
-    runs = data.runs
+    runs, timed = data.runs, readings.uninterrupted(data.runs)
     found = {"Left out": [f"{name}: {reason}" for name, reason in data.left_out.items()]}
     found["Diverged"] = diverged(data.iterations)
-    found["Slow iterations"] = slow_iterations(runs, data.iterations)
+    found["Slow iterations"] = slow_iterations(timed, data.iterations)
     late = data.iterations[data.iterations["iteration"] >= 8].groupby("run")["time/iteration"]
     uneven = (late.mean() / late.median()).loc[lambda x: x > 1.1]
     found["Uneven runs"] = [
         f"{run}: the mean of the steady iterations is {x:.2f} times their median"
         for run, x in uneven.items()
     ]
-    cells = runs.groupby([x for x in stats.BLOCK if x != "repeat"])["steady"]
-    off = (runs["steady"] / cells.transform("median"))[cells.transform("size") > 2]
+    cells = timed.groupby([x for x in stats.BLOCK if x != "repeat"])["steady"]
+    off = (timed["steady"] / cells.transform("median"))[cells.transform("size") > 2]
     off = off[(off > 1.2) | (off < 1 / 1.2)]
     found["Outliers"] = [
         f"{runs.loc[i, 'run']}: its steady iteration takes {x:.2f} times its cell's median"
@@ -269,7 +269,7 @@ def anomalies(data: Data, speedups: pd.DataFrame) -> dict[str, list[str]]:
         f"{row.candidate}, {row.size}: {readings.interval(row.paired, row.low, row.high)}"
         for row in wide.itertuples()
     ]
-    busy = runs[runs["load"] > runs["cores"] + 1]
+    busy = timed[timed["load"] > timed["cores"] + 1]
     found["Made under load"] = [
         f"{row.run}: {row.load:.1f} processes wanted its {row.cores:.0f} cores as it started"
         for row in busy.itertuples()
@@ -319,7 +319,7 @@ def limits_section(runs: pd.DataFrame) -> Section:
         lines.append(f"These modes were not run: {readings.join(missing)}.")
     if not len(readings.synced(runs)):
         lines.append(readings.unphased(runs))
-    if runs["steady"].isna().any():
+    if readings.uninterrupted(runs)["steady"].isna().any():
         lines.append("Runs of 8 iterations or fewer have no steady state.")
     if runs["platform"].nunique() == 1:
         lines.append(f"All runs are from one machine: {runs['platform'].iloc[0]}.")
@@ -476,11 +476,9 @@ def sections(
     everything = data.runs
     main = everything[everything["platform"] == everything["platform"].value_counts().index[0]]
     main = main[main["settings"] == main["settings"].value_counts().index[0]]
-    runs, synced, modes = (
-        readings.unsynced(main),
-        readings.synced(main),
-        readings.most_modes(main),
-    )
+    runs, synced = readings.unsynced(main), readings.synced(main)
+    whole, timed = readings.uninterrupted(main), readings.uninterrupted(runs)
+    modes = readings.most_modes(whole)
     baseline = readings.choose_baseline(runs)
     comparable = readings.one_length(runs)
     ranges = readings.return_ranges(comparable, data.iterations)
@@ -489,16 +487,18 @@ def sections(
     printed = cells if len(cells) <= MOST_CELLS else overview_table(runs, baseline)
 
     parts = [Section("Summary", scope(everything, main, runs), {}, {MEANS: printed})]
-    machines = {"Runs": machine_table(everything), "Most memory": memory_table(main)}
+    machines = {"Runs": machine_table(everything), "Most memory": memory_table(whole)}
     parts.append(Section("Hardware and versions", "", {}, machines))
-    parts.append(overall_section(comparable, baseline, complexity))
-    parts.append(overhead_section(runs, baseline, complexity))
+    if len(timed):
+        parts.append(overall_section(readings.one_length(timed), baseline, complexity))
+        parts.append(overhead_section(timed, baseline, complexity))
     if len(synced):
         parts.append(phases_section(synced, readings.choose_baseline(synced), complexity))
     if modes["compile_mode"].eq("none").any():
         parts.append(compilation_section(modes, complexity))
-    if everything["platform"].nunique() > 1:
-        parts.append(platforms_section(readings.unsynced(everything), complexity))
+    everywhere = readings.uninterrupted(everything)
+    if everywhere["platform"].nunique() > 1:
+        parts.append(platforms_section(readings.unsynced(everywhere), complexity))
     parts.append(learning_section(comparable, data.iterations, tests, baseline))
     if other is not None:
         parts.append(against_section(everything, other.runs))
@@ -513,13 +513,14 @@ def scope(everything: pd.DataFrame, main: pd.DataFrame, runs: pd.DataFrame) -> s
     """Say which runs the tables are about, and what they are in words."""
     text = f"{readings.counted([len(runs)], 'run')} on {main['platform'].iloc[0]}"
     text += ", made to wait between rollout and update" if runs["sync"].all() else ""
-    left, synced = len(everything) - len(main), len(main) - len(runs)
+    whole = readings.uninterrupted(main)
+    left, synced = len(everything) - len(main), len(whole) - len(readings.uninterrupted(runs))
     if left:
         with_other = f"{readings.counted([left], 'run')} with other settings or on other machines"
         text += f"; {with_other} {'is' if left == 1 else 'are'} not in these tables"
     if synced:
         titles = ["Rollout and update"] if len(readings.synced(main)) else []
-        modes = readings.most_modes(main)
+        modes = readings.most_modes(whole)
         if modes["sync"].all() and modes["compile_mode"].eq("none").any():
             titles.append("Compile modes")
         with_sync = f"{readings.counted([synced], 'run')} with --sync-for-timing"
@@ -527,11 +528,12 @@ def scope(everything: pd.DataFrame, main: pd.DataFrame, runs: pd.DataFrame) -> s
         text += (
             f"; {with_sync} {'is' if synced == 1 else 'are'} not in these tables but in {places}"
         )
-    return (
-        f"{text}. Startup is from the start of the process to the end of iteration 0. A cell is "
-        "all runs of one mode, environment and model size; a block is the runs of one machine, "
-        "environment, model size and repeat, in which modes are compared with each other."
+    words = (
+        "Startup is from the start of the process to the end of iteration 0. A cell is all runs of "
+        "one mode, environment and model size; a block is the runs of one machine, environment, "
+        "model size and repeat, in which modes are compared with each other."
     )
+    return " ".join(filter(None, [f"{text}.", readings.resumed(everything), words]))
 
 
 # === Output =====================================================================================

@@ -3,8 +3,9 @@
 import threading
 
 import nbformat
+import numpy as np
 import pytest
-from fake_runs import MODES, results, write_grid
+from fake_runs import MODES, metrics_rows, results, run_info, write_grid, write_run
 from wandb_server import WandbServer
 
 from analysis.notebooks import FOLDER, NOTEBOOKS, execute
@@ -17,6 +18,8 @@ LEAST_FIGURES = {"overall": 2, "overhead": 3, "platforms": 0, "learning": 2}
 def grid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
     write_grid(folder / "async", repeats=2)
+    info = run_info(seed=3, resumed=[5])
+    write_run(folder / "async", info, metrics_rows(info, np.full(12, 50.0), np.arange(12.0)))
     return write_grid(folder / "sync", modes=tuple(MODES), repeats=2, sync=True).parent
 
 
@@ -30,6 +33,8 @@ def test_a_notebook_runs_and_shows_figures_and_sentences(grid, name):
     notebook = execute(name, str(grid))
     assert len(outputs(notebook, "image/png")) >= LEAST_FIGURES.get(name, 1)
     assert outputs(notebook, "text/markdown")
+    printed = "".join(x.get("text", "") for cell in notebook.cells for x in cell.get("outputs", []))
+    assert "1 run was stopped and resumed" in printed
     sources = [cell.source for cell in nbformat.read(FOLDER / f"{name}.ipynb", 4).cells]
     assert [cell.source for cell in notebook.cells] == sources
 
@@ -40,7 +45,7 @@ def test_no_notebook_is_forgotten():
 
 def test_platforms_are_shown_side_by_side(tmp_path):
     write_grid(tmp_path / "a", repeats=1)
-    write_grid(tmp_path / "b", repeats=1, wsl2=True)
+    write_grid(tmp_path / "b", repeats=1, os="Linux-6.6-microsoft-standard-WSL2-x86_64")
     assert len(outputs(execute("platforms", str(tmp_path)), "image/png")) == 1
 
 

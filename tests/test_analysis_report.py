@@ -124,6 +124,69 @@ def test_runs_in_which_no_episode_ended_are_reported(tmp_path):
     assert "No episode ended in Freeway-MinAtar" in (tmp_path / "report/report.md").read_text()
 
 
+def write_resumed(folder, seed, mode="linen jit", **changes):
+    """Write a resumed run whose durations, load and memory would stand out; return its name."""
+    info = run_info(mode, seed=seed, load=99.0, resumed=[5], **changes)
+    seconds = np.full(12, 0.06)
+    seconds[[0, 5, 11]] = 50.0
+    path = write_run(folder, info, metrics_rows(info, seconds, seed + 36.0 * np.arange(12)))
+    run = json.loads((path / "run.json").read_text()) | {"peak_host_bytes": 10**15}
+    (path / "run.json").write_text(json.dumps(run))
+    return path.name
+
+
+def test_resumed_runs_count_for_learning_and_not_for_durations(tmp_path):
+    modes = ("linen jit", "linen none", "torch none")
+    write_grid(tmp_path / "async", modes, ENVS[:1], repeats=4)
+    write_grid(tmp_path / "sync", modes, ENVS[:1], repeats=2, sync=True)
+    for seed in (1, 2):  # that differ, but are too few to say which of them is an outlier
+        info = run_info("torch compile", seed=seed)
+        write_run(tmp_path, info, metrics_rows(info, np.full(12, float(seed)), np.arange(12.0)))
+    assert run_report(tmp_path, "--out", tmp_path / "report").returncode == 0
+    before = (tmp_path / "report" / "report.md").read_text()
+    names = [write_resumed(tmp_path / "async", 5), write_resumed(tmp_path / "async", 6, "nnx jit")]
+    names.append(write_resumed(tmp_path / "sync", 3, sync=True))
+    names.append(write_resumed(tmp_path, 3, "torch compile"))
+    assert run_report(tmp_path, "--out", tmp_path / "report").returncode == 0
+    after = (tmp_path / "report" / "report.md").read_text()
+    for title in ("Overall", "Startup and steady state", "Rollout and update", "Compile modes"):
+        assert section(after, title) == section(before, title)
+    for text in (before, after):
+        assert "; 6 runs with --sync-for-timing are" in section(text, "Summary")
+    assert section(after, "Anomalies") == section(before, "Anomalies")
+    assert "1,000,000,000" not in after
+    assert (
+        "4 runs were stopped and resumed, and count for learning but not for durations or memory: "
+        f"{names[3]}, async/{names[0]}, async/{names[1]} and sync/{names[2]}."
+        in section(after, "Summary")
+    )
+    _, parts, _ = report.sections(load(tmp_path), None, None)
+    [overhead] = [x.figures["overhead"] for x in parts if "overhead" in x.figures]
+    slots = [x.get_text() for x in overhead.axes[0].get_xticklabels()]
+    assert slots == ["torch\nnone", "torch\ncompile", "linen\nnone", "linen\njit"]
+    assert "| CartPole-v1 | small | linen jit | 5 |" in section(after, "Learning")
+    assert "nan" not in after.lower()
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_resumed_runs_alone_are_a_report_on_learning(tmp_path, sync):
+    for mode in ("linen jit", "linen none"):
+        for seed in range(6):
+            write_resumed(tmp_path, seed, mode, sync=sync)
+    done = run_report(tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report" / "report.md").read_text()
+    titles = ["Summary", "Hardware and versions", "Learning", "Anomalies"]
+    titles.append("What these data cannot say")
+    assert re.findall("^## (.*)", text, flags=re.MULTILINE) == titles
+    assert "12 runs were stopped and resumed" in text
+    assert " and 2 more." in section(text, "Summary")
+    assert "equivalent in 1 of 1 comparison" in text
+    assert ("All runs with --sync-for-timing were resumed" in text) == sync
+    for claim in ("too short", "long enough", "no steady state", "nan"):
+        assert claim not in text.lower()
+
+
 def test_a_report_of_a_folder_with_a_report_is_the_same(tmp_path):
     write_grid(tmp_path, repeats=1)
     first = run_report(tmp_path)
