@@ -57,7 +57,7 @@ install_environment() { # make or update $VENV from the file $1; what is already
 }
 
 setup() {
-  local requirements=requirements.txt stamp wanted
+  local requirements=requirements.txt stamp wanted bin
   if [[ -n ${VENV:-} ]]; then
     if [[ ! -x $VENV/bin/python ]]; then
       echo "setup: VENV is '$VENV', which has no bin/python." >&2
@@ -70,17 +70,31 @@ setup() {
     wanted="$requirements $(cat requirements.txt "$requirements" | cksum)"
     # The stamp is written last, so an interrupted installation is repeated.
     if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]] || ! "$VENV/bin/python" -c '' 2>/dev/null; then
-      mkdir -p "$VENV"
+      if ! { mkdir -p "$VENV" && : >>"$VENV/setup.lock"; } 2>/dev/null; then
+        echo "setup: $PWD/$VENV must be a folder to write to, or VENV an environment of your own." >&2
+        return 2
+      fi
       (
-        flock 9 # of two setups, the second waits and then finds the work done
+        if ! flock --nonblock 9; then # of two setups, the second waits and then finds the work done
+          echo "setup: waiting for another setup of $PWD/$VENV"
+          flock 9
+        fi
         [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && "$VENV/bin/python" -c '' 2>/dev/null && exit
         install_environment "$requirements" && echo "$wanted" >"$stamp"
       ) 9>"$VENV/setup.lock" || return 2
     fi
   fi
-  PATH=$(cd "$VENV/bin" && pwd):$PATH
+  bin=$(cd -- "$VENV/bin" && pwd)
+  PATH=$bin:$PATH
+  if [[ $(command -v python) != "$bin/python" ]]; then
+    echo "setup: '$bin' cannot be on PATH: move it to where no folder has a colon in its name." >&2
+    return 2
+  fi
 }
 
-if [[ ${VENV:-/} != /* && ! . -ef "$(dirname "${BASH_SOURCE[0]}")" ]]; then VENV=$PWD/$VENV; fi
-cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
+unset CDPATH # with it, cd may go to another folder of the same name, and prints where it went
+here=$(readlink -f -- "${BASH_SOURCE[0]}")
+here=${here%/*}/
+if [[ ${VENV:-/} != /* && ! . -ef $here ]]; then VENV=$PWD/$VENV; fi
+cd -- "$here" || exit 2
 setup || exit 2

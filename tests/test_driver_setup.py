@@ -37,6 +37,7 @@ def project(tmp_path):
         "flock",
         "grep",
         "mkdir",
+        "readlink",
         "uname",
     ):
         (tools / tool).symlink_to(str(shutil.which(tool)))
@@ -114,9 +115,15 @@ def test_two_setups_at_once_install_once(project):
     env = os.environ | {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
     env.pop("VENV", None)
     command = ["bash", "-c", "set -euo pipefail; source ./setup.sh"]
-    both = [subprocess.Popen(command, cwd=project, env=env) for _ in range(2)]
-    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    both = [
+        subprocess.Popen(command, cwd=project, env=env, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60)[0].decode() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
     assert len(calls(project)) == 2
+    assert [x for x in said if "making" not in x] == [
+        f"setup: waiting for another setup of {project}/.venv\n"
+    ]
 
 
 def test_an_old_python_gets_one_sentence(project):
@@ -145,3 +152,30 @@ def test_an_environment_of_ones_own_is_used_as_it_is(project):
     missing = setup(project, VENV="nowhere")
     assert missing.returncode == 2
     assert missing.stderr == "setup: VENV is 'nowhere', which has no bin/python.\n"
+
+
+def test_cdpath_and_links_do_not_lead_to_another_environment(project):
+    (project / "elsewhere").mkdir()
+    (project / "elsewhere/link.sh").symlink_to(project / "setup.sh")
+    setup(project)
+    for path in ("./setup.sh", "elsewhere/link.sh"):
+        env = {"PATH": str(project / "tools"), "CDPATH": f"{project}/elsewhere:{project}"}
+        command = ["bash", "-c", f"source {path}; command -v python"]
+        result = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.splitlines() == [str(project / ".venv/bin/python")]
+
+
+def test_an_environment_that_path_cannot_hold_gets_one_sentence(project):
+    (project / "a:b/bin").mkdir(parents=True)
+    add_tool(project, "../a:b/bin/python", PYTHON)
+    result = setup(project, VENV="a:b")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1 and f"{project}/a:b/bin" in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_gets_one_sentence(project):
+    (project / ".venv").write_text("in the way")
+    result = setup(project)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1 and f"{project}/.venv" in result.stderr
