@@ -2,6 +2,7 @@
 # Races the PPO scripts, each run in a fresh process: ./benchmark.sh --help
 # shellcheck disable=SC2329 # presets are called by name, and others by traps
 set -euo pipefail
+unset CDPATH # with it, cd may go to another folder of the same name
 
 usage() {
   cat <<'END'
@@ -22,8 +23,8 @@ Or your own grid, each as LIST or one,two,...:
   --iterations N    of 8192 steps each; default 100, quick 40
   --repeats N       the whole grid N times, at most 1000; repeat r uses seed r in every script; default 1
   --seed N          seed of the order inside each (environment, size) block; default 1
-  --only REGEX      keep the commands that match (extended regular expression); folders, notes
-                    and W&B's flags do not count
+  --only REGEX      keep the commands that match (extended regular expression); folders and --track
+                    do not count
   --from I, --to I  the first and last line of the list to run
   --list, --count   print the commands, or how many they are, on any machine, and run nothing
   --dry-run         check --runs-dir and --gpus; print which runs are done and which would run
@@ -31,8 +32,9 @@ Or your own grid, each as LIST or one,two,...:
   --timeout S       seconds after which a run counts as hanging; default 86400, a day
   --gpus 0,1        spread the runs over these GPUs, one at a time on each: numbers or UUIDs
                     that nvidia-smi -L lists
-  --track           log to Weights & Biases too: offline unless a server accepts your key
-  --notes TEXT      kept with every run
+  --track           log to Weights & Biases too, in a group for each repeat: offline unless a server
+                    accepts your key
+  --notes TEXT      kept in benchmark.jsonl, and with each run in W&B
   --no-report       leave out the report at the end
 
 The same command again resumes. Exit status: 0 all runs complete, 1 some failed, 2 wrong usage.
@@ -99,8 +101,7 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   case $script in torch-none) words+=(--no-jit-env) ;; *-none) words+=(--no-jit) ;; esac
   case $study in sync*) words+=(--sync-for-timing) ;; esac
   key="${words[*]} --run-name $name"
-  if [[ $notes ]]; then words+=(--notes "$notes"); fi
-  if [[ $track ]]; then words+=(--track --wandb-group "$preset-repeat$repeat"); fi
+  if [[ $track ]]; then words+=(--track); fi
   words+=(--runs-dir "$(folder_of "$study")" --run-name "$name")
   printf '%s\t%s\t%s\n' "$name" "$key" "$(quoted "$python" "${words[@]}")"
 }
@@ -120,13 +121,13 @@ folder_of() { # a study, or a name that begins with it; what is discarded is out
 
 # === Arguments ==================================================================================
 fail() { # one sentence for what the user can mend
-  echo "benchmark.sh: $*" >&2
+  echo "benchmark.sh: ${*//$'\n'/\\n}" >&2
   exit 2
 }
 
 choices() { # FLAG LIST ALLOWED...: set the array `chosen`, each item once
   local flag=$1 items item
-  IFS=', ' read -ra items <<<"$2"
+  IFS=$', \t\n' read -rd '' -a items <<<"$2" || true # it misses the NUL that would end a list
   shift 2
   if ((${#items[@]} == 0)); then fail "$flag must name at least one of: $*."; fi
   chosen=()
@@ -137,21 +138,46 @@ choices() { # FLAG LIST ALLOWED...: set the array `chosen`, each item once
 }
 
 check_gpus() { # CUDA takes the beginning of a UUID too; where it sees no such GPU, runs go to the CPU
-  local gpu listed
+  local gpu listed line seen=""
   listed=$(nvidia-smi -L 2>/dev/null || true)
   for gpu in "${gpus[@]}"; do
-    if [[ $gpu && $(grep -cE "^GPU $gpu: |\(UUID: $gpu" <<<"$listed") != 1 ]]; then
+    if [[ ! $gpu ]]; then return; fi # no --gpus
+    line=$(grep -E "^GPU $gpu: |\(UUID: $gpu" <<<"$listed") || true
+    if [[ ! $line || $line == *$'\n'* ]]; then
       fail "--gpus must be numbers or UUIDs of GPUs that 'nvidia-smi -L' lists, not '$gpu'."
     fi
+    if [[ $seen == *"$line"* ]]; then fail "--gpus must name a GPU once, but '$gpu' is there twice."; fi
+    seen+=$line
   done
 }
 
-check_runs_dir() { # it, or the folder that it would be made in
-  local folder
-  for folder in "$state" "$runs_dir"; do
-    until [[ -e $folder || -L $folder ]]; do folder=$(dirname "$folder"); done
-    if [[ ! -d $folder || ! -w $folder || ! -x $folder ]]; then
-      fail "--runs-dir must be a folder to write to, not '$runs_dir'."
+check_runs_dir() { # the folders, or those that they would be made in, and what would be in the way
+  local path name
+  for path in "$runs_dir" "$state" "$state/partial" "$state/warmup"; do
+    until [[ -e $path || -L $path ]]; do path=$(dirname -- "$path"); done
+    if [[ ! -d $path || ! -w $path || ! -x $path ]]; then
+      fail "--runs-dir needs a folder to write to, which '$path' is not."
+    fi
+  done
+  for name in "${names[@]}"; do
+    for path in "$log" "$state/$name.log" "$state/$name.failed"; do
+      if [[ (-e $path || -L $path) && ! (-f $path && -w $path) ]]; then
+        fail "--runs-dir needs a file to write to, which '$path' is not."
+      fi
+    done
+  done
+}
+
+lock_of() { # GPU: the file that is locked while a run goes on there
+  # Per machine, user and GPU; a Slurm job has GPUs of its own, whatever their numbers.
+  echo "${TMPDIR:-/tmp}/ppo-benchmark.$UID.${SLURM_JOB_ID:-}.${1:-${CUDA_VISIBLE_DEVICES:-}}.lock"
+}
+
+check_locks() {
+  local gpu
+  for gpu in "${gpus[@]}"; do
+    if ! { : >>"$(lock_of "$gpu")"; } 2>/dev/null; then
+      fail "TMPDIR must be a folder to write to, not '${TMPDIR:-/tmp}'."
     fi
   done
 }
@@ -214,11 +240,13 @@ if ((from > ${to:-from})); then fail "--from is $from, which is after --to $to."
 preset=${preset:-${own_grid:+custom}}
 preset=${preset:-quick}
 if [[ ! $iterations ]]; then if [[ $preset == quick ]]; then iterations=40; else iterations=100; fi; fi
-if [[ ! . -ef "$(dirname "$0")" ]]; then
+here=$(readlink -f -- "$0")
+here=${here%/*}/
+if [[ ! . -ef $here ]]; then
   if [[ $runs_dir != /* ]]; then runs_dir=$PWD/$runs_dir; fi
   if [[ ${VENV:-/} != /* ]]; then VENV=$PWD/$VENV; fi
 fi
-cd "$(dirname "$0")"
+cd -- "$here"
 python=${VENV:-.venv}/bin/python
 state=$runs_dir/.benchmark # outputs, locks, what is discarded or was left behind by a killed run
 log=$runs_dir/benchmark.jsonl
@@ -237,7 +265,11 @@ total=${#names[@]}
 if ((line == 0)); then fail "nothing to run: no command matches --only '$only'."; fi
 if ((total == 0)); then fail "nothing to run: --from is $from, but the list ends at line $line."; fi
 
-is_done() { [[ -e $(folder_of "$1")/$1/run.json ]]; }
+is_done() { # NAME: an empty file is what a machine may leave that lost its power
+  local path
+  path=$(folder_of "$1")/$1/run.json
+  [[ -f $path && -s $path ]]
+}
 
 case $action in
 list) printf '%s\n' "${commands[@]}" && exit ;;
@@ -254,17 +286,18 @@ dry-run)
 esac
 
 # === One run ====================================================================================
-log_event() { # KEY=VALUE...: append a line to the log; @FILE stands for the tail of a file
-  python -IS - "$log" "$@" <<'END'
+log_event() ( # KEY=VALUE...: append a line to the log; the tail is that of a file
+  trap '' INT TERM HUP # Python would print where it was interrupted
+  exec python -IS - "$log" "$@" <<'END'
 import fcntl, json, os, sys, time
 
 event = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load": os.getloadavg()}
 for key, _, value in (word.partition("=") for word in sys.argv[2:]):
-    if value.startswith("@"):
-        with open(value[1:], "rb") as file:
+    if key == "tail":
+        with open(value, "rb") as file:
             file.seek(-min(2000, file.seek(0, os.SEEK_END)), os.SEEK_END)
             value = file.read().decode(errors="replace")
-    event[key] = int(value) if value.isdecimal() else value
+    event[key] = int(value) if value.isdecimal() and key not in ("notes", "tail") else value
 with open(sys.argv[1], "ab+") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     if file.seek(0, os.SEEK_END):
@@ -274,16 +307,26 @@ with open(sys.argv[1], "ab+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
     file.write(json.dumps(event).encode() + b"\n")
 END
-}
+)
 
 check_room() { # end this worker where a run could not write its files
-  local probe=$state/room.$BASHPID
+  # One name for all, so that what a killed process leaves there goes with the next.
+  local probe=$state/room
   if ! { head -c 1000000 /dev/zero >"$probe"; } 2>/dev/null; then
     rm -f "$probe"
     echo "benchmark.sh: no room left in $runs_dir, so the grid stops; completed runs are kept." >&2
     exit 1
   fi
   rm -f "$probe"
+}
+
+take() { # LOCK WHAT: wait for a lock that others may hold, and say for what
+  local holders
+  if flock --nonblock "$1"; then return; fi
+  holders=$(grep -ls "^lock:.* FLOCK .*:$(stat -Lc %i "/dev/fd/$1") " /proc/[0-9]*/fdinfo/* |
+    cut -d/ -f3 | sort -un | paste -sd,) || true
+  echo "Waiting for $2${holders:+ (process $holders)}."
+  flock "$1"
 }
 
 kill_children() { # PID: kill its descendants, each stopped first so that it starts no others
@@ -296,11 +339,11 @@ kill_children() { # PID: kill its descendants, each stopped first so that it sta
   done
 }
 
-kill_strays() { # NAME: kill what a run left behind, whatever its parent or process group is by now
+kill_strays() { # REGEX: kill what runs left behind, whatever its parent or process group is by now
   local environ
   while read -r environ; do
     kill -KILL "$(basename "$(dirname "$environ")")" 2>/dev/null || true
-  done < <(grep -Flsxz "BENCHMARK_RUN=$$ $1" /proc/[0-9]*/environ)
+  done < <(grep -lsxz "BENCHMARK_RUN=$$ $1" /proc/[0-9]*/environ)
 }
 
 wandb_mode() { # online if a server accepts the key, else offline; waits for nobody
@@ -323,27 +366,28 @@ progress() { # NAME GPU: say which run starts, and about how long the rest takes
   echo "[$complete/$total done, $(clock $SECONDS)$left] $1${2:+ on GPU $2}${WANDB_MODE:+, W&B $WANDB_MODE}"
 }
 
-attempt() { # I GPU [--nonblock]: do cell I unless it is done; status 1 if another process is at it
+attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another process is at it
   local name=${names[$1]} gpu=$2 path output code=0 start seconds reason after words
   path=$(folder_of "$name")/$name output=$state/$name.log
-  if is_done "$name" || [[ $state/$name.failed -nt $started ]]; then return; fi
+  if is_done "$name" || [[ $state/$name.failed -nt /dev/fd/$started ]]; then return; fi
   # The output file is the cell's lock too. A run inherits both locks, so they outlive a killed
   # driver for as long as its last run does.
+  check_room
   exec {cell_lock}>>"$output"
-  if ! flock "${@:3}" "$cell_lock"; then
+  if [[ ${3:-} ]]; then
+    take "$cell_lock" "$name, which runs elsewhere or left something behind that does"
+  elif ! flock --nonblock "$cell_lock"; then
     exec {cell_lock}>&-
     return 1
   fi
-  if ! flock --nonblock "$gpu_lock"; then
-    echo "Waiting for another benchmark on this machine to finish its run."
-    flock "$gpu_lock"
-  fi
-  if ! is_done "$name" && [[ ! $state/$name.failed -nt $started ]]; then
+  take "$gpu_lock" "another benchmark on this machine to finish its run"
+  if ! is_done "$name" && [[ ! $state/$name.failed -nt /dev/fd/$started ]]; then
     if ! kill -0 $$ 2>/dev/null; then exit 1; fi # the driver was killed; its grid ends here
-    check_room
-    if [[ -e $path ]]; then mkdir -p "$state/partial" && mv "$path" "$state/partial/$name.$(date +%s%N)"; fi
+    if [[ -e $path || -L $path ]]; then mkdir -p "$state/partial" && mv "$path" "$state/partial/$name.$(date +%s%N)"; fi
     : >"$output"
-    if [[ $track && ! ${WANDB_MODE:-} ]]; then local -x WANDB_MODE && WANDB_MODE=$(wandb_mode); fi
+    if [[ $track ]]; then
+      local -x WANDB_MODE=${WANDB_MODE:-$(wandb_mode)} WANDB_RUN_GROUP=$preset-repeat${name##*seed}
+    fi
     progress "$name" "$gpu"
     log_event event=start run="$name" line="${lines[$1]}" preset="$preset" order_seed="$seed" \
       gpu="$gpu" wandb="${WANDB_MODE:-}" command="${commands[$1]}" || check_room
@@ -364,13 +408,15 @@ attempt() { # I GPU [--nonblock]: do cell I unless it is done; status 1 if anoth
       if ((code == 124 || seconds >= timeout)); then reason="no end after $timeout s" after=""; fi
       check_room
       log_event event=end run="$name" completed=no exit_status="$code" seconds="$seconds" \
-        reason="$reason" tail="@$output" || check_room
+        reason="$reason" tail="$output" || check_room
       echo "$reason$after" >"$state/$name.failed"
       echo "FAILED $name: $reason$after"
       tail -n 5 "$output" | cut -c 1-200 | sed 's/^/    /'
     fi
   fi
+  # Unlocked, and not only closed: a process that outlived its run may hold them open.
   flock --unlock "$gpu_lock"
+  flock --unlock "$cell_lock"
   exec {cell_lock}>&-
 }
 
@@ -378,27 +424,29 @@ attempt() { # I GPU [--nonblock]: do cell I unless it is done; status 1 if anoth
 work() { # GPU: go through the grid; what other workers or drivers are at comes last
   local gpu=$1 i busy=()
   trap 'kill_children $BASHPID; exit 1' INT TERM HUP
-  if [[ $gpu ]]; then export CUDA_VISIBLE_DEVICES=$gpu; fi
-  # Per machine, user and GPU; a Slurm job has GPUs of its own, whatever their numbers.
-  exec {gpu_lock}>>"${TMPDIR:-/tmp}/ppo-benchmark.$UID.${SLURM_JOB_ID:-}.${CUDA_VISIBLE_DEVICES:-}.lock"
-  for i in "${!names[@]}"; do attempt "$i" "$gpu" --nonblock || busy+=("$i"); done
-  for i in "${busy[@]}"; do attempt "$i" "$gpu"; done
+  # CUDA would number the fastest GPU first, and not as nvidia-smi does.
+  if [[ $gpu ]]; then export CUDA_VISIBLE_DEVICES=$gpu CUDA_DEVICE_ORDER=PCI_BUS_ID; fi
+  exec {gpu_lock}>>"$(lock_of "$gpu")"
+  for i in "${!names[@]}"; do attempt "$i" "$gpu" || busy+=("$i"); done
+  for i in "${busy[@]}"; do attempt "$i" "$gpu" wait || true; done
 }
 
 stop() { # EXIT STATUS
   trap '' INT TERM HUP
   disown -a # or bash would announce each job that is killed
   kill_children $$
+  kill_strays ".*"
   echo "Stopped. Completed runs are kept; to go on: $invocation" >&2
   exit "$1"
 }
 
 main() {
-  local gpu name reason failed=()
+  local gpu name reason failed=() offline
   SECONDS=0
   export WANDB_FINISH_TIMEOUT=${WANDB_FINISH_TIMEOUT:-60} # seconds for a server that went away
   # Every run compiles for itself, or the second would start faster than the first.
   export TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 JAX_ENABLE_COMPILATION_CACHE=false
+  if [[ $notes ]]; then export WANDB_NOTES=$notes; fi
 
   for gpu in "${gpus[@]}"; do work "$gpu" & done
   wait || true
@@ -409,7 +457,8 @@ main() {
     python -m analysis.report "$runs_dir" --out "$runs_dir/report" &
     wait $! || echo "The report could not be made; the runs are in $runs_dir."
   fi
-  if [[ $track ]] && compgen -G "$runs_dir/*/wandb/offline-run-*" >/dev/null; then
+  offline=("$runs_dir"/*/wandb/offline-run-*)
+  if [[ $track && -e ${offline[0]} ]]; then
     printf 'To send the offline runs to W&B: %q sync %q/*/wandb/offline-run-*\n' \
       "${python%python}wandb" "$runs_dir"
   fi
@@ -430,11 +479,12 @@ for tool in flock timeout md5sum; do
 done
 check_gpus
 check_runs_dir
+check_locks
 source ./setup.sh
 mkdir -p "$state" || exit 2
-started=$state/started.$$
-touch "$started"
-trap 'rm -f "$started"' EXIT
+# A file without a name, whose time is the start of this driver.
+exec {started}>"$state/started"
+rm -f "$state/started"
 trap 'stop 130' INT
 trap 'stop 143' TERM
 trap 'stop 129' HUP
@@ -443,7 +493,7 @@ for name in "${names[@]}"; do
   if is_done "$name"; then complete_at_start=$((complete_at_start + 1)); fi
 done
 log_event event=grid preset="$preset" runs="$total" complete="$complete_at_start" repeats="$repeats" \
-  order_seed="$seed" host="$(uname -n)" invocation="$invocation" || check_room
+  order_seed="$seed" host="$(uname -n)" notes="$notes" invocation="$invocation" || check_room
 { # read as a whole by bash, so that this file may change while the grid runs
   main
   exit

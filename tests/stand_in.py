@@ -38,13 +38,19 @@ with open(folder / "metrics.jsonl", "w") as metrics:
         os.kill(os.getpid(), signal.SIGKILL)
     if plan == "fill":
         metrics.write(" " * 100_000_000)
+    if plan == "daemon":
+        process = subprocess.Popen(
+            ["sleep", "1000"], env={}, start_new_session=True, close_fds=False
+        )
+        (folder / "daemon").write_text(str(process.pid))
     if plan == "hang":
-        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        subprocess.Popen(["sh", "-c", "sleep 1000 &"], start_new_session=True, close_fds=False)
         print("hangs", flush=True)
         time.sleep(1000)
     if plan.startswith("0."):
         time.sleep(float(plan))
 if plan != "silent":
-    (folder / "run.json.partial").write_text(json.dumps({"args": flags}))
+    variables = {name: x for name, x in os.environ.items() if name.startswith(("CUDA_", "WANDB_"))}
+    (folder / "run.json.partial").write_text(json.dumps({"args": flags, "variables": variables}))
     os.rename(folder / "run.json.partial", folder / "run.json")
 trace("end")

@@ -1,5 +1,6 @@
 """The driver, on stand-ins for the training scripts, and one small grid with the real ones."""
 
+import fcntl
 import json
 import os
 import random
@@ -147,6 +148,7 @@ def processes_in(project):
         (["--scripts", "linen nnx ppo_torch.py", "--repeats=2"], 6),
         (["--envs", "CartPole-v1,CartPole-v1", "--sizes", "small,small"], 5),
         (["--scripts", "linen,ppo_linen.py,linen"], 1),
+        (["--envs", "Acrobot-v1\nCartPole-v1\n", "--sizes", "small\tlarge"], 20),
         (["async", "--only", "ppo_linen.*Acrobot"], 3),
         (["async", "--from", "101"], 8),
         (["async", "--from", "101", "--to", "103"], 3),
@@ -209,10 +211,10 @@ def test_neither_order_nor_choice_depends_on_folders_notes_or_tracking(project):
 
 
 def test_a_listed_line_can_be_pasted(project):
-    line = bench(project, "--list", "--notes", "it's 5 o'clock\n& \"late\"").stdout.splitlines()[0]
+    folder = "it's 5 o'clock\n& \"late\""
+    line = bench(project, "--list", "--runs-dir", folder).stdout.splitlines()[0]
     subprocess.run(["bash", "-c", line], cwd=project, env=environment(project), check=True)
-    (run,) = (project / "runs").glob("*/run.json")
-    assert json.loads(run.read_text())["args"]["--notes"] == "it's 5 o'clock\n& \"late\""
+    assert len(list((project / folder).glob("*/run.json"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,8 @@ def test_a_listed_line_can_be_pasted(project):
         (["--gpus", "GPU-8f3d"], "not 'GPU-8f3d'"),
         (["--gpus", "GPU-"], "not 'GPU-'"),  # CUDA would see none where several begin so
         (["--gpus", "7", "--dry-run"], "not '7'"),
+        (["--gpus", "0,1\n2"], "--gpus"),
+        (["--gpus", "0,GPU-51b2"], "'GPU-51b2' is there twice"),
         (["--runs-dir", "/dev/null/runs"], "--runs-dir"),
         (["--runs-dir", ""], "--runs-dir"),
         (["--runs-dir", "--dry-run"], "not '--dry-run'"),
@@ -284,7 +288,61 @@ def test_a_dry_run_sees_a_folder_that_cannot_be_written_to(project, folder):
         pytest.skip("root may write to every folder")
     driver = bench(project, "--runs-dir", folder, "--dry-run")
     assert (driver.returncode, driver.stdout) == (2, "")
-    assert "--runs-dir must be a folder to write to" in driver.stderr
+    assert f"--runs-dir needs a folder to write to, which '{folder[:9]}" in driver.stderr
+
+
+@pytest.mark.parametrize(
+    "path",
+    [".benchmark/partial", ".benchmark/warmup", ".benchmark/{}.log", "benchmark.jsonl"],
+)
+@pytest.mark.parametrize("link", [True, False])
+def test_what_is_in_the_drivers_way_gets_one_sentence(project, path, link):
+    name = list_names(project)[-1]
+    path = project / "runs" / path.format(name)
+    path.parent.mkdir(parents=True)
+    if link:
+        path.symlink_to("nowhere")
+    elif path.suffix:
+        path.mkdir()
+    else:
+        path.write_text("in the way")
+    for flags in ([], ["--dry-run"]):
+        driver = bench(project, *flags)
+        assert (driver.returncode, driver.stdout, started(project)) == (2, "", [])
+        assert len(driver.stderr.splitlines()) == 1
+        assert f"'{path.relative_to(project)}'" in driver.stderr
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "/no/such/folder"])
+def test_a_folder_for_locks_that_cannot_be_written_to_gets_one_sentence(project, folder):
+    driver = finish(start(project, env=environment(project) | {"TMPDIR": folder}))
+    assert (driver.returncode, driver.stdout, started(project)) == (2, "", [])
+    assert len(driver.stderr.splitlines()) == 1 and f"'{folder}'" in driver.stderr
+
+
+def test_it_finds_what_lies_beside_it_through_a_link(project):
+    elsewhere = project / "some where"
+    elsewhere.mkdir()
+    (elsewhere / "race").symlink_to(project / "benchmark.sh")
+    env = environment(project)
+    command = ["./race", "--scripts", "linen", "--runs-dir", "runs", "--no-report"]
+    driver = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True)
+    assert (driver.returncode, driver.stderr) == (0, "")
+    assert len(list(elsewhere.glob("runs/*/run.json"))) == 1
+
+
+def test_cdpath_does_not_lead_to_another_folder(project):
+    """With CDPATH, `cd checkout` may go to another checkout, and prints where it went."""
+    (project / "there/checkout").mkdir(parents=True)
+    (project / "here/checkout").mkdir(parents=True)
+    for path in project.glob("*.*"):
+        shutil.copy(path, project / "here/checkout")
+    (project / "here/own").symlink_to(sys.prefix)
+    env = environment(project) | {"CDPATH": f"{project}/there:{project}/here", "VENV": "own"}
+    command = ["checkout/benchmark.sh", "--runs-dir", "checkout/runs", "--no-report"]
+    driver = subprocess.run(command, cwd=project / "here", env=env, capture_output=True, text=True)
+    assert (driver.returncode, driver.stderr) == (0, "")
+    assert len(list(project.glob("here/checkout/runs/*/run.json"))) == 5
 
 
 def test_ones_own_environment_is_found_from_any_folder(project):
@@ -321,8 +379,21 @@ def test_the_same_command_resumes(project):
     assert kept.name.startswith(killed) and (kept / "metrics.jsonl").exists()
 
 
+def test_only_a_file_with_something_in_it_makes_a_run_complete(project):
+    empty, folder, link = list_names(project)[:3]
+    (project / "runs" / empty).mkdir(parents=True)
+    (project / "runs" / empty / "run.json").touch()
+    (project / "runs" / folder / "run.json/folder").mkdir(parents=True)
+    (project / "runs" / link).symlink_to("nowhere")
+    assert "Runs missing: 5 of 5." in bench(project, "--dry-run").stdout
+    driver = bench(project, "--no-report")
+    assert (driver.returncode, driver.stderr) == (0, "")
+    assert started(project) == list_names(project)
+    assert len(list((project / "runs/.benchmark/partial").iterdir())) == 3
+
+
 def test_the_log_says_what_ran_when(project):
-    bench(project, "--notes", "first", "--seed", "7")
+    bench(project, "--notes", "@first=\n5", "--seed", "7")
     grid, *events = log(project)
     assert (grid["event"], grid["preset"], grid["runs"], grid["order_seed"]) == (
         "grid",
@@ -330,6 +401,7 @@ def test_the_log_says_what_ran_when(project):
         5,
         7,
     )
+    assert grid["notes"] == "@first=\n5"
     assert [event["event"] for event in events] == ["start", "end"] * 5
     for line, (before, after) in enumerate(zip(events[::2], events[1::2], strict=True), 1):
         assert before["line"] == line and before["run"] == after["run"]
@@ -390,6 +462,73 @@ def test_stopping_leaves_no_process(project, sent, status, to_group):
     assert len(started(project)) == 2  # no other run began meanwhile
 
 
+def test_an_interrupt_lets_the_log_get_its_line(project):
+    (project / "runs").mkdir()
+    path = project / "runs/benchmark.jsonl"
+
+    def opened(process):
+        try:
+            return any(file.path == str(path) for file in process.open_files())
+        except psutil.Error:
+            return False
+
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        driver = start(project)
+        wait_for(lambda: any(map(opened, processes_in(project))))
+        os.killpg(driver.pid, signal.SIGINT)
+        time.sleep(0.1)
+    finish(driver)
+    assert driver.returncode == 130
+    assert len(driver.stderr.splitlines()) == 1 and driver.stderr.startswith("Stopped.")
+    assert [event["event"] for event in log(project)] == ["grid"]
+
+
+def test_a_killed_driver_leaves_only_what_is_of_use(project):
+    driver = start(project, **{"__": "hang"})
+    wait_for(lambda: started(project))
+    driver.kill()
+    (name,) = started(project)
+    assert {x.name for x in (project / "runs/.benchmark").iterdir()} == {f"{name}.log"}
+    for process in processes_in(project):
+        process.kill()
+    finish(driver)
+
+
+def test_a_process_that_outlives_its_run_holds_up_nobody(project):
+    """One of no environment, parent or group that shows where it came from."""
+    flags = ("--scripts", "linen", "--no-report")
+    assert bench(project, *flags, **{"__": "daemon"}).returncode == 0
+    (path,) = (project / "runs").glob("*/daemon")
+    daemon = psutil.Process(int(path.read_text()))
+    try:
+        (path.parent / "run.json").unlink()
+        driver = start(project, *flags)
+        wait_for(lambda: len(started(project)) == 2)
+        assert finish(driver).returncode == 0 and daemon.is_running()
+    finally:
+        daemon.kill()
+
+
+@pytest.mark.parametrize("runs_dir", ["runs", "other"])
+def test_a_driver_says_what_it_waits_for(project, runs_dir):
+    """The first waits for its run, and the second for the first: for its cell, or for its GPU."""
+    flags = ("--scripts", "linen", "--runs-dir")
+    first = start(project, *flags, "runs", **{"__": "hang"})
+    wait_for(lambda: started(project))
+    run, *_ = [x for x in processes_in(project) if "ppo_linen.py" in x.cmdline()[1:2]]
+    second = start(project, *flags, runs_dir)
+    wait_for(lambda: [x for x in psutil.Process(second.pid).children(True) if x.name() == "flock"])
+    time.sleep(0.1)
+    second.terminate()
+    (line,) = finish(second).stdout.splitlines()
+    (name,) = started(project)
+    what = name if runs_dir == "runs" else "another benchmark on this machine"
+    assert line.startswith(f"Waiting for {what}") and str(run.pid) in re.findall(r"\d+", line)
+    first.terminate()
+    finish(first)
+
+
 def overlaps(events):
     """How many runs began while another was going on."""
     running = count = 0
@@ -423,6 +562,8 @@ def test_gpus_take_one_run_at_a_time_each(project):
     assert all(len(events) >= 4 and overlaps(events) == 0 for events in by_gpu.values())
     assert overlaps(trace(project)) > 0
     assert sum(map(len, by_gpu.values())) == len(trace(project)) == 40
+    for path in (project / "runs").glob("*/run.json"):
+        assert json.loads(path.read_text())["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_half_a_line_in_the_log_is_dropped(project):
@@ -487,6 +628,10 @@ def test_killed_at_random_moments(project):
             assert driver.returncode == 0, driver.stdout + driver.stderr
             assert completed(project) == sorted(list_names(project, *flags))
             assert not list(runs.glob(".benchmark/partial/*/run.json"))  # none ran twice
+            state = {
+                x.name for x in runs.glob(".benchmark/*") if x.suffix not in (".log", ".failed")
+            }
+            assert state <= {"partial"}
             for path in runs.glob("*/run.json"):
                 json.loads(path.read_text())
             for path in [*runs.glob("*/metrics.jsonl"), runs / "benchmark.jsonl"]:

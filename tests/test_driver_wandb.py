@@ -97,13 +97,12 @@ def test_with_a_key_and_a_server_runs_are_online(tmp_path):
 
 
 def check_upload(requests, name):
-    """The run arrived with group, tags, notes and configuration, and with its history."""
+    """The run arrived with group, name, notes and configuration, and with its history."""
     bodies = [json.loads(body) for path, body in requests if path == "/graphql"]
     upserts = [body["variables"] for body in bodies if "upsertBucket" in body["query"]]
     run = next(x for x in upserts if x.get("groupName"))
     assert (run["groupName"], run["displayName"]) == ("custom-repeat1", name)
     assert run["notes"] == "a note"
-    assert {"ppo_linen", "jit", "CartPole-v1", "64x64"} <= set(run["tags"])
     assert json.loads(run["config"])["framework"]["value"] == "linen"
     history = b"".join(body for path, body in requests if path.endswith("/file_stream"))
     assert b"charts/SPS" in history
@@ -133,8 +132,21 @@ def test_a_server_that_never_answers_does_not_stop_the_grid(project):
     assert {words[3] for words in trace(project)} == {"wandb=offline"}
 
 
-def test_groups_are_presets_and_repeats(project):
-    lines = bench(project, "sync", "--repeats", "2", "--track", "--list").stdout.splitlines()
-    for line in lines:
-        seed = cell_of(line.split()[-1])["seed"]
-        assert f"--track --wandb-group sync-repeat{seed} " in line
+def test_groups_are_presets_and_repeats(project, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_GROUP", "another")
+    monkeypatch.setenv("WANDB_NOTES", "another")
+    flags = ("--scripts", "linen", "--repeats", "2", "--no-report", "--track")
+    for notes in ("it's\n@5", ""):
+        assert bench(project, *flags, *(["--notes", notes] if notes else [])).returncode == 0
+        for name in completed(project):
+            path = project / "runs" / name / "run.json"
+            variables = json.loads(path.read_text())["variables"]
+            assert variables["WANDB_RUN_GROUP"] == f"custom-repeat{cell_of(name)['seed']}"
+            assert variables["WANDB_NOTES"] == (notes or "another")
+            path.unlink()
+
+
+def test_without_tracking_no_command_names_wandb(project):
+    assert " --track " not in bench(project, "--list").stdout
+    for line in bench(project, "--list", "--track", "--notes", "a note").stdout.splitlines():
+        assert " --track " in line and "wandb" not in line and "note" not in line
