@@ -83,7 +83,7 @@ WANTED = {
 # These may be null; and, since W&B drops a summary's nulls and runs differ in age, absent.
 NULLABLE = (
     *("gpu", "driver", "cpu", "git_commit", "repeat", "cores", "load", "peak_device_bytes"),
-    *("args.notes", "durations.saving", "resumed"),
+    *("args.notes", "durations.saving", "durations.process", "resumed"),
 )
 
 
@@ -388,8 +388,9 @@ def measure(record: Record) -> dict[str, float | None]:
     durations, args, metrics = record.info["durations"], record.info["args"], record.metrics
     first = metrics[0]["time/iteration"]
     setup = metrics[0]["time/elapsed"] - first
-    row = {name: durations.get(name) for name in ("imports", "saving", "total", "process")}
+    row = {name: durations.get(name) for name in ("imports", "saving", "total")}
     row |= {"setup": setup, "startup": durations["imports"] + setup + first}
+    row["process"] = durations.get("process", durations["imports"] + durations["total"])
     for prefix, name in [("", "iteration"), ("rollout_", "rollout"), ("update_", "update")]:
         seconds = [line.get(f"time/{name}") for line in metrics]
         seconds = [x for x in seconds if x is not None]

@@ -68,8 +68,7 @@ def metrics_rows(
 
 def results(rows: list[dict[str, Any]], imports: float = 2.0) -> dict[str, Any]:
     """Return the part of run.json that the scripts compute at the end."""
-    total = rows[-1]["time/elapsed"]
-    durations = {"imports": imports, "saving": 0.1, "total": total, "process": imports + total}
+    durations = {"imports": imports, "saving": 0.1, "total": rows[-1]["time/elapsed"]}
     memory = {"peak_host_bytes": 500_000_000, "peak_device_bytes": None}
     return {"status": "completed", "durations": durations} | memory
 
@@ -81,7 +80,8 @@ def in_old_format(run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, 
     old["args"] = {x: run["args"][x] for x in run["args"] if x not in ("save_every", "resume")}
     old["args"] |= {"wandb_project": "x", "wandb_entity": None, "wandb_group": None, "notes": ""}
     seconds = [row["time/iteration"] for row in rows]
-    old["durations"] = {x: run["durations"][x] for x in ("imports", "total", "process")}
+    imports, total = run["durations"]["imports"], run["durations"]["total"]
+    old["durations"] = {"imports": imports, "total": total, "process": imports + total}
     old["durations"] |= {"setup": 1.0, "first_iteration": seconds[0]}
     for name, part in [("early_iteration", seconds[1:8]), ("steady_iteration", seconds[8:])]:
         old["durations"][name] = float(np.mean(part)) if part else None

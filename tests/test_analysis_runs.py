@@ -144,6 +144,7 @@ def test_what_is_broken_partial_or_double_is_left_out_by_name(tmp_path):
         (("args", "total_timesteps"), 8191, "not enough for an iteration"),
         (("resumed",), 3, "resumed is 3, not a list of whole numbers"),
         (("script",), None, "script is null, not text"),
+        (("durations", "process"), 0, "durations.process is 0, not a number above 0"),
         (("durations", "saving"), "x", 'durations.saving is "x", not a number'),
         ((9, "time/iteration"), 0, "iteration 9: time/iteration is 0, not a number above 0"),
         ((0, "time/elapsed"), 0.1, "time/elapsed is not above time/iteration"),
