@@ -94,7 +94,7 @@ block() { # STUDY ENV SIZE SCRIPTS...: print a block's cells, in an order that t
 }
 
 cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and the command
-  local study=$1 env=$2 size=$3 script=$4 name words key
+  local study=$1 env=$2 size=$3 script=$4 name path words key
   name=${study:+${study}__}${env}__${size}__${script}__${iterations}it__seed$repeat
   read -ra words <<<"ppo_${script%-none}.py --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
   words+=(--seed "$repeat" --total-timesteps $((iterations * 8192)))
@@ -102,7 +102,8 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   case $study in sync*) words+=(--sync-for-timing) ;; esac
   key="${words[*]} --run-name $name"
   if [[ $track ]]; then words+=(--track); fi
-  words+=(--runs-dir "$(folder_of "$study")" --run-name "$name")
+  path=$(path_of "$name")
+  words+=(--runs-dir "${path%/*}" --run-name "$name")
   printf '%s\t%s\t%s\n' "$name" "$key" "$(quoted "$python" "${words[@]}")"
 }
 
@@ -115,8 +116,8 @@ quoted() { # WORDS...: one line that a shell reads as these words
   echo "${line# }"
 }
 
-folder_of() { # a study, or a name that begins with it; what is discarded is out of the report's way
-  case $1 in warmup*) echo "$state/warmup" ;; *) echo "$runs_dir" ;; esac
+path_of() { # NAME: the run's folder; what is discarded is out of the report's way
+  case $1 in warmup*) echo "$state/warmup/$1" ;; *) echo "$runs_dir/$1" ;; esac
 }
 
 # === Arguments ==================================================================================
@@ -177,7 +178,7 @@ check_locks() {
   local gpu
   for gpu in "${gpus[@]}"; do
     if ! { : >>"$(lock_of "$gpu")"; } 2>/dev/null; then
-      fail "TMPDIR must be a folder to write to, not '${TMPDIR:-/tmp}'."
+      fail "cannot write to '$(lock_of "$gpu")'; TMPDIR may name another folder."
     fi
   done
 }
@@ -267,7 +268,7 @@ if ((total == 0)); then fail "nothing to run: --from is $from, but the list ends
 
 is_done() { # NAME: an empty file is what a machine may leave that lost its power
   local path
-  path=$(folder_of "$1")/$1/run.json
+  path=$(path_of "$1")/run.json
   [[ -f $path && -s $path ]]
 }
 
@@ -326,7 +327,7 @@ take() { # LOCK WHAT: wait for a lock that others may hold, and say for what
   holders=$(grep -ls "^lock:.* FLOCK .*:$(stat -Lc %i "/dev/fd/$1") " /proc/[0-9]*/fdinfo/* |
     cut -d/ -f3 | sort -un | paste -sd,) || true
   echo "Waiting for $2${holders:+ (process $holders)}."
-  flock "$1"
+  flock "$1" || exit 1 # it was killed, or the file system has no locks
 }
 
 kill_children() { # PID: kill its descendants, each stopped first so that it starts no others
@@ -368,14 +369,14 @@ progress() { # NAME GPU: say which run starts, and about how long the rest takes
 
 attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another process is at it
   local name=${names[$1]} gpu=$2 path output code=0 start seconds reason after words
-  path=$(folder_of "$name")/$name output=$state/$name.log
+  path=$(path_of "$name") output=$state/$name.log
   if is_done "$name" || [[ $state/$name.failed -nt /dev/fd/$started ]]; then return; fi
   # The output file is the cell's lock too. A run inherits both locks, so they outlive a killed
   # driver for as long as its last run does.
   check_room
   exec {cell_lock}>>"$output"
   if [[ ${3:-} ]]; then
-    take "$cell_lock" "$name, which runs elsewhere or left something behind that does"
+    take "$cell_lock" "$name, which is running already or left a process behind"
   elif ! flock --nonblock "$cell_lock"; then
     exec {cell_lock}>&-
     return 1
