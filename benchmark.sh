@@ -161,7 +161,7 @@ check_runs_dir() { # the folders, or those that they would be made in, and what 
     fi
   done
   for name in "${names[@]}"; do
-    for path in "$log" "$state/$name.log" "$state/$name.failed"; do
+    for path in "$log" "$state"/{started,room,"$name.log","$name.failed"}; do
       if [[ (-e $path || -L $path) && ! (-f $path && -w $path) ]]; then
         fail "--runs-dir needs a file to write to, which '$path' is not."
       fi
@@ -371,9 +371,9 @@ attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another pro
   local name=${names[$1]} gpu=$2 path output code=0 start seconds reason after words
   path=$(path_of "$name") output=$state/$name.log
   if is_done "$name" || [[ $state/$name.failed -nt /dev/fd/$started ]]; then return; fi
+  check_room
   # The output file is the cell's lock too. A run inherits both locks, so they outlive a killed
   # driver for as long as its last run does.
-  check_room
   exec {cell_lock}>>"$output"
   if [[ ${3:-} ]]; then
     take "$cell_lock" "$name, which is running already or left a process behind"
@@ -484,7 +484,7 @@ check_locks
 source ./setup.sh
 mkdir -p "$state" || exit 2
 # A file without a name, whose time is the start of this driver.
-exec {started}>"$state/started"
+{ exec {started}>"$state/started"; } 2>/dev/null || check_room
 rm -f "$state/started"
 trap 'stop 130' INT
 trap 'stop 143' TERM

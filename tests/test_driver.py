@@ -298,7 +298,14 @@ def test_a_dry_run_sees_a_folder_that_cannot_be_written_to(project, folder):
 
 @pytest.mark.parametrize(
     "path",
-    [".benchmark/partial", ".benchmark/warmup", ".benchmark/{}.log", "benchmark.jsonl"],
+    [
+        "benchmark.jsonl",
+        ".benchmark/partial",
+        ".benchmark/warmup",
+        ".benchmark/started",
+        ".benchmark/{}.log",
+        ".benchmark/{}.failed",
+    ],
 )
 @pytest.mark.parametrize("link", [True, False])
 def test_what_is_in_the_drivers_way_gets_one_sentence(project, path, link):
@@ -307,10 +314,10 @@ def test_what_is_in_the_drivers_way_gets_one_sentence(project, path, link):
     path.parent.mkdir(parents=True)
     if link:
         path.symlink_to("nowhere")
-    elif path.suffix:
-        path.mkdir()
-    else:
+    elif path.name in ("partial", "warmup"):
         path.write_text("in the way")
+    else:
+        path.mkdir()
     for flags in ([], ["--dry-run"]):
         driver = bench(project, *flags)
         assert (driver.returncode, driver.stdout, started(project)) == (2, "", [])
