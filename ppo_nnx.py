@@ -1,3 +1,8 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
 """PPO in JAX and Flax NNX: the rollout and the update are one nnx.jit each.
 
     python ppo_nnx.py --env-id CartPole-v1 --seed 1  # 16 s on two cores of an AMD EPYC
@@ -7,35 +12,42 @@ Agent and optimizer are objects that own their arrays: nnx.jit takes them apart 
 Diff me with ppo_linen.py to see what NNX changes, with ppo_nnx_cached.py for caching.
 """
 
+import errno
+import fcntl
+import io
 import json
 import math
 import os
 import platform
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or wide orthogonal init takes 10 times longer
+if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
 
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import psutil
 import tyro
 from flax import nnx
 from jax.nn.initializers import orthogonal
 from tensorboard.summary import Writer
-from tqdm import tqdm
 
 
 # === Arguments ==================================================================================
@@ -67,51 +79,42 @@ class Args:
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str | None = None  # that folder's name; default {env_id}__{exp_name}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases too; WANDB_MODE=offline needs no account
-    wandb_project: str = "ppo-rosetta"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    wandb_group: str | None = None  # W&B group
-    notes: str = ""  # free text kept with the run
-
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def minibatch_size(self) -> int:
-        return self.batch_size // self.num_minibatches
-
-    @property
-    def num_iterations(self) -> int:
-        return self.total_timesteps // self.batch_size
+    track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
+    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
+    resume: str | None = None  # folder of a stopped run to go on with, by its own arguments
 
     def __post_init__(self) -> None:
         """Raise ValueError, one sentence on the command line, where a value cannot work."""
 
-        def check(ok: bool, name: str, rule: str) -> None:
+        def check(name: str, ok: bool, rule: str) -> None:
             if not ok:
                 raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
 
-        counts = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs")
-        for name in (*counts, "learning_rate", "clip_coef", "max_grad_norm", "adam_eps"):
-            check(0 < getattr(self, name) < math.inf, name, "must be positive")
-        for name in ("ent_coef", "vf_coef"):
-            check(0 <= getattr(self, name) < math.inf, name, "must be 0 or more")
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
+        for name in ("learning_rate", "clip_coef", "max_grad_norm", "adam_eps"):
+            check(name, 0 < getattr(self, name) < math.inf, "must be positive")
+        for name in ("ent_coef", "vf_coef", "save_every"):
+            check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
         for name in ("gamma", "gae_lambda"):
-            check(0 <= getattr(self, name) <= 1, name, "must lie between 0 and 1")
-        check(0 <= self.seed < 2**32, "seed", "must lie between 0 and 2**32 - 1")
-        check(min(self.hidden_sizes, default=0) > 0, "hidden_sizes", "must be positive")
-        batch = f"num_envs * num_steps = {self.batch_size}"
-        divides = self.batch_size % self.num_minibatches == 0
-        check(divides, "num_minibatches", f"must divide {batch}")
-        check(self.num_iterations > 0, "total_timesteps", f"must be at least {batch}")
-        VecEnv(self.env_id, self.num_envs)  # its ValueError names the environments that work
+            check(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
+        check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
+        widths = all(0 < size <= 2**16 for size in self.hidden_sizes or (0,))
+        check("hidden_sizes", widths, "must lie between 1 and 65536")
+        VecEnv(self.env_id, self.num_envs)  # train makes it; here an unknown one is refused
+
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size, rest = divmod(self.batch_size, self.num_minibatches)
+        check("num_minibatches", rest == 0, f"must divide num_envs * num_steps = {self.batch_size}")
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
+        check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
+
         stem = f"{self.env_id}__{self.exp_name}__{self.seed}"
-        self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
-        inside = "/" not in self.run_name and self.run_name not in (".", "..")
-        check(inside, "run_name", "must be the name of one folder in --runs-dir")
-        new = not os.path.lexists(Path(self.runs_dir, self.run_name))
-        check(new, "run_name", "must be new in --runs-dir")
+        name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
+        one = Path(name).name == name != ".." and name.isprintable()
+        check("run_name", one, "must be the name of one folder in --runs-dir")
 
 
 # === Environment ================================================================================
@@ -134,27 +137,25 @@ class VecEnv:
             self.num_actions = self.env.action_space(params).n
             self.obs_dim = math.prod(self.env.observation_space(params).shape)
         except (ValueError, AttributeError, OSError) as error:  # unknown, continuous, not at hand
-            tested = """CartPole-v1, Acrobot-v1, MountainCar-v0, DiscountingChain-bsuite,
-                MemoryChain-bsuite, UmbrellaChain-bsuite, BernoulliBandit-misc, GaussianBandit-misc,
-                Asterix-MinAtar, Breakout-MinAtar, Freeway-MinAtar, SpaceInvaders-MinAtar"""
-            rule = f"must have discrete actions, as these do: {' '.join(tested.split())}"
-            raise ValueError(f"--env-id {rule}; not {env_id}") from error
+            known = f"be one of {', '.join(gymnax.registered_envs)}, and not {env_id}"
+            raise ValueError(f"--env-id must have discrete actions and {known}") from error
         self.num_envs = num_envs
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weak types from reset and strong ones from step: without the
-        # cast, the second call of every jitted function would compile it again.
+        # Looks idle, but rids of weak types, in which some environments reset and none steps on:
+        # from those, the second call of every jitted function would compile it again.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
-        return self.flatten(obs), EnvState(key, inner, *jnp.zeros((2, self.num_envs)))
+        zeros = jnp.zeros(self.num_envs)
+        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
-    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, tuple]:
-        """Take action (N,) int32; return obs after any restart, the state, and the action's result.
+    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
+        """Take action (N,) int32; return obs after any restart, the state, and the result.
 
-        The result is the last six fields of Storage: next_obs is before any restart, and
-        episode_return and episode_length count up to and with this step.
+        The result has the fields of Storage that follow an action, of one step: next_obs is before
+        any restart, and episode_return and episode_length count up to and with this step.
         """
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
@@ -162,9 +163,11 @@ class VecEnv:
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
         reward, next_obs = reward.astype(jnp.float32), self.flatten(info["final_observation"])
         total, length = state.episode_return + reward, state.episode_length + 1
+        result = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        result |= {"next_obs": next_obs, "episode_return": total, "episode_length": length}
         done = terminated | truncated
         state = EnvState(key, inner, jnp.where(done, 0, total), jnp.where(done, 0, length))
-        return self.flatten(obs), state, (reward, terminated, truncated, next_obs, total, length)
+        return self.flatten(obs), state, result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
         return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
@@ -202,11 +205,9 @@ class Agent(nnx.Module):
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> tuple[Agent, nnx.Optimizer]:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
     agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions, nnx.Rngs(key))
-    num_optimizer_steps = args.num_iterations * args.update_epochs * args.num_minibatches
-    decay = optax.linear_schedule(args.learning_rate, 0.0, num_optimizer_steps)
+    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     adam = optax.adam(decay if args.anneal_lr else args.learning_rate, eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
-    tx = optax.flatten(tx)  # one vector of all parameters: less to compile, and to hand over
     return agent, nnx.Optimizer(agent, tx, wrt=nnx.Param)
 
 
@@ -246,16 +247,17 @@ def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
         logits = agent.get_logits(obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
         new_obs, env_state, result = env.step(env_state, action)
-        return (new_obs, env_state), (obs, action, logits, *result)
+        return (new_obs, env_state), (obs, action, logits, result)
 
+    # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
     (obs, env_state), steps = jax.lax.scan(step, (obs, env_state), noise)
-    all_obs, action, logits, *result = steps
-    logprob = select(jax.nn.log_softmax(logits), action)
-    return obs, env_state, Storage(all_obs, action, logprob, *result)
+    all_obs, action, logits, result = steps
+    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
+    return obs, env_state, Storage(all_obs, action, logprob, **result)
 
 
-def select(log_probs, action):
-    """(..., num_actions), (...) -> (...)."""
+def log_prob_of(action, log_probs):
+    """(...), (..., num_actions) -> (...)."""
     return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
 
 
@@ -271,16 +273,12 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     delta = storage.reward + args.gamma * jnp.where(no_future, 0.0, next_value) - value
     decay = jnp.where(done, 0.0, args.gamma * args.gae_lambda)
 
-    # A[t] = delta[t] + decay[t] * A[t + 1] is linear, so log2(T) parallel steps solve it.
-    def later(x, steps):
-        return jnp.pad(x[steps:], ((0, steps), (0, 0)))
+    def step(next_advantage, inputs):
+        step_delta, step_decay = inputs
+        advantage = step_delta + step_decay * next_advantage
+        return advantage, advantage
 
-    # advantage sums `steps` deltas, decay weighs what follows them; each turn doubles steps.
-    advantage, steps = delta, 1
-    while steps < args.num_steps:
-        advantage = advantage + decay * later(advantage, steps)
-        decay, steps = decay * later(decay, steps), 2 * steps
-    return advantage
+    return jax.lax.scan(step, jnp.zeros(args.num_envs), (delta, decay), reverse=True)[1]
 
 
 # === Loss =======================================================================================
@@ -288,7 +286,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and (5,): its parts, KL, clip fraction."""
     logits, value = agent(batch.obs)
     log_probs = jax.nn.log_softmax(logits)
-    log_ratio = select(log_probs, batch.action) - batch.logprob
+    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
     ratio = jnp.exp(log_ratio)
 
     advantage = batch.advantage
@@ -311,6 +309,14 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 # === Update =====================================================================================
+METRICS = (
+    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
+    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
+    *("charts/episodic_length_max", "losses/policy_loss", "losses/value_loss", "losses/entropy"),
+    *("losses/approx_kl", "losses/clip_fraction", "losses/explained_variance"),
+)
+
+
 def update(agent, optimizer, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs, in place; return the METRICS."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
@@ -321,36 +327,36 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
-    # lax.scan carries arrays: the objects are taken apart here, and put together in every step.
-    graphdef, state = nnx.split((agent, optimizer))
+    # lax.scan carries arrays. To split and merge objects costs time only while it is compiled.
+    graphdef, train_state = nnx.split((agent, optimizer))
 
-    def minibatch_step(state, minibatch):
-        agent, optimizer = nnx.merge(graphdef, state)
+    def minibatch_step(train_state, minibatch):
+        agent, optimizer = nnx.merge(graphdef, train_state)
         loss_fn = partial(ppo_loss, batch=minibatch, args=args)
         grads, losses = nnx.grad(loss_fn, has_aux=True)(agent)
         optimizer.update(agent, grads)
         return nnx.state((agent, optimizer)), losses
 
-    def epoch(state, key):
+    def epoch(train_state, key):
         order = shuffle(key, args.batch_size)  # one gather per epoch beats one per minibatch
         shape = (args.num_minibatches, args.minibatch_size)
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
-        return jax.lax.scan(minibatch_step, state, minibatches)
+        return jax.lax.scan(minibatch_step, train_state, minibatches)
 
     keys = jax.random.split(key, args.update_epochs)
-    state, losses = jax.lax.scan(epoch, state, keys)
-    nnx.update((agent, optimizer), state)
+    train_state, losses = jax.lax.scan(epoch, train_state, keys)
+    nnx.update((agent, optimizer), train_state)
     explained_variance = 1 - (target - value).var() / target.var()
-    losses = [*losses.mean((0, 1)), explained_variance]
-    return jnp.stack([*episode_statistics(storage), *losses])
+    metrics = [*episode_statistics(storage), *losses.mean((0, 1)), explained_variance]
+    return jnp.stack(metrics)
 
 
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
     Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
-    Equal numbers keep their order, which shows only where a border of minibatches parts them: at
-    one border in 64 at the defaults.
+    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers
+    keep their order, which shows at one border of minibatches in 64 at the defaults.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -358,105 +364,157 @@ def shuffle(key, size: int) -> jax.Array:
 
 
 def episode_statistics(storage: Storage):
-    """Number of episodes that ended, then mean, minimum and maximum of their return and length."""
+    """Of the episodes that ended, the number, and of return and length the mean, least and most."""
     done = storage.terminated | storage.truncated
     yield done.sum()
     for x in (storage.episode_return, storage.episode_length):
-        low, high = jnp.where(done, x, jnp.inf).min(), jnp.where(done, x, -jnp.inf).max()
-        yield from (jnp.where(done, x, 0).sum() / done.sum(), low, high)
+        yield jnp.where(done, x, 0).sum() / done.sum()
+        yield jnp.where(done, x, jnp.inf).min()
+        yield jnp.where(done, x, -jnp.inf).max()
 
 
 # === Run log ====================================================================================
-METRICS = (
-    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
-    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
-    *("charts/episodic_length_max", "losses/policy_loss", "losses/value_loss", "losses/entropy"),
-    *("losses/approx_kl", "losses/clip_fraction", "losses/explained_variance"),
-)
+# Plumbing, the same in every script: flags, metrics, checkpoints. Who came for PPO may skip it.
+def fail(reason: str) -> NoReturn:
+    """End the process with a sentence about what its user can mend."""
+    print(reason, file=sys.stderr)
+    sys.exit(2)
 
 
-def shell(command: str) -> str | None:
-    """What command prints when it is run beside this file, or None if that is nothing."""
-    here = Path(__file__).parent
-    run = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=here)
-    return run.stdout.strip() or None
+def main() -> None:
+    """Train by the command line, or go on with the run that it names."""
+    args = tyro.cli(Args)
+    if args.resume:
+        if sum(word.startswith("--") for word in sys.argv) > 1:
+            fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
+        if Path(args.resume, "run.json").exists():
+            fail(f"--resume: {args.resume} is complete")
+        args, _, _ = load_checkpoint(args.resume)
+    threading.excepthook = lambda _: None  # TensorBoard's thread raises its errors in train, too
+    try:
+        train(args)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        fail(f"{args.runs_dir} is full: with room again, --resume goes on from the last checkpoint")
 
 
-def process_age() -> float:
-    """Seconds since this process began, as a difference of two times since boot."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock) - (psutil.Process().create_time() - psutil.boot_time())
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
+    """A run's Args, what else its checkpoint says, and state with the checkpoint's NumPy arrays.
+
+    An array is found by its place in state. Nothing is unpickled: a stranger's file runs no code.
+    """
+    path, script = Path(folder, "checkpoint.npz").resolve(), Path(__file__).stem
+
+    def read(place, x):
+        name = jax.tree_util.keystr(place, simple=True, separator="/")
+        array = file[name]
+        if (array.shape, array.dtype.name) != (x.shape, str(x.dtype).removeprefix("torch.")):
+            raise ValueError(f"{name} is {array.dtype.name} {array.shape}")
+        return array
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            info = json.loads(file["info"].item())
+            if info["script"] != script:
+                raise ValueError(f"it is one of {info['script']}.py")
+            own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
+            own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
+            args = Args(**own | {"run_name": path.parent.name})
+            return args, info, jax.tree.map_with_path(read, state)
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is no checkpoint of {script}.py: {error}")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
+    partial_path = path.with_suffix(".partial")
+    partial_path.unlink(missing_ok=True)  # were it a link, what it leads to would be written to
+    with open(partial_path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial_path, path)
 
 
 class RunLog:
-    """Writes metrics.jsonl and TensorBoard's file during training; run.json last, in one piece."""
+    """Writes metrics and checkpoints as a run goes; run.json last, where it is complete."""
 
     def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
-        self.args, self.start, self.imports = args, time.perf_counter(), process_age()
-        self.rows: list[dict[str, Any]] = []
-        kernel, query = platform.release(), "nvidia-smi --format=csv,noheader --query-gpu="
+        self.args, self.start, self.saving, self.signal = args, time.perf_counter(), 0.0, 0
+        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
+        self.dir, shell = Path(args.runs_dir, str(args.run_name)), subprocess.getoutput
+        git = f"git -C {shlex.quote(str(Path(__file__).parent))} describe --always --dirty"
+        query = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
         self.info: dict[str, Any] = {
-            "args": vars(args),
-            "framework": framework,
-            "compile_mode": compile_mode,
+            **{"args": asdict(args), "script": Path(__file__).stem},
+            **{"framework": framework, "compile_mode": compile_mode, "device": device},
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "git_commit": shell("git describe --always --dirty --abbrev=40 --exclude='*'"),
-            "python": platform.python_version(),
+            **{"resumed": [], "wandb_id": None},  # at which iterations, and as which run there
+            "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
+            **{"python": platform.python_version(), "os": platform.platform()},
             "versions": {package.name: package.version for package in metadata.distributions()},
-            "device": device,
-            "gpu": shell(query + "name"),
-            "driver": shell(query + "driver_version"),
+            "gpu": shell(query + "name") or None,
+            "driver": shell(query + "driver_version") or None,
             "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
             "cores": psutil.cpu_count(logical=False),
             "load": os.getloadavg()[0],  # processes that ran or waited, in the minute before
-            "os": platform.platform(),
-            "kernel": kernel,
-            "wsl2": "microsoft" in kernel.lower(),
             "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
         }
-        self.dir = Path(args.runs_dir, str(args.run_name))
         try:
-            self.dir.mkdir(parents=True)
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.lock = os.open(self.dir, os.O_RDONLY)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            print(f"--runs-dir: {self.dir} cannot be made: {error.strerror}", file=sys.stderr)
-            sys.exit(2)
-        self.wandb = self.start_wandb() if args.track else None
-        self.metrics = open(self.dir / "metrics.jsonl", "w")
+            fail(f"{self.dir} cannot be made, or is in use: {error.strerror}")
+
+    def begin(self, **state: Any) -> tuple[Any, ...]:
+        """Return the first iteration and the parts of state, as they are or as they were saved."""
+        first, names = 0, list(state)
+        if self.args.resume:
+            _, info, state = load_checkpoint(self.dir, state)
+            first = info["iteration"]
+            lines = (self.dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+            if len(lines) < first:
+                fail(f"{self.dir}/metrics.jsonl is shorter than its checkpoint says")
+            replace_file(self.dir / "metrics.jsonl", b"".join(lines[:first]))
+            self.start -= info["elapsed"]
+            self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
+            self.info["resumed"] = [*info["resumed"], first]
+        self.wandb = self.start_wandb() if self.args.track else None
+        self.metrics = open(self.dir / "metrics.jsonl", "ab", buffering=0)
         self.tensorboard = Writer(str(self.dir))
-        self.bar = tqdm(total=args.num_iterations, file=sys.stdout, disable=not sys.stdout.isatty())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.stop)
+        return first, *(state[name] for name in names)
 
     def start_wandb(self) -> Any:
         import wandb  # half a second that only --track pays
 
-        args, sizes = self.args, "x".join(map(str, self.args.hidden_sizes))
-        commit = (self.info["git_commit"] or "no commit")[:12]
-        tags = [args.exp_name, self.info["compile_mode"], args.env_id, sizes, commit]
         sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        os.environ.setdefault("WANDB_PROJECT", "ppo-rosetta")
+        own: dict[str, Any] = {"name": self.dir.name, "id": self.info["wandb_id"], "dir": self.dir}
         try:
-            run = wandb.init(
-                project=args.wandb_project,
-                entity=args.wandb_entity,
-                group=args.wandb_group,
-                name=args.run_name,
-                notes=args.notes,
-                tags=tags,
-                config=self.info,
-                dir=self.dir,
-            )
-        except wandb.Error as error:
-            shutil.rmtree(self.dir)
-            reason = str(error).splitlines()[0]
-            print(f"--track: {reason} (WANDB_MODE=offline needs no account)", file=sys.stderr)
-            sys.exit(2)
+            run = wandb.init(**own, resume="allow", config=self.info)
+        except (wandb.Error, ValueError) as error:
+            if not self.args.resume:
+                shutil.rmtree(self.dir)
+            fail(f"--track: {' '.join(str(error).split())} (WANDB_MODE=offline needs no account)")
         run.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = run.id
         return run
 
-    def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> None:
-        """Log an iteration: its start, end of rollout and end, and the values of METRICS."""
-        args, step, (start, middle, end) = self.args, (iteration + 1) * self.args.batch_size, times
+    def stop(self, number: int, _: Any) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the run at once
+
+    def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> bool:
+        """Log start, end of rollout and end of an iteration and its METRICS; whether to save."""
+        args, done, (start, middle, end) = self.args, iteration + 1, times
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1
         row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
-        row |= {"iteration": iteration, "global_step": step}
+        row |= {"iteration": iteration, "global_step": done * args.batch_size}
         row |= {"charts/learning_rate": args.learning_rate * decay}
         row |= {"charts/SPS": args.batch_size / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
@@ -464,60 +522,59 @@ class RunLog:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}
-        self.rows.append(row)
-        self.metrics.write(json.dumps(row) + "\n")
-        self.metrics.flush()
+        self.metrics.write(json.dumps(row).encode() + b"\n")
         for name, x in row.items():
             if "/" in name and x is not None:
-                self.tensorboard.add_scalar(name, x, step)
+                self.tensorboard.add_scalar(name, x, row["global_step"])
         if self.wandb:
-            self.wandb.log(row)
-        mean_return = row["charts/episodic_return"]
-        text = "no episode ended" if mean_return is None else f"return {mean_return:.1f}"
-        text += f", {row['charts/SPS']:,.0f} steps/s"
-        self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update()
-        if self.bar.disable and (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
-            print(f"iteration {iteration + 1}/{args.num_iterations}: {text}", flush=True)
+            self.wandb.log(row, step=iteration)
+        if done % math.ceil(args.num_iterations / 100) == 0:
+            mean, speed = row["charts/episodic_return"], f"{row['charts/SPS']:,.0f} steps/s"
+            seen = "no episode ended" if mean is None else f"return {mean:.1f}"
+            print(f"iteration {done}/{args.num_iterations}: {seen}, {speed}", flush=True)
+        every = args.save_every or args.num_iterations
+        return done % every == 0 or done == args.num_iterations or self.signal > 0
+
+    def save(self, iteration: int, **state: Any) -> None:
+        """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""
+        start, done, buffer = time.perf_counter(), iteration + 1, io.BytesIO()
+        self.tensorboard.flush()
+        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
+        name_of = partial(jax.tree_util.keystr, simple=True, separator="/")
+        arrays = {name_of(place): x for place, x in jax.tree.leaves_with_path(state)}
+        now = {"iteration": done, "elapsed": start - self.start}
+        np.savez(buffer, info=json.dumps(self.info | now), **arrays)  # sync
+        replace_file(self.dir / "checkpoint.npz", buffer.getvalue())
+        self.saving += time.perf_counter() - start
+        if self.signal and done < self.args.num_iterations:
+            self.close(128 + self.signal)
+            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir)])
+            print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
+            sys.exit(128 + self.signal)
 
     def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
-        """Write run.json, print a summary, and return what run.json holds."""
-        seconds = [row["time/iteration"] for row in self.rows]
-        returns = [x for row in self.rows if (x := row["charts/episodic_return"]) is not None]
+        """Write run.json, and return what it holds."""
+        total = time.perf_counter() - self.start
+        durations = {"imports": self.imports, "total": total, "saving": self.saving}
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        durations = {
-            "imports": self.imports,
-            "setup": self.rows[0]["time/elapsed"] - seconds[0],
-            "first_iteration": seconds[0],
-            "early_iteration": fmean(seconds[1:8]) if seconds[1:8] else None,
-            "steady_iteration": fmean(seconds[8:]) if seconds[8:] else None,
-            "total": time.perf_counter() - self.start,
-            "process": process_age(),
-        }
-        results = {
-            "status": "completed",
-            "durations": durations,
-            "final_return": returns[-1] if returns else None,
-            "best_return": max(returns, default=None),
-            "peak_host_bytes": peak_rss if sys.platform == "darwin" else peak_rss * 1024,
-            "peak_device_bytes": peak_device_bytes,
-        }
-        with open(self.dir / "run.json.partial", "w") as file:
-            json.dump(self.info | results, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(file.name, self.dir / "run.json")
-        self.bar.close()
-        self.metrics.close()
-        self.tensorboard.close()
+        results: dict[str, Any] = {"status": "completed", "durations": durations}
+        results["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
+        results["peak_device_bytes"] = peak_device_bytes
+        replace_file(self.dir / "run.json", json.dumps(self.info | results, indent=2).encode())
         if self.wandb:
             self.wandb.summary.update(results)
-            self.wandb.finish()
-        for name, x in {**durations, "final return": results["final_return"]}.items():
-            unit = "" if name == "final return" else " s"
-            print(f"{name.replace('_', ' '):>16}  " + ("none" if x is None else f"{x:.3f}{unit}"))
-        print(f"{'written to':>16}  {self.dir}")
+        self.close(0)
+        print(f"written to {self.dir}")
         return self.info | results
+
+    def close(self, exit_status: int) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.metrics.close()
+        self.tensorboard.close()
+        os.close(self.lock)
+        if self.wandb:
+            self.wandb.finish(exit_status)
 
 
 # === Training ===================================================================================
@@ -529,31 +586,33 @@ def train(args: Args) -> dict[str, Any]:
     precision = "tensorfloat32" if args.matmul_precision == "high" else "float32"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
-    key, agent_key, env_key = jax.random.split(jax.random.key(args.seed), 3)
-
-    jax.config.update("jax_disable_most_optimizations", True)  # what runs once is not worth it
+    # PRNGKey gives the numbers of jax.random.key as a plain array, which a checkpoint can hold.
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     agent, optimizer = make_agent(args, env, agent_key)
-    with jax.disable_jit(not args.jit):
-        obs, env_state = jax.jit(env.reset)(env_key)
-    jax.config.update("jax_disable_most_optimizations", False)
-    # env and args are bound: to the compiler they are constants.
-    jit = partial(nnx.jit, graph=True, graph_updates=True)  # objects change in place
+    obs, env_state = jax.jit(env.reset)(env_key)
+    objects = {"agent": agent, "optimizer": optimizer}
+    first, state, obs, env_state = log.begin(state=nnx.state(objects), obs=obs, env_state=env_state)
+    nnx.update(objects, state)
+    # env and args are bound: to the compiler they are constants. Nothing is donated: it would save
+    # memory, of which this takes little, and no time.
+    jit = partial(nnx.jit, graph=True, graph_updates=True)  # so calls change objects in place
     rollout_fn = partial(jit(partial(rollout, env=env, args=args)), agent)
     update_fn = partial(jit(partial(update, args=args)), agent, optimizer)
 
     with jax.disable_jit(not args.jit):
-        for iteration in range(args.num_iterations):
+        for iteration in range(first, args.num_iterations):
             start = time.perf_counter()
-            key, rollout_key, update_key = jax.random.split(key, 3)
+            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
             obs, env_state, storage = rollout_fn(obs, env_state, rollout_key)
             if args.sync_for_timing:
                 jax.block_until_ready(storage)  # sync
             middle = time.perf_counter()
             metrics = update_fn(storage, update_key)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
-            log.write(iteration, (start, middle, time.perf_counter()), metrics)
+            if log.write(iteration, (start, middle, time.perf_counter()), metrics):
+                log.save(iteration, state=nnx.state(objects), obs=obs, env_state=env_state)
     return log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Args))
+    main()

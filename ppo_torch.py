@@ -1,3 +1,8 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnax==1.0.1", "six==1.17.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
 """PPO in eager PyTorch: the environments step in JAX, and arrays cross over as views.
 
     python ppo_torch.py --env-id CartPole-v1 --seed 1  # 39 s on two cores of an AMD EPYC
@@ -7,35 +12,42 @@ wrote where it lies; on a GPU, nothing is copied to the host.
 Diff me with ppo_torch_compile.py to see what compiling takes, with ppo_linen.py to see JAX.
 """
 
+import errno
+import fcntl
+import io
 import json
 import math
 import os
 import platform
 import resource
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
+if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
 
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import psutil
 import torch
 import tyro
 from tensorboard.summary import Writer
 from torch import nn
-from tqdm import tqdm
 
 
 # === Arguments ==================================================================================
@@ -67,51 +79,42 @@ class Args:
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str | None = None  # that folder's name; default {env_id}__{exp_name}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases too; WANDB_MODE=offline needs no account
-    wandb_project: str = "ppo-rosetta"  # W&B project
-    wandb_entity: str | None = None  # W&B user or team
-    wandb_group: str | None = None  # W&B group
-    notes: str = ""  # free text kept with the run
-
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def minibatch_size(self) -> int:
-        return self.batch_size // self.num_minibatches
-
-    @property
-    def num_iterations(self) -> int:
-        return self.total_timesteps // self.batch_size
+    track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
+    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
+    resume: str | None = None  # folder of a stopped run to go on with, by its own arguments
 
     def __post_init__(self) -> None:
         """Raise ValueError, one sentence on the command line, where a value cannot work."""
 
-        def check(ok: bool, name: str, rule: str) -> None:
+        def check(name: str, ok: bool, rule: str) -> None:
             if not ok:
                 raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
 
-        counts = ("total_timesteps", "num_envs", "num_steps", "num_minibatches", "update_epochs")
-        for name in (*counts, "learning_rate", "clip_coef", "max_grad_norm", "adam_eps"):
-            check(0 < getattr(self, name) < math.inf, name, "must be positive")
-        for name in ("ent_coef", "vf_coef"):
-            check(0 <= getattr(self, name) < math.inf, name, "must be 0 or more")
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
+        for name in ("learning_rate", "clip_coef", "max_grad_norm", "adam_eps"):
+            check(name, 0 < getattr(self, name) < math.inf, "must be positive")
+        for name in ("ent_coef", "vf_coef", "save_every"):
+            check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
         for name in ("gamma", "gae_lambda"):
-            check(0 <= getattr(self, name) <= 1, name, "must lie between 0 and 1")
-        check(0 <= self.seed < 2**32, "seed", "must lie between 0 and 2**32 - 1")
-        check(min(self.hidden_sizes, default=0) > 0, "hidden_sizes", "must be positive")
-        batch = f"num_envs * num_steps = {self.batch_size}"
-        divides = self.batch_size % self.num_minibatches == 0
-        check(divides, "num_minibatches", f"must divide {batch}")
-        check(self.num_iterations > 0, "total_timesteps", f"must be at least {batch}")
-        VecEnv(self.env_id, self.num_envs)  # its ValueError names the environments that work
+            check(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
+        check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
+        widths = all(0 < size <= 2**16 for size in self.hidden_sizes or (0,))
+        check("hidden_sizes", widths, "must lie between 1 and 65536")
+        VecEnv(self.env_id, self.num_envs)  # train makes it; here an unknown one is refused
+
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size, rest = divmod(self.batch_size, self.num_minibatches)
+        check("num_minibatches", rest == 0, f"must divide num_envs * num_steps = {self.batch_size}")
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
+        check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
+
         stem = f"{self.env_id}__{self.exp_name}__{self.seed}"
-        self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
-        inside = "/" not in self.run_name and self.run_name not in (".", "..")
-        check(inside, "run_name", "must be the name of one folder in --runs-dir")
-        new = not os.path.lexists(Path(self.runs_dir, self.run_name))
-        check(new, "run_name", "must be new in --runs-dir")
+        name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
+        one = Path(name).name == name != ".." and name.isprintable()
+        check("run_name", one, "must be the name of one folder in --runs-dir")
 
 
 # === Environment ================================================================================
@@ -134,27 +137,25 @@ class VecEnv:
             self.num_actions = self.env.action_space(params).n
             self.obs_dim = math.prod(self.env.observation_space(params).shape)
         except (ValueError, AttributeError, OSError) as error:  # unknown, continuous, not at hand
-            tested = """CartPole-v1, Acrobot-v1, MountainCar-v0, DiscountingChain-bsuite,
-                MemoryChain-bsuite, UmbrellaChain-bsuite, BernoulliBandit-misc, GaussianBandit-misc,
-                Asterix-MinAtar, Breakout-MinAtar, Freeway-MinAtar, SpaceInvaders-MinAtar"""
-            rule = f"must have discrete actions, as these do: {' '.join(tested.split())}"
-            raise ValueError(f"--env-id {rule}; not {env_id}") from error
+            known = f"be one of {', '.join(gymnax.registered_envs)}, and not {env_id}"
+            raise ValueError(f"--env-id must have discrete actions and {known}") from error
         self.num_envs = num_envs
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weak types from reset and strong ones from step: without the
-        # cast, the second call of every jitted function would compile it again.
+        # Looks idle, but rids of weak types, in which some environments reset and none steps on:
+        # from those, the second call of every jitted function would compile it again.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
-        return self.flatten(obs), EnvState(key, inner, *jnp.zeros((2, self.num_envs)))
+        zeros = jnp.zeros(self.num_envs)
+        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
-    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, tuple]:
-        """Take action (N,) int32; return obs after any restart, the state, and the action's result.
+    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
+        """Take action (N,) int32; return obs after any restart, the state, and the result.
 
-        The result is the last six fields of Storage: next_obs is before any restart, and
-        episode_return and episode_length count up to and with this step.
+        The result has the fields of Storage that follow an action, of one step: next_obs is before
+        any restart, and episode_return and episode_length count up to and with this step.
         """
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
@@ -162,9 +163,11 @@ class VecEnv:
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
         reward, next_obs = reward.astype(jnp.float32), self.flatten(info["final_observation"])
         total, length = state.episode_return + reward, state.episode_length + 1
+        result = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        result |= {"next_obs": next_obs, "episode_return": total, "episode_length": length}
         done = terminated | truncated
         state = EnvState(key, inner, jnp.where(done, 0, total), jnp.where(done, 0, length))
-        return self.flatten(obs), state, (reward, terminated, truncated, next_obs, total, length)
+        return self.flatten(obs), state, result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
         return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
@@ -188,16 +191,24 @@ def to_jax(tensor):
 
 
 # === Agent ======================================================================================
-class MLP(nn.Sequential):
+class MLP(nn.Module):
     def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale):
-        sizes = (num_inputs, *hidden_sizes, num_outputs)
-        layers = []
-        for m, n in pairwise(sizes):
-            layers += [nn.Linear(m, n), nn.Tanh()]
-            nn.init.orthogonal_(layers[-2].weight, math.sqrt(2))
-            nn.init.zeros_(layers[-2].bias)
-        nn.init.orthogonal_(layers[-2].weight, output_scale)
-        super().__init__(*layers[:-1])
+        super().__init__()
+        sizes = (num_inputs, *hidden_sizes)
+        self.hidden = nn.ModuleList(linear(m, n, math.sqrt(2)) for m, n in pairwise(sizes))
+        self.output = linear(sizes[-1], num_outputs, output_scale)
+
+    def forward(self, x):
+        for layer in self.hidden:
+            x = layer(x).tanh()
+        return self.output(x)
+
+
+def linear(num_inputs, num_outputs, scale):
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, scale)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class Agent(nn.Module):
@@ -217,12 +228,23 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, env: VecEnv, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions).to(device)
-    num_optimizer_steps = args.num_iterations * args.update_epochs * args.num_minibatches
     adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
-    decay = (lambda step: 1 - step / num_optimizer_steps) if args.anneal_lr else (lambda step: 1)
-    return agent, (adam, torch.optim.lr_scheduler.LambdaLR(adam, decay))
+    for x in agent.parameters():  # or they would be made by the first step: too late to resume
+        moments = {"exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
+        adam.state[x] = {"step": torch.zeros((), device=device), **moments}
+    return agent, adam
+
+
+def make_scheduler(adam, first: int, args: Args):
+    """Let the learning rate go to 0, a little with each optimizer step after iteration first."""
+    done = first * args.update_epochs * args.num_minibatches
+
+    def decay(step):
+        return 1 - (done + step) / args.num_optimizer_steps if args.anneal_lr else 1
+
+    return torch.optim.lr_scheduler.LambdaLR(adam, decay)
 
 
 # === Storage ====================================================================================
@@ -266,8 +288,8 @@ def rollout(policy_fn, obs, env_state, step_fn, stack_fn, env: VecEnv, args: Arg
         obs = to_torch(new_obs)
 
     all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
-    logprob = select(logits.log_softmax(-1), action)
-    return obs, env_state, Storage(all_obs, action, logprob, *to_torch(stack_fn(results)))
+    logprob = log_prob_of(action, logits.log_softmax(-1))
+    return obs, env_state, Storage(all_obs, action, logprob, **to_torch(stack_fn(results)))
 
 
 def stack(results):
@@ -283,8 +305,8 @@ def policy(agent, obs, noise):
     return logits, action.int()
 
 
-def select(log_probs, action):
-    """(..., num_actions), (...) -> (...)."""
+def log_prob_of(action, log_probs):
+    """(...), (..., num_actions) -> (...)."""
     return log_probs.gather(-1, action[..., None].long()).squeeze(-1)
 
 
@@ -300,16 +322,10 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
     delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
     decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
 
-    # A[t] = delta[t] + decay[t] * A[t + 1] is linear, so log2(T) parallel steps solve it.
-    def later(x, steps):
-        return nn.functional.pad(x[steps:], (0, 0, 0, steps))
-
-    # advantage sums `steps` deltas, decay weighs what follows them; each turn doubles steps.
-    advantage, steps = delta, 1
-    while steps < args.num_steps:
-        advantage = advantage + decay * later(advantage, steps)
-        decay, steps = decay * later(decay, steps), 2 * steps
-    return advantage
+    advantage = [torch.zeros_like(delta[0])]
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):
+        advantage.append(step_delta + step_decay * advantage[-1])
+    return torch.stack(advantage[:0:-1])
 
 
 # === Loss =======================================================================================
@@ -317,7 +333,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and (5,): its parts, KL, clip fraction."""
     logits, value = agent(batch.obs)
     log_probs = logits.log_softmax(-1)
-    log_ratio = select(log_probs, batch.action) - batch.logprob
+    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
     ratio = log_ratio.exp()
 
     advantage = batch.advantage
@@ -340,6 +356,14 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 # === Update =====================================================================================
+METRICS = (
+    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
+    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
+    *("charts/episodic_length_max", "losses/policy_loss", "losses/value_loss", "losses/entropy"),
+    *("losses/approx_kl", "losses/clip_fraction", "losses/explained_variance"),
+)
+
+
 def update(agent, minibatch_fn, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return the METRICS."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
@@ -357,13 +381,12 @@ def update(agent, minibatch_fn, storage: Storage, args: Args):
         losses += [minibatch_fn(Batch(*minibatch)) for minibatch in zip(*shuffled, strict=True)]
 
     explained_variance = 1 - (target - value).var() / target.var()
-    losses = [*torch.stack(losses).mean(0), explained_variance]
-    return torch.stack([*episode_statistics(storage), *losses])
+    mean_losses = torch.stack(losses).mean(0)
+    return torch.stack([*episode_statistics(storage), *mean_losses, explained_variance])
 
 
-def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
+def minibatch_step(agent, adam, scheduler, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses (5,)."""
-    adam, scheduler = optimizer
     loss, losses = ppo_loss(agent, minibatch, args)
     adam.zero_grad()
     loss.backward()
@@ -374,105 +397,157 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def episode_statistics(storage: Storage):
-    """Number of episodes that ended, then mean, minimum and maximum of their return and length."""
+    """Of the episodes that ended, the number, and of return and length the mean, least and most."""
     done = storage.terminated | storage.truncated
     yield done.sum()
     for x in (storage.episode_return, storage.episode_length):
-        low, high = torch.where(done, x, torch.inf).min(), torch.where(done, x, -torch.inf).max()
-        yield from (torch.where(done, x, 0).sum() / done.sum(), low, high)
+        yield torch.where(done, x, 0).sum() / done.sum()
+        yield torch.where(done, x, torch.inf).min()
+        yield torch.where(done, x, -torch.inf).max()
 
 
 # === Run log ====================================================================================
-METRICS = (
-    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
-    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
-    *("charts/episodic_length_max", "losses/policy_loss", "losses/value_loss", "losses/entropy"),
-    *("losses/approx_kl", "losses/clip_fraction", "losses/explained_variance"),
-)
+# Plumbing, the same in every script: flags, metrics, checkpoints. Who came for PPO may skip it.
+def fail(reason: str) -> NoReturn:
+    """End the process with a sentence about what its user can mend."""
+    print(reason, file=sys.stderr)
+    sys.exit(2)
 
 
-def shell(command: str) -> str | None:
-    """What command prints when it is run beside this file, or None if that is nothing."""
-    here = Path(__file__).parent
-    run = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=here)
-    return run.stdout.strip() or None
+def main() -> None:
+    """Train by the command line, or go on with the run that it names."""
+    args = tyro.cli(Args)
+    if args.resume:
+        if sum(word.startswith("--") for word in sys.argv) > 1:
+            fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
+        if Path(args.resume, "run.json").exists():
+            fail(f"--resume: {args.resume} is complete")
+        args, _, _ = load_checkpoint(args.resume)
+    threading.excepthook = lambda _: None  # TensorBoard's thread raises its errors in train, too
+    try:
+        train(args)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        fail(f"{args.runs_dir} is full: with room again, --resume goes on from the last checkpoint")
 
 
-def process_age() -> float:
-    """Seconds since this process began, as a difference of two times since boot."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock) - (psutil.Process().create_time() - psutil.boot_time())
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
+    """A run's Args, what else its checkpoint says, and state with the checkpoint's NumPy arrays.
+
+    An array is found by its place in state. Nothing is unpickled: a stranger's file runs no code.
+    """
+    path, script = Path(folder, "checkpoint.npz").resolve(), Path(__file__).stem
+
+    def read(place, x):
+        name = jax.tree_util.keystr(place, simple=True, separator="/")
+        array = file[name]
+        if (array.shape, array.dtype.name) != (x.shape, str(x.dtype).removeprefix("torch.")):
+            raise ValueError(f"{name} is {array.dtype.name} {array.shape}")
+        return array
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            info = json.loads(file["info"].item())
+            if info["script"] != script:
+                raise ValueError(f"it is one of {info['script']}.py")
+            own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
+            own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
+            args = Args(**own | {"run_name": path.parent.name})
+            return args, info, jax.tree.map_with_path(read, state)
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is no checkpoint of {script}.py: {error}")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
+    partial_path = path.with_suffix(".partial")
+    partial_path.unlink(missing_ok=True)  # were it a link, what it leads to would be written to
+    with open(partial_path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial_path, path)
 
 
 class RunLog:
-    """Writes metrics.jsonl and TensorBoard's file during training; run.json last, in one piece."""
+    """Writes metrics and checkpoints as a run goes; run.json last, where it is complete."""
 
     def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
-        self.args, self.start, self.imports = args, time.perf_counter(), process_age()
-        self.rows: list[dict[str, Any]] = []
-        kernel, query = platform.release(), "nvidia-smi --format=csv,noheader --query-gpu="
+        self.args, self.start, self.saving, self.signal = args, time.perf_counter(), 0.0, 0
+        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
+        self.dir, shell = Path(args.runs_dir, str(args.run_name)), subprocess.getoutput
+        git = f"git -C {shlex.quote(str(Path(__file__).parent))} describe --always --dirty"
+        query = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
         self.info: dict[str, Any] = {
-            "args": vars(args),
-            "framework": framework,
-            "compile_mode": compile_mode,
+            **{"args": asdict(args), "script": Path(__file__).stem},
+            **{"framework": framework, "compile_mode": compile_mode, "device": device},
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "git_commit": shell("git describe --always --dirty --abbrev=40 --exclude='*'"),
-            "python": platform.python_version(),
+            **{"resumed": [], "wandb_id": None},  # at which iterations, and as which run there
+            "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
+            **{"python": platform.python_version(), "os": platform.platform()},
             "versions": {package.name: package.version for package in metadata.distributions()},
-            "device": device,
-            "gpu": shell(query + "name"),
-            "driver": shell(query + "driver_version"),
+            "gpu": shell(query + "name") or None,
+            "driver": shell(query + "driver_version") or None,
             "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
             "cores": psutil.cpu_count(logical=False),
             "load": os.getloadavg()[0],  # processes that ran or waited, in the minute before
-            "os": platform.platform(),
-            "kernel": kernel,
-            "wsl2": "microsoft" in kernel.lower(),
             "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
         }
-        self.dir = Path(args.runs_dir, str(args.run_name))
         try:
-            self.dir.mkdir(parents=True)
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.lock = os.open(self.dir, os.O_RDONLY)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            print(f"--runs-dir: {self.dir} cannot be made: {error.strerror}", file=sys.stderr)
-            sys.exit(2)
-        self.wandb = self.start_wandb() if args.track else None
-        self.metrics = open(self.dir / "metrics.jsonl", "w")
+            fail(f"{self.dir} cannot be made, or is in use: {error.strerror}")
+
+    def begin(self, **state: Any) -> tuple[Any, ...]:
+        """Return the first iteration and the parts of state, as they are or as they were saved."""
+        first, names = 0, list(state)
+        if self.args.resume:
+            _, info, state = load_checkpoint(self.dir, state)
+            first = info["iteration"]
+            lines = (self.dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+            if len(lines) < first:
+                fail(f"{self.dir}/metrics.jsonl is shorter than its checkpoint says")
+            replace_file(self.dir / "metrics.jsonl", b"".join(lines[:first]))
+            self.start -= info["elapsed"]
+            self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
+            self.info["resumed"] = [*info["resumed"], first]
+        self.wandb = self.start_wandb() if self.args.track else None
+        self.metrics = open(self.dir / "metrics.jsonl", "ab", buffering=0)
         self.tensorboard = Writer(str(self.dir))
-        self.bar = tqdm(total=args.num_iterations, file=sys.stdout, disable=not sys.stdout.isatty())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.stop)
+        return first, *(state[name] for name in names)
 
     def start_wandb(self) -> Any:
         import wandb  # half a second that only --track pays
 
-        args, sizes = self.args, "x".join(map(str, self.args.hidden_sizes))
-        commit = (self.info["git_commit"] or "no commit")[:12]
-        tags = [args.exp_name, self.info["compile_mode"], args.env_id, sizes, commit]
         sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        os.environ.setdefault("WANDB_PROJECT", "ppo-rosetta")
+        own: dict[str, Any] = {"name": self.dir.name, "id": self.info["wandb_id"], "dir": self.dir}
         try:
-            run = wandb.init(
-                project=args.wandb_project,
-                entity=args.wandb_entity,
-                group=args.wandb_group,
-                name=args.run_name,
-                notes=args.notes,
-                tags=tags,
-                config=self.info,
-                dir=self.dir,
-            )
-        except wandb.Error as error:
-            shutil.rmtree(self.dir)
-            reason = str(error).splitlines()[0]
-            print(f"--track: {reason} (WANDB_MODE=offline needs no account)", file=sys.stderr)
-            sys.exit(2)
+            run = wandb.init(**own, resume="allow", config=self.info)
+        except (wandb.Error, ValueError) as error:
+            if not self.args.resume:
+                shutil.rmtree(self.dir)
+            fail(f"--track: {' '.join(str(error).split())} (WANDB_MODE=offline needs no account)")
         run.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = run.id
         return run
 
-    def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> None:
-        """Log an iteration: its start, end of rollout and end, and the values of METRICS."""
-        args, step, (start, middle, end) = self.args, (iteration + 1) * self.args.batch_size, times
+    def stop(self, number: int, _: Any) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the run at once
+
+    def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> bool:
+        """Log start, end of rollout and end of an iteration and its METRICS; whether to save."""
+        args, done, (start, middle, end) = self.args, iteration + 1, times
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1
         row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
-        row |= {"iteration": iteration, "global_step": step}
+        row |= {"iteration": iteration, "global_step": done * args.batch_size}
         row |= {"charts/learning_rate": args.learning_rate * decay}
         row |= {"charts/SPS": args.batch_size / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
@@ -480,60 +555,59 @@ class RunLog:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}
-        self.rows.append(row)
-        self.metrics.write(json.dumps(row) + "\n")
-        self.metrics.flush()
+        self.metrics.write(json.dumps(row).encode() + b"\n")
         for name, x in row.items():
             if "/" in name and x is not None:
-                self.tensorboard.add_scalar(name, x, step)
+                self.tensorboard.add_scalar(name, x, row["global_step"])
         if self.wandb:
-            self.wandb.log(row)
-        mean_return = row["charts/episodic_return"]
-        text = "no episode ended" if mean_return is None else f"return {mean_return:.1f}"
-        text += f", {row['charts/SPS']:,.0f} steps/s"
-        self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update()
-        if self.bar.disable and (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
-            print(f"iteration {iteration + 1}/{args.num_iterations}: {text}", flush=True)
+            self.wandb.log(row, step=iteration)
+        if done % math.ceil(args.num_iterations / 100) == 0:
+            mean, speed = row["charts/episodic_return"], f"{row['charts/SPS']:,.0f} steps/s"
+            seen = "no episode ended" if mean is None else f"return {mean:.1f}"
+            print(f"iteration {done}/{args.num_iterations}: {seen}, {speed}", flush=True)
+        every = args.save_every or args.num_iterations
+        return done % every == 0 or done == args.num_iterations or self.signal > 0
+
+    def save(self, iteration: int, **state: Any) -> None:
+        """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""
+        start, done, buffer = time.perf_counter(), iteration + 1, io.BytesIO()
+        self.tensorboard.flush()
+        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
+        name_of = partial(jax.tree_util.keystr, simple=True, separator="/")
+        arrays = {name_of(place): x for place, x in jax.tree.leaves_with_path(state)}
+        now = {"iteration": done, "elapsed": start - self.start}
+        np.savez(buffer, info=json.dumps(self.info | now), **arrays)  # sync
+        replace_file(self.dir / "checkpoint.npz", buffer.getvalue())
+        self.saving += time.perf_counter() - start
+        if self.signal and done < self.args.num_iterations:
+            self.close(128 + self.signal)
+            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir)])
+            print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
+            sys.exit(128 + self.signal)
 
     def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
-        """Write run.json, print a summary, and return what run.json holds."""
-        seconds = [row["time/iteration"] for row in self.rows]
-        returns = [x for row in self.rows if (x := row["charts/episodic_return"]) is not None]
+        """Write run.json, and return what it holds."""
+        total = time.perf_counter() - self.start
+        durations = {"imports": self.imports, "total": total, "saving": self.saving}
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        durations = {
-            "imports": self.imports,
-            "setup": self.rows[0]["time/elapsed"] - seconds[0],
-            "first_iteration": seconds[0],
-            "early_iteration": fmean(seconds[1:8]) if seconds[1:8] else None,
-            "steady_iteration": fmean(seconds[8:]) if seconds[8:] else None,
-            "total": time.perf_counter() - self.start,
-            "process": process_age(),
-        }
-        results = {
-            "status": "completed",
-            "durations": durations,
-            "final_return": returns[-1] if returns else None,
-            "best_return": max(returns, default=None),
-            "peak_host_bytes": peak_rss if sys.platform == "darwin" else peak_rss * 1024,
-            "peak_device_bytes": peak_device_bytes,
-        }
-        with open(self.dir / "run.json.partial", "w") as file:
-            json.dump(self.info | results, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(file.name, self.dir / "run.json")
-        self.bar.close()
-        self.metrics.close()
-        self.tensorboard.close()
+        results: dict[str, Any] = {"status": "completed", "durations": durations}
+        results["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
+        results["peak_device_bytes"] = peak_device_bytes
+        replace_file(self.dir / "run.json", json.dumps(self.info | results, indent=2).encode())
         if self.wandb:
             self.wandb.summary.update(results)
-            self.wandb.finish()
-        for name, x in {**durations, "final return": results["final_return"]}.items():
-            unit = "" if name == "final return" else " s"
-            print(f"{name.replace('_', ' '):>16}  " + ("none" if x is None else f"{x:.3f}{unit}"))
-        print(f"{'written to':>16}  {self.dir}")
+        self.close(0)
+        print(f"written to {self.dir}")
         return self.info | results
+
+    def close(self, exit_status: int) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.metrics.close()
+        self.tensorboard.close()
+        os.close(self.lock)
+        if self.wandb:
+            self.wandb.finish(exit_status)
 
 
 # === Training ===================================================================================
@@ -560,21 +634,34 @@ def train(args: Args) -> dict[str, Any]:
     torch.set_float32_matmul_precision(args.matmul_precision)
     env = VecEnv(args.env_id, args.num_envs)
     torch.manual_seed(args.seed)
-    agent, optimizer = make_agent(args, env, device)
+    agent, adam = make_agent(args, env, device)
+    generators = [torch, torch.cuda] if gpu else [torch]
+    # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
+    jax_device = jax.devices(device.type)[0]
+    obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(args.seed), jax_device))
+
+    # These tensors train in place, so a checkpoint's numbers are copied into them.
+    moments = {name: adam.state[x] for name, x in agent.named_parameters()}
+    tensors = {"agent": agent.state_dict(), "adam": moments}
+    states = [x.get_rng_state() for x in generators]
+    first, saved, states, obs, env_state = log.begin(
+        tensors=tensors, generators=states, obs=obs, env_state=env_state
+    )
+    jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, saved)
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_rng_state(torch.as_tensor(state))
+    obs, env_state = jax.device_put((obs, env_state), jax_device)
+    obs = to_torch(obs)
+    scheduler = make_scheduler(adam, first, args)
 
     # env and args are bound: to a compiler they are constants.
-    reset_fn = jax.jit(env.reset)
     step_fn = jax.jit(env.step)
     stack_fn = jax.jit(stack)
     policy_fn = partial(policy, agent)
-    minibatch_fn = partial(minibatch_step, agent, optimizer, args=args)
+    minibatch_fn = partial(minibatch_step, agent, adam, scheduler, args=args)
 
     with jax.disable_jit(not args.jit_env):
-        # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
-        key = jax.device_put(jax.random.key(args.seed), jax.devices(device.type)[0])
-        obs, env_state = reset_fn(key)
-        obs = to_torch(obs)
-        for iteration in range(args.num_iterations):
+        for iteration in range(first, args.num_iterations):
             start = time.perf_counter()
             obs, env_state, storage = rollout(
                 policy_fn, obs, env_state, step_fn, stack_fn, env, args
@@ -584,10 +671,13 @@ def train(args: Args) -> dict[str, Any]:
             middle = time.perf_counter()
             metrics = update(agent, minibatch_fn, storage, args)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
-            log.write(iteration, (start, middle, time.perf_counter()), metrics)
+            if log.write(iteration, (start, middle, time.perf_counter()), metrics):
+                on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync
+                states = [x.get_rng_state() for x in generators]
+                log.save(iteration, **on_host, generators=states, env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     return log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Args))
+    main()

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from functools import partial
@@ -26,7 +27,7 @@ import numpy as np
 import psutil
 from scipy import stats
 
-from ppo_linen import VecEnv, shell
+from ppo_linen import VecEnv
 
 ENVIRONMENTS = (
     *("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "DiscountingChain-bsuite"),
@@ -82,7 +83,7 @@ def hardware() -> dict[str, Any]:
     """What the measurement ran on, and how busy that was (processes over the minute before)."""
     return {
         "device": jax.devices()[0].device_kind,
-        "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
+        "cpu": subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
         "cores": psutil.cpu_count(logical=False),
         "os": platform.platform(),
         "load": os.getloadavg()[0],

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
+from sections import JAX_SCRIPTS, SCRIPTS, TORCH_SCRIPTS
 
-SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
-JAX_SCRIPTS = SCRIPTS[2:]
-TORCH_SCRIPTS = SCRIPTS[:2]
+__all__ = ["JAX_SCRIPTS", "SCRIPTS", "TORCH_SCRIPTS", "make_learner", "random_weights"]
 
 Weights = dict[str, list[tuple[np.ndarray, np.ndarray]]]
 
@@ -44,7 +43,7 @@ class Linen:
     def start(self) -> None:
         script, args = self.script, self.args
         self.env = script.VecEnv(args.env_id, args.num_envs)
-        self.key, agent_key, env_key = jax.random.split(jax.random.key(args.seed), 3)
+        self.key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
         self.state = script.make_agent(args, self.env, agent_key)
         self.rollout_fn = jax.jit(partial(script.rollout, env=self.env, args=args))
         self.update_fn = jax.jit(partial(script.update, args=args))
@@ -119,7 +118,7 @@ class NNX(Linen):
     def start(self) -> None:
         script, args = self.script, self.args
         self.env = script.VecEnv(args.env_id, args.num_envs)
-        self.key, agent_key, env_key = jax.random.split(jax.random.key(args.seed), 3)
+        self.key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
         self.agent, self.optimizer = script.make_agent(args, self.env, agent_key)
         jit = partial(nnx.jit, graph=True, graph_updates=True)
         wrap = nnx.cached_partial if script.__name__ == "ppo_nnx_cached" else partial
@@ -181,20 +180,24 @@ class Torch:
         script, args = self.script, self.args
         self.env = script.VecEnv(args.env_id, args.num_envs)
         torch.manual_seed(args.seed)
-        self.agent, self.optimizer = script.make_agent(args, self.env, torch.device("cpu"))
+        self.agent, adam = script.make_agent(args, self.env, torch.device("cpu"))
         self.step_fn, self.stack_fn = jax.jit(self.env.step), jax.jit(script.stack)
         self.policy_fn = partial(script.policy, self.agent)
-        self.minibatch_fn = partial(script.minibatch_step, self.agent, self.optimizer, args=args)
-        if script.__name__ == "ppo_torch_compile":
+        if script.__name__ == "ppo_torch":
+            scheduler = script.make_scheduler(adam, 0, args)
+            step = partial(script.minibatch_step, self.agent, adam, scheduler)
+            self.minibatch_fn = partial(step, args=args)
+        else:
+            self.minibatch_fn = partial(script.minibatch_step, self.agent, adam, args=args)
             torch.compiler.reset()
             self.policy_fn = script.compile_graph(self.policy_fn, gpu=None)
             self.minibatch_fn = script.compile_graph(self.minibatch_fn, gpu=None)
-        obs, self.env_state = jax.jit(self.env.reset)(jax.random.key(args.seed))
+        obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(args.seed))
         self.obs = script.to_torch(obs)
 
     def _layers(self) -> dict[str, list]:
         networks = {"actor": self.agent.actor, "critic": self.agent.critic}
-        return {name: list(layers)[::2] for name, layers in networks.items()}
+        return {name: [*x.hidden, x.output] for name, x in networks.items()}
 
     def get_weights(self) -> Weights:
         return {

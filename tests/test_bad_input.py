@@ -15,12 +15,12 @@ BAD = [
         r"--env-id must have discrete actions.*Freeway-MinAtar.*not CartPole",
     ),
     ({"env_id": "Pendulum-v1"}, "--env-id must have discrete actions"),
-    ({"num_envs": 0}, "--num-envs must be positive, not 0"),
-    ({"num_steps": -1}, "--num-steps must be positive"),
-    ({"total_timesteps": 0}, "--total-timesteps must be positive"),
-    ({"total_timesteps": 100}, "--total-timesteps must be at least num_envs"),
+    ({"num_envs": 0}, "--num-envs must lie between 1 and"),
+    ({"num_steps": -1}, "--num-steps must lie between 1 and"),
+    ({"total_timesteps": 0}, "--total-timesteps must be at least 8192"),
+    ({"total_timesteps": 100}, "--total-timesteps must be at least 8192"),
     ({"num_minibatches": 7}, r"--num-minibatches must divide num_envs \* num_steps = 8192, not 7"),
-    ({"update_epochs": 0}, "--update-epochs must be positive"),
+    ({"update_epochs": 0}, "--update-epochs must lie between 1 and"),
     ({"learning_rate": float("nan")}, "--learning-rate must be positive"),
     ({"learning_rate": float("inf")}, "--learning-rate must be positive"),
     ({"gamma": 1.5}, "--gamma must lie between 0 and 1"),
@@ -28,10 +28,14 @@ BAD = [
     ({"clip_coef": 0.0}, "--clip-coef must be positive"),
     ({"ent_coef": -1.0}, "--ent-coef must be 0 or more"),
     ({"max_grad_norm": 0.0}, "--max-grad-norm must be positive"),
-    ({"hidden_sizes": (64, 0)}, "--hidden-sizes must be positive"),
-    ({"hidden_sizes": ()}, "--hidden-sizes must be positive"),
+    ({"hidden_sizes": (64, 0)}, "--hidden-sizes must lie between 1 and"),
+    ({"hidden_sizes": ()}, "--hidden-sizes must lie between 1 and"),
     ({"seed": -1}, "--seed must lie"),
     ({"seed": 2**32}, "--seed must lie"),
+    ({"save_every": -1}, "--save-every must be 0 or more"),
+    ({"total_timesteps": 99999999999999999999}, "--total-timesteps must be .* fewer than"),
+    ({"hidden_sizes": (99999999999999,)}, "--hidden-sizes must lie between 1 and 65536"),
+    ({"num_envs": 2**40, "total_timesteps": 2**60}, "--num-envs must lie between"),
 ]
 
 
@@ -47,18 +51,18 @@ def test_bad_folders(name, tmp_path, capsys):
     script = importlib.import_module(name)
     (tmp_path / "file").write_text("")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(ValueError, match="--run-name must be new in --runs-dir, not taken"):
-        script.Args(runs_dir=str(tmp_path), run_name="taken")
-    for run_name in ("..", ".", "../beside", str(tmp_path)):
+    for run_name in ("..", ".", "../beside", str(tmp_path), "a\nb", "a\0b", "a\udce9"):
         with pytest.raises(ValueError, match="--run-name must be the name of one folder"):
             script.Args(runs_dir=str(tmp_path), run_name=run_name)
-    bad = {"runs_dir": str(tmp_path / "file")}, {"runs_dir": str(tmp_path), "run_name": "x" * 300}
+    bad: list[dict[str, str]] = [{"runs_dir": str(tmp_path / "file")}]
+    bad += [{"runs_dir": str(tmp_path), "run_name": x} for x in ("x" * 300, "taken")]
     for flags in bad:
         with pytest.raises(SystemExit) as stopped:
             script.train(script.Args(**flags))
         message = capsys.readouterr().err
         assert stopped.value.code == 2
-        assert message.startswith("--runs-dir: ") and message.count("\n") == 1
+        assert "cannot be made" in message and message.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
 
 
 def run(name, *flags, **environment):
@@ -69,7 +73,7 @@ def run(name, *flags, **environment):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--num-envs 0", "--num-envs must be positive, not 0"),
+        ("--num-envs 0", "--num-envs must lie between 1 and"),
         ("--num-envs many", "invalid literal for int"),
         ("--no-such-flag", "--no-such-flag"),
         ("--matmul-precision low", "--matmul-precision"),
@@ -82,12 +86,26 @@ def test_command_line(flags, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_tracking_without_a_key(tmp_path):
-    """No prompt and nothing left behind; offline mode is offered."""
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "WANDB_MODE=offline"),  # no key: no prompt, and offline mode is offered
+        ({"WANDB_MODE": "bogus"}, "bogus"),
+        ({"WANDB_BASE_URL": "notaurl"}, "notaurl"),
+    ],
+)
+def test_tracking_that_cannot_work(variables, words, tmp_path):
     flags = ["--track", "--runs-dir", str(tmp_path / "runs")]
     home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "WANDB_MODE": "online"}
-    done = run("ppo_torch", *flags, **home)
+    done = run("ppo_linen", *flags, **home | variables)
     assert done.returncode == 2
-    assert "--track" in done.stderr and "WANDB_MODE=offline" in done.stderr
-    assert "Traceback" not in done.stderr
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("--track")]
+    assert words in line and "Traceback" not in done.stderr
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_tracking_with_a_long_name(tmp_path):
+    flags = ["--track", "--runs-dir", str(tmp_path), "--exp-name", "x" * 100]
+    small = "--total-timesteps 64 --num-envs 4 --num-steps 16 --hidden-sizes 8"
+    done = run("ppo_linen", *flags, *small.split(), WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr

@@ -42,10 +42,11 @@ def test_shapes_and_types_never_change(env_id):
 
     assert kinds((obs, state)) == kinds((next_obs, next_state))
     assert obs.shape == (3, env.obs_dim) and obs.dtype == jnp.float32
-    reward, terminated, truncated, final_obs, total, length = result
-    assert {x.dtype for x in (reward, final_obs, total, length)} == {jnp.dtype("float32")}
-    assert terminated.dtype == truncated.dtype == jnp.bool_
-    assert final_obs.shape == obs.shape
+    assert set(result) == set(ppo_linen.Storage._fields[3:])
+    flags = {name for name, x in result.items() if x.dtype == jnp.bool_}
+    assert flags == {"terminated", "truncated"}
+    assert {result[name].dtype for name in result.keys() - flags} == {jnp.dtype("float32")}
+    assert result["next_obs"].shape == obs.shape
 
 
 def to_numpy(storage):

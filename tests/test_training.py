@@ -2,13 +2,11 @@
 
 import importlib
 import json
-import math
 import os
-import pty
+import re
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import jax
-import numpy as np
 import pytest
 import torch
 import wandb
@@ -68,8 +65,9 @@ class Counts:
         def watched(log, *args):
             graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
             self.per_iteration.append({**self.now, "graphs": graphs})
-            write(log, *args)
+            due = write(log, *args)
             self.now.clear()
+            return due
 
         monkeypatch.setattr(script.RunLog, "write", watched)
 
@@ -182,11 +180,8 @@ def test_train_can_be_called_again_with_other_sizes(tmp_path):
 def test_what_a_run_leaves(name, tmp_path):
     run, rows, folder = train(name, tmp_path, sync_for_timing=True, total_timesteps=128 * 10)
     assert json.loads((folder / "run.json").read_text()) == json.loads(json.dumps(run))
-    assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
-        "events",
-        "metrics",
-        "run",
-    ]
+    left = sorted(path.name.split(".")[0] for path in folder.iterdir())
+    assert left == ["checkpoint", "events", "metrics", "run"]
 
     assert [row["iteration"] for row in rows] == list(range(10))
     assert [row["global_step"] for row in rows] == [128 * (i + 1) for i in range(10)]
@@ -197,12 +192,9 @@ def test_what_a_run_leaves(name, tmp_path):
         assert row["charts/learning_rate"] == pytest.approx(2.5e-4 * (1 - i / 10))
 
     seconds, times = run["durations"], [row["time/iteration"] for row in rows]
-    assert seconds["first_iteration"] == times[0]
-    assert seconds["early_iteration"] == pytest.approx(np.mean(times[1:8]))
-    assert seconds["steady_iteration"] == pytest.approx(np.mean(times[8:]))
-    assert seconds["setup"] + sum(times) < seconds["total"] < seconds["process"]
-    assert run["final_return"] == rows[-1]["charts/episodic_return"]
-    assert run["best_return"] == max(row["charts/episodic_return"] for row in rows)
+    assert 0 < seconds["saving"] < seconds["total"] - sum(times)
+    assert rows[0]["time/elapsed"] > times[0] and seconds["total"] > rows[-1]["time/elapsed"]
+    assert seconds["imports"] > 0 and run["script"] == name and run["resumed"] == []
     assert run["status"] == "completed"
     assert run["args"]["env_id"] == "CartPole-v1" and run["peak_host_bytes"] > 2**20
     assert run["versions"]["jax"] == jax.__version__ and run["device"] == "cpu"
@@ -216,9 +208,7 @@ def test_what_a_run_leaves(name, tmp_path):
 
 def test_no_finished_episode_and_no_nan(tmp_path):
     """Freeway's first episode lasts 2500 steps; a diverging run divides by nothing useful."""
-    run, rows, _ = train("ppo_linen", tmp_path, env_id="Freeway-MinAtar", total_timesteps=256)
-    assert run["final_return"] is run["best_return"] is None
-    assert run["durations"]["steady_iteration"] is None
+    _, rows, _ = train("ppo_linen", tmp_path, env_id="Freeway-MinAtar", total_timesteps=256)
     assert rows[0]["charts/episodes"] == 0 and rows[0]["charts/episodic_return"] is None
     _, rows, folder = train("ppo_linen", tmp_path, learning_rate=1e30, adam_eps=1e-30)
     assert rows[-1]["losses/policy_loss"] is None
@@ -270,32 +260,32 @@ def test_learns_cartpole(name, tmp_path):
     flags: dict[str, Any] = {"num_envs": 16, "num_steps": 128, "num_minibatches": 4}
     flags |= {"update_epochs": 8, "hidden_sizes": (64, 64)}
     flags |= {"total_timesteps": 2048 * 40, "learning_rate": 1e-3}
-    run, rows, _ = train(name, tmp_path, **flags)
+    _, rows, _ = train(name, tmp_path, **flags)
     assert rows[0]["charts/episodic_return"] < 40
-    assert run["final_return"] > 150
+    assert rows[-1]["charts/episodic_return"] > 150
 
 
-def test_tracking_offline(tmp_path):
+def test_tracking_offline(tmp_path, monkeypatch):
     """The real W&B client, without an account: a run that `wandb sync` can send."""
-    run, _, folder = train("ppo_nnx", tmp_path, track=True, notes="a note")
+    monkeypatch.setenv("WANDB_NOTES", "a note")
+    run, _, folder = train("ppo_nnx", tmp_path, track=True)
     wandb.teardown()  # W&B's own process writes the file, and is waited for when a script ends
     (record,) = folder.glob("wandb/offline-run-*/*.wandb")
     content = record.read_bytes()
-    for text in (run["args"]["run_name"], "a note", "losses/entropy", "steady_iteration"):
+    for text in (run["args"]["run_name"], "a note", "losses/entropy", "peak_host_bytes"):
         assert text.encode() in content
 
 
-def test_iteration_count_and_summary(tmp_path):
-    """The piped output: a line per iteration, then the summary."""
+def test_progress(tmp_path):
+    """A line for each hundredth of the training, and one that says where it is."""
     flags = f"--total-timesteps 384 --runs-dir {tmp_path} --run-name piped".split()
     done = subprocess.run(
         command("ppo_linen", ROOT, *flags), capture_output=True, text=True, check=True
     )
-    lines = done.stdout.splitlines()
-    assert [line.split(":")[0] for line in lines[:3]] == [f"iteration {i}/3" for i in (1, 2, 3)]
-    for name in ("first iteration", "early iteration", "steady iteration", "total", "final return"):
-        assert sum(line.strip().startswith(name) for line in lines[3:]) == 1
-    assert math.isfinite(float(lines[1].split("return ")[1].split(",")[0]))
+    *lines, last = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"iteration {i}/3" for i in (1, 2, 3)]
+    assert all(re.search(r": return \d+\.\d, [\d,]+ steps/s$", line) for line in lines[1:])
+    assert last == f"written to {tmp_path}/piped" and done.stderr == ""
 
 
 @pytest.mark.parametrize("name", TORCH_SCRIPTS)
@@ -311,27 +301,3 @@ def test_both_frameworks_use_the_cpu_unless_both_see_a_gpu(
     assert len(lines) == (torch_gpu != jax_gpu)
     if lines:
         assert lines[0].endswith("jax[cuda13]." if torch_gpu else "torch, a CUDA build.")
-
-
-def test_progress_bar_on_a_terminal(tmp_path):
-    """One line that is drawn over and over: share, time left, return and speed."""
-    flags = f"--total-timesteps 384 --runs-dir {tmp_path}".split()
-    terminal, side = pty.openpty()
-    termios.tcsetwinsize(side, (24, 120))
-    process = subprocess.Popen(command("ppo_linen", ROOT, *flags), stdout=side, stderr=side)
-    os.close(side)
-    shown = b""
-    while chunk := read_terminal(terminal):
-        shown += chunk
-    assert process.wait() == 0
-    bar = shown.decode().split("\n")[0]
-    for part in ("100%", "3/3", "return ", "steps/s", "<00:00"):
-        assert part in bar
-    assert "iteration 1/3" not in shown.decode()
-
-
-def read_terminal(descriptor):
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:  # how Linux says that the other side was closed
-        return b""

@@ -1,0 +1,108 @@
+"""The sections that scripts share to the letter: show where they differ, or copy one to all.
+
+    python tests/sections.py                        # show the differences; none is status 0
+    python tests/sections.py ppo_linen "Run log"    # copy ppo_linen's to all that must have it
+
+A section goes from its banner to the next. Parts of one that are a script's own stay as they are.
+"""
+
+import difflib
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
+JAX_SCRIPTS = SCRIPTS[2:]
+TORCH_SCRIPTS = SCRIPTS[:2]
+SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
+SECTIONS += ["Run log", "Training"]
+BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
+
+# Section -> groups of scripts in which it is the same; the first of a group stands for it.
+SHARED = {
+    "Arguments": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:])],
+    "Environment": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:])],
+    "Agent": [JAX_SCRIPTS[1:]],
+    "Storage": [TORCH_SCRIPTS, JAX_SCRIPTS],
+    "Rollout": [TORCH_SCRIPTS, JAX_SCRIPTS[1:]],
+    "GAE": [TORCH_SCRIPTS, JAX_SCRIPTS],
+    "Loss": [TORCH_SCRIPTS, JAX_SCRIPTS[1:]],
+    "Update": [JAX_SCRIPTS[1:]],
+    "Run log": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:])],
+}
+# What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.
+OWN = {
+    "Arguments": re.compile(r"^    jit(_env)?: bool = .*\n", flags=re.MULTILINE),
+    "Environment": re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL),
+}
+
+
+def read(script: str) -> str:
+    return (ROOT / f"{script}.py").read_text()
+
+
+def sections(text: str) -> dict[str, str]:
+    """Name -> text below the banner, up to the next."""
+    parts = BANNER.split(text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def shared_part(script: str, section: str) -> str:
+    """The section without what is the script's own; a blank line more or less does not count."""
+    text = sections(read(script))[section]
+    return OWN[section].sub("", text).rstrip() if section in OWN else text
+
+
+def group_of(script: str, section: str) -> tuple[str, ...]:
+    """The scripts that share the section with this one; none if it is its own."""
+    return next((group for group in SHARED.get(section, []) if script in group), ())
+
+
+def differences() -> list[str]:
+    """Lines of unified diffs between each group's first script and the others."""
+    lines = []
+    for section, groups in SHARED.items():
+        for first, *others in groups:
+            for other in others:
+                ours, theirs = (shared_part(x, section).splitlines() for x in (first, other))
+                names = {"fromfile": f"{first}.py: {section}", "tofile": f"{other}.py: {section}"}
+                lines += difflib.unified_diff(ours, theirs, **names, lineterm="", n=1)
+    return lines
+
+
+def copy(script: str, section: str) -> list[str]:
+    """Copy a script's section to all that share it; return those that changed."""
+    changed = []
+    for other in group_of(script, section):
+        text = read(other)
+        old, new = sections(text)[section], sections(read(script))[section]
+        if section == "Arguments":
+            own = OWN[section].search(old)
+            new = OWN[section].sub(lambda _, own=own: own[0] if own else "", new)
+        if section == "Environment":
+            own = OWN[section].search(old)
+            new = OWN[section].sub("", new).rstrip() + "\n\n\n" + (own[0] if own else "")
+        if new != old:
+            (ROOT / f"{other}.py").write_text(text.replace(old, new))
+            changed.append(other)
+    return changed
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        lines = differences()
+        print("\n".join(lines) or "Shared sections are the same in all scripts.")
+        return bool(lines)
+    if len(arguments) != 2 or not group_of(*arguments):
+        shared = ", ".join(SHARED)
+        print(
+            f"sections.py: name a script and one of its shared sections: {shared}", file=sys.stderr
+        )
+        return 2
+    print(f"changed: {', '.join(copy(*arguments)) or 'nothing'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
