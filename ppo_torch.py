@@ -30,7 +30,7 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -92,9 +92,8 @@ class Args:
 
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
-        for name in ("learning_rate", "clip_coef", "max_grad_norm", "adam_eps"):
-            check(name, 0 < getattr(self, name) < math.inf, "must be positive")
-        for name in ("ent_coef", "vf_coef", "save_every"):
+        coefs = ("learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps")
+        for name in (*coefs, "save_every"):
             check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
         for name in ("gamma", "gae_lambda"):
             check(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
@@ -126,10 +125,7 @@ class EnvState(NamedTuple):
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next.
-
-    ValueError for an environment that gymnax does not have, or whose actions are not discrete.
-    """
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
         try:
@@ -152,11 +148,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, the state, and the result.
-
-        The result has the fields of Storage that follow an action, of one step: next_obs is before
-        any restart, and episode_return and episode_length count up to and with this step.
-        """
+        """Take action (N,) int32: obs after any restart, state, Storage's fields from reward on."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(self.env.step)
@@ -237,16 +229,6 @@ def make_agent(args: Args, env: VecEnv, device: torch.device):
     return agent, adam
 
 
-def make_scheduler(adam, first: int, args: Args):
-    """Let the learning rate go to 0, a little with each optimizer step after iteration first."""
-    done = first * args.update_epochs * args.num_minibatches
-
-    def decay(step):
-        return 1 - (done + step) / args.num_optimizer_steps if args.anneal_lr else 1
-
-    return torch.optim.lr_scheduler.LambdaLR(adam, decay)
-
-
 # === Storage ====================================================================================
 class Storage(NamedTuple):
     """A rollout of T = num_steps in N = num_envs environments."""
@@ -254,11 +236,11 @@ class Storage(NamedTuple):
     obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from
     action: torch.Tensor  # (T, N) int32
     logprob: torch.Tensor  # (T, N)
-    reward: torch.Tensor  # (T, N), the result of the action, as everything below
+    reward: torch.Tensor  # (T, N), a result of the action, as everything below
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
-    next_obs: torch.Tensor  # (T, N, obs_dim)
-    episode_return: torch.Tensor  # (T, N)
+    next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
+    episode_return: torch.Tensor  # (T, N), up to and with this step
     episode_length: torch.Tensor  # (T, N)
 
 
@@ -385,14 +367,15 @@ def update(agent, minibatch_fn, storage: Storage, args: Args):
     return torch.stack([*episode_statistics(storage), *mean_losses, explained_variance])
 
 
-def minibatch_step(agent, adam, scheduler, minibatch: Batch, args: Args):
-    """Train on a minibatch, in place; return its losses (5,)."""
+def minibatch_step(agent, adam, num_steps, minibatch: Batch, args: Args):
+    """Train on a minibatch, in place, as one of num_steps, a counter; return its losses (5,)."""
     loss, losses = ppo_loss(agent, minibatch, args)
     adam.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    decay = 1 - next(num_steps) / args.num_optimizer_steps if args.anneal_lr else 1.0
+    adam.param_groups[0]["lr"] = args.learning_rate * decay
     adam.step()
-    scheduler.step()
     return losses
 
 
@@ -433,10 +416,7 @@ def main() -> None:
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
-    """A run's Args, what else its checkpoint says, and state with the checkpoint's NumPy arrays.
-
-    An array is found by its place in state. Nothing is unpickled: a stranger's file runs no code.
-    """
+    """A run's Args, what else its checkpoint says, and its NumPy arrays in the places of state."""
     path, script = Path(folder, "checkpoint.npz").resolve(), Path(__file__).stem
 
     def read(place, x):
@@ -447,7 +427,7 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
         return array
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
             if info["script"] != script:
                 raise ValueError(f"it is one of {info['script']}.py")
@@ -491,8 +471,7 @@ class RunLog:
             "gpu": shell(query + "name") or None,
             "driver": shell(query + "driver_version") or None,
             "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
-            "cores": psutil.cpu_count(logical=False),
-            "load": os.getloadavg()[0],  # processes that ran or waited, in the minute before
+            **{"cores": psutil.cpu_count(logical=False), "load": os.getloadavg()[0]},
             "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
         }
         try:
@@ -562,11 +541,12 @@ class RunLog:
         if self.wandb:
             self.wandb.log(row, step=iteration)
         if done % math.ceil(args.num_iterations / 100) == 0:
-            mean, speed = row["charts/episodic_return"], f"{row['charts/SPS']:,.0f} steps/s"
-            seen = "no episode ended" if mean is None else f"return {mean:.1f}"
-            print(f"iteration {done}/{args.num_iterations}: {seen}, {speed}", flush=True)
-        every = args.save_every or args.num_iterations
-        return done % every == 0 or done == args.num_iterations or self.signal > 0
+            mean = row["charts/episodic_return"]
+            text = "no episode ended" if mean is None else f"return {mean:.1f}"
+            text += f", {row['charts/SPS']:,.0f} steps/s"
+            print(f"iteration {done}/{args.num_iterations}: {text}", flush=True)
+        asked = self.signal > 0 or done == args.num_iterations
+        return asked or (args.save_every > 0 and done % args.save_every == 0)
 
     def save(self, iteration: int, **state: Any) -> None:
         """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""
@@ -652,13 +632,13 @@ def train(args: Args) -> dict[str, Any]:
         generator.set_rng_state(torch.as_tensor(state))
     obs, env_state = jax.device_put((obs, env_state), jax_device)
     obs = to_torch(obs)
-    scheduler = make_scheduler(adam, first, args)
 
     # env and args are bound: to a compiler they are constants.
     step_fn = jax.jit(env.step)
     stack_fn = jax.jit(stack)
     policy_fn = partial(policy, agent)
-    minibatch_fn = partial(minibatch_step, agent, adam, scheduler, args=args)
+    num_steps = count(first * args.update_epochs * args.num_minibatches)
+    minibatch_fn = partial(minibatch_step, agent, adam, num_steps, args=args)
 
     with jax.disable_jit(not args.jit_env):
         for iteration in range(first, args.num_iterations):

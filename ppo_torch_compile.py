@@ -92,9 +92,8 @@ class Args:
 
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
-        for name in ("learning_rate", "clip_coef", "max_grad_norm", "adam_eps"):
-            check(name, 0 < getattr(self, name) < math.inf, "must be positive")
-        for name in ("ent_coef", "vf_coef", "save_every"):
+        coefs = ("learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps")
+        for name in (*coefs, "save_every"):
             check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
         for name in ("gamma", "gae_lambda"):
             check(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
@@ -126,10 +125,7 @@ class EnvState(NamedTuple):
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next.
-
-    ValueError for an environment that gymnax does not have, or whose actions are not discrete.
-    """
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
         try:
@@ -152,11 +148,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, the state, and the result.
-
-        The result has the fields of Storage that follow an action, of one step: next_obs is before
-        any restart, and episode_return and episode_length count up to and with this step.
-        """
+        """Take action (N,) int32: obs after any restart, state, Storage's fields from reward on."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(self.env.step)
@@ -247,11 +239,11 @@ class Storage(NamedTuple):
     obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from
     action: torch.Tensor  # (T, N) int32
     logprob: torch.Tensor  # (T, N)
-    reward: torch.Tensor  # (T, N), the result of the action, as everything below
+    reward: torch.Tensor  # (T, N), a result of the action, as everything below
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
-    next_obs: torch.Tensor  # (T, N, obs_dim)
-    episode_return: torch.Tensor  # (T, N)
+    next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
+    episode_return: torch.Tensor  # (T, N), up to and with this step
     episode_length: torch.Tensor  # (T, N)
 
 
@@ -480,10 +472,7 @@ def main() -> None:
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
-    """A run's Args, what else its checkpoint says, and state with the checkpoint's NumPy arrays.
-
-    An array is found by its place in state. Nothing is unpickled: a stranger's file runs no code.
-    """
+    """A run's Args, what else its checkpoint says, and its NumPy arrays in the places of state."""
     path, script = Path(folder, "checkpoint.npz").resolve(), Path(__file__).stem
 
     def read(place, x):
@@ -494,7 +483,7 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
         return array
 
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
             if info["script"] != script:
                 raise ValueError(f"it is one of {info['script']}.py")
@@ -538,8 +527,7 @@ class RunLog:
             "gpu": shell(query + "name") or None,
             "driver": shell(query + "driver_version") or None,
             "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
-            "cores": psutil.cpu_count(logical=False),
-            "load": os.getloadavg()[0],  # processes that ran or waited, in the minute before
+            **{"cores": psutil.cpu_count(logical=False), "load": os.getloadavg()[0]},
             "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
         }
         try:
@@ -609,11 +597,12 @@ class RunLog:
         if self.wandb:
             self.wandb.log(row, step=iteration)
         if done % math.ceil(args.num_iterations / 100) == 0:
-            mean, speed = row["charts/episodic_return"], f"{row['charts/SPS']:,.0f} steps/s"
-            seen = "no episode ended" if mean is None else f"return {mean:.1f}"
-            print(f"iteration {done}/{args.num_iterations}: {seen}, {speed}", flush=True)
-        every = args.save_every or args.num_iterations
-        return done % every == 0 or done == args.num_iterations or self.signal > 0
+            mean = row["charts/episodic_return"]
+            text = "no episode ended" if mean is None else f"return {mean:.1f}"
+            text += f", {row['charts/SPS']:,.0f} steps/s"
+            print(f"iteration {done}/{args.num_iterations}: {text}", flush=True)
+        asked = self.signal > 0 or done == args.num_iterations
+        return asked or (args.save_every > 0 and done % args.save_every == 0)
 
     def save(self, iteration: int, **state: Any) -> None:
         """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""

@@ -5,7 +5,7 @@ Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (in
 
 import importlib
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -184,8 +184,7 @@ class Torch:
         self.step_fn, self.stack_fn = jax.jit(self.env.step), jax.jit(script.stack)
         self.policy_fn = partial(script.policy, self.agent)
         if script.__name__ == "ppo_torch":
-            scheduler = script.make_scheduler(adam, 0, args)
-            step = partial(script.minibatch_step, self.agent, adam, scheduler)
+            step = partial(script.minibatch_step, self.agent, adam, count())
             self.minibatch_fn = partial(step, args=args)
         else:
             self.minibatch_fn = partial(script.minibatch_step, self.agent, adam, args=args)
