@@ -1,0 +1,32 @@
+"""A script alone in an empty folder: `uv run` installs what its first lines name, and trains."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+
+from conftest import ROOT
+
+
+def test_trains_is_stopped_and_goes_on(tmp_path):
+    """As a new user would; PyTorch's scripts are tried by hand, since uv takes 5 GB of CUDA."""
+    (tmp_path / "ppo_linen.py").write_bytes((ROOT / "ppo_linen.py").read_bytes())
+    command = "uv run --quiet ppo_linen.py --total-timesteps 384000 --run-name one --num-envs 4"
+    command += " --num-steps 32 --update-epochs 1 --hidden-sizes 8"
+    env = {name: x for name, x in os.environ.items() if name != "VIRTUAL_ENV"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command.split(), cwd=tmp_path, env=env, text=True, stdout=pipe, stderr=pipe
+    )
+    assert process.stdout and process.stderr
+    while not process.stdout.readline().startswith("iteration"):
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, "")
+    done, _, command = output.splitlines()[-1].partition(". To go on: ")
+    assert done.startswith("Stopped after ") and done.endswith(" of 3000 iterations")
+    subprocess.run(shlex.split(command), cwd=tmp_path, check=True, capture_output=True)
+    lines = (tmp_path / "runs/one/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == list(range(3000))
