@@ -1,0 +1,345 @@
+"""Play the agents of runs: what they return, with intervals, and a GIF to look at.
+
+    python evaluate.py runs/first runs/second     # 100 episodes of each, as a table
+    python evaluate.py runs/first --gif first.gif
+
+A run is a folder with the checkpoint.npz of any script beside this file, finished or not. The
+numbers also go to evaluation.json in that folder. Everything runs on the CPU.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+if __name__ == "__main__":  # Ctrl-C ends it without a traceback; files are written in one piece
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.environ["JAX_PLATFORMS"] = "cpu"  # fast enough, and the same numbers with and without a GPU
+
+import gymnax
+import jax
+import numpy as np
+import tyro
+from scipy import stats
+
+MAX_ENVS = 128
+MAX_LENGTH = 100_000  # steps; gymnax's longest episodes have 2500
+CLASSIC = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0")  # gymnasium draws them
+FRAMES, FRAME_MS, HOLD = 262, 40, 12  # of a GIF: frames, their time, frames that show an end
+
+
+@dataclass
+class Args:
+    runs: Annotated[  # folders of runs
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")
+    ]
+    episodes: int = 100  # episodes of each run
+    sample: bool = False  # draw actions from the policy; off: take the most probable
+    seed: int = 0  # seed of environments and actions, the same for every run
+    gif: Path | None = None  # .gif file for the runs' first episodes, side by side, up to 10 s
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, one sentence on the command line, where a value cannot work."""
+        if not self.runs:
+            raise ValueError("RUN must be the folder of a run")
+        if self.episodes < 1:
+            raise ValueError(f"--episodes must be positive, not {self.episodes}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must lie between 0 and 2**32 - 1, not {self.seed}")
+        if self.gif:
+            ok = self.gif.suffix.lower() == ".gif" and not self.gif.is_dir()
+            if not (ok and os.access(self.gif.parent, os.W_OK | os.X_OK)):
+                rule = "must be a file that ends in .gif, in a folder that can be written to"
+                raise ValueError(f"--gif {rule}, not {self.gif}")
+
+
+class Run(NamedTuple):
+    folder: Path
+    script: ModuleType
+    args: Any  # the script's Args
+    iteration: int  # how many the agent was trained for
+    get_logits: Callable  # (N, obs_dim) -> (N, num_actions)
+
+
+def plain(text: object) -> str:
+    """Text from a run or a path as one short line, without what a terminal would obey."""
+    line = " ".join(str(text).split())[:1000]
+    return "".join(x if x.isprintable() else "?" for x in line)
+
+
+def fail(reason: object) -> NoReturn:
+    """End the process with a sentence about what its user can mend."""
+    print(plain(reason), file=sys.stderr)
+    sys.exit(2)
+
+
+# === Agents =====================================================================================
+# A function per framework: read puts the checkpoint's arrays into a template, and returns it last.
+# Templates have shapes and no numbers, so that a wrong one is refused before it takes memory.
+def linen_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
+    make = partial(script.make_agent, args, env)
+    template = {"train_state": jax.eval_shape(make, jax.random.PRNGKey(0))}
+    agent = read(template)[2]["train_state"]
+    return jax.jit(partial(agent.apply_fn, agent.params, method="get_logits"))
+
+
+def nnx_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
+    make = partial(script.make_agent, args, env)
+    agent, _ = script.nnx.eval_shape(make, jax.random.PRNGKey(0))
+    template = {"state": script.nnx.state({"agent": agent})}
+    script.nnx.update({"agent": agent}, read(template)[2]["state"])
+    return jax.jit(agent.get_logits)
+
+
+def torch_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
+    with script.torch.device("meta"):
+        agent = script.Agent(env.obs_dim, args.hidden_sizes, env.num_actions)
+    arrays = read({"tensors": {"agent": agent.state_dict()}})[2]["tensors"]["agent"]
+    tensors = {name: script.torch.as_tensor(array) for name, array in arrays.items()}
+    agent.load_state_dict(tensors, assign=True)
+    agent.requires_grad_(False)
+    return lambda obs: agent.get_logits(script.to_torch(obs)).numpy()
+
+
+# A script's framework shows in what it imports.
+AGENTS = {"TrainState": linen_agent, "nnx": nnx_agent, "torch": torch_agent}
+
+
+def load_run(folder: str) -> Run:
+    """Read a run's checkpoint; where it is none, end the process with a sentence.
+
+    It may be a stranger's: the script that it names is looked up among those beside this file,
+    never made into a path, and nothing is unpickled.
+    """
+    here, said = Path(__file__).parent, io.StringIO()
+    scripts = sorted(path.stem for kind in ("ppo", "dqn") for path in here.glob(f"{kind}_*.py"))
+    try:
+        with np.load(Path(folder, "checkpoint.npz"), allow_pickle=False) as file:
+            info = json.loads(file["info"].item())
+        name, iteration = info["script"], info["iteration"]
+        if name not in scripts or type(iteration) is not int:
+            raise ValueError(f"{name} is none of {', '.join(scripts)}")
+        script = importlib.import_module(name)
+        make_agent = next(make for name, make in AGENTS.items() if hasattr(script, name))
+        read = partial(script.load_checkpoint, folder)
+        with contextlib.redirect_stderr(said):  # the sentence that read may end with
+            args, _, _ = read()
+            get_logits = make_agent(script, args, script.VecEnv(args.env_id, 1), read)
+    except SystemExit:
+        fail(said.getvalue())
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{folder} has no checkpoint to evaluate: {error}")
+    return Run(Path(folder).resolve(), script, args, iteration, get_logits)
+
+
+# === Episodes ===================================================================================
+@partial(jax.jit, static_argnames="sample")
+def choose(logits, key, step, sample: bool):
+    """(N, num_actions) -> (N,): the best action, or by the Gumbel trick a draw from softmax."""
+    noise = jax.random.gumbel(jax.random.fold_in(key, step), logits.shape)
+    return (logits + noise * sample).argmax(-1)
+
+
+def play(run: Run, num_envs: int, args: Args) -> Iterator[tuple[jax.Array, Any, dict]]:
+    """For ever: obs (N, obs_dim) and state before a step, and the step's result in NumPy."""
+    env = run.script.VecEnv(run.args.env_id, num_envs)
+    step_fn = jax.jit(env.step)
+    key, env_key = jax.random.split(jax.random.PRNGKey(args.seed))
+    obs, state = jax.jit(env.reset)(env_key)
+    for step in count():
+        action = choose(run.get_logits(obs), key, step, args.sample)
+        next_obs, next_state, result = step_fn(state, action)
+        result = jax.device_get(result)
+        if result["episode_length"].max() > MAX_LENGTH:
+            fail(f"{run.folder}: an episode did not end within {MAX_LENGTH:,} steps")
+        yield obs, state, result
+        obs, state = next_obs, next_state
+
+
+def evaluate(run: Run, args: Args) -> dict[str, Any]:
+    """Play args.episodes episodes; return what evaluation.json holds.
+
+    How many of them each environment plays is fixed beforehand, alike but for one if they do not
+    split evenly: the first to end anywhere would be the short ones.
+    """
+    num_envs = min(args.episodes, MAX_ENVS)
+    left = args.episodes // num_envs + (np.arange(num_envs) < args.episodes % num_envs)
+    returns, lengths = [], []
+    for _, _, result in play(run, num_envs, args):
+        counted = (result["terminated"] | result["truncated"]) & (left > 0)
+        returns += result["episode_return"][counted].tolist()
+        lengths += result["episode_length"][counted].astype(int).tolist()
+        left -= counted
+        if not left.any():
+            break
+    steps = run.iteration * run.args.batch_size
+    return {
+        **{"script": run.script.__name__, "env_id": run.args.env_id, "run_seed": run.args.seed},
+        **{"iteration": run.iteration, "global_step": steps, "episodes": args.episodes},
+        **{"actions": "sampled" if args.sample else "greedy", "seed": args.seed},
+        **{"return": summary(returns), "length": summary(lengths)},
+        **{"returns": returns, "lengths": lengths},
+    }
+
+
+def summary(values: list) -> dict[str, Any]:
+    """Mean, its 95% interval by Student's t, sample standard deviation, least and most.
+
+    Of a single value, interval and deviation are None.
+    """
+    n, mean, std, interval = len(values), float(np.mean(values)), None, None
+    if n > 1:
+        std = float(np.std(values, ddof=1))
+        half = float(stats.t.ppf(0.975, n - 1)) * std / math.sqrt(n)
+        interval = [mean - half, mean + half]
+    return {"mean": mean, "interval": interval, "std": std, "min": min(values), "max": max(values)}
+
+
+def print_table(runs: list[Run], results: list[dict[str, Any]]) -> None:
+    """A line per run in aligned columns, names to the left and numbers to the right."""
+    rows = [["run", "script", "environment", "seed", "steps", "return", "95% interval", "std"]]
+    rows[0] += ["min", "max", "length"]
+    for run, result in zip(runs, results, strict=True):
+        total, steps = result["return"], f"{result['global_step']:,}"
+        row = [plain(run.folder.name), result["script"], result["env_id"], str(result["run_seed"])]
+        row += [steps, f"{total['mean']:.2f}", "-", "-", f"{total['min']:g}", f"{total['max']:g}"]
+        if total["interval"]:
+            row[6:8] = "[{:.2f}, {:.2f}]".format(*total["interval"]), f"{total['std']:.2f}"
+        rows.append([*row, f"{result['length']['mean']:.1f}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        pairs = list(zip(row, widths, strict=True))
+        print(*(x.ljust(n) for x, n in pairs[:3]), *(x.rjust(n) for x, n in pairs[3:]), sep="  ")
+
+
+# === Picture ====================================================================================
+def record(run: Run, args: Args) -> tuple[list[tuple], int]:
+    """FRAMES frames of one environment, and how many of them its first episode takes.
+
+    A frame is obs (obs_dim,), gymnax's state, return so far, number of the episode, if it ends.
+    """
+    frames, episode, first = [], 1, FRAMES
+    # CartPole has 50 steps a second, so 2 a frame; what moves by whole squares takes 2 frames.
+    stride, repeat = (2, 1) if run.args.env_id in CLASSIC else (1, 2)
+    for obs, state, result in play(run, 1, args):
+        total, length = result["episode_return"][0], result["episode_length"][0]
+        over = bool(result["terminated"][0] | result["truncated"][0])
+        if over or (length - 1) % stride == 0:
+            row = jax.tree.map(lambda x: np.asarray(x[0]), (obs, state.inner))
+            frames += [(*row, total, episode, over)] * (HOLD if over else repeat)
+        if len(frames) >= FRAMES:
+            break
+        if over:
+            first, episode = min(first, len(frames)), episode + 1
+    return frames[:FRAMES], first
+
+
+def pictures(run: Run, frames: list[tuple]) -> Iterator[np.ndarray]:
+    """Draw one frame after the other, (height, width, 3) uint8.
+
+    Classic control is drawn by gymnasium, a grid as coloured squares, and of anything else what was
+    observed so far: a row for each number, a column for each frame.
+    """
+    import gymnasium
+    from gymnax.visualize import vis_gym
+    from matplotlib import colormaps
+
+    env, params = gymnax.make(run.args.env_id)
+    if run.args.env_id in CLASSIC:
+        os.environ |= {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}  # no display
+        screen: Any = gymnasium.make(run.args.env_id, render_mode="rgb_array").unwrapped
+        vis_gym.set_gym_params(screen, run.args.env_id, params)
+        try:
+            for _, state, *_ in frames:
+                screen.state = vis_gym.get_gym_state(state, run.args.env_id)
+                yield screen.render()
+            return
+        except gymnasium.error.DependencyNotInstalled:
+            print("--gif draws observations; pip install pygame-ce==2.5.8, and it draws the scene")
+    shape, obs = env.observation_space(params).shape, np.stack([frame[0] for frame in frames])
+    if len(shape) > 1:  # of the things in a square, the one in the last channel
+        things = obs.reshape(len(obs), *shape[:2], -1) > 0
+        kind = (things * np.arange(1, things.shape[-1] + 1)).max(-1)
+        colors = colormaps["tab10"].with_extremes(under="black")
+        yield from colors(kind - 1, bytes=True)[..., :3]
+    else:
+        scaled = (obs - obs.min(0)) / np.maximum(np.ptp(obs, axis=0), 1e-8)
+        strip = colormaps["viridis"](scaled.T, bytes=True)[..., :3]
+        strip = strip.repeat(max(1, 160 // len(strip)), axis=0)
+        for i in range(len(frames)):
+            yield np.where(np.arange(len(frames))[:, None] <= i, strip, np.uint8(255))
+
+
+def draw(runs: list[Run], args: Args) -> bytes:
+    """A GIF with a panel per run, side by side, as long as the longest of the first episodes.
+
+    A panel whose episode is over fades for half a second and goes on with the next.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    width, height, top = 300, 200, 68
+    size, font = (width * len(runs), top + height), ImageFont.load_default
+    recorded = [record(run, args) for run in runs]
+    length = max(first for _, first in recorded)
+    images = [Image.new("RGB", size, "white") for _ in range(length)]
+    for i, (run, (frames, _)) in enumerate(zip(runs, recorded, strict=True)):
+        x, name = i * width + 8, plain(run.folder.name)[:38]
+        trained = f"{run.script.__name__}, {run.iteration * run.args.batch_size:,} steps"
+        shown = zip(images, frames[:length], pictures(run, frames[:length]), strict=True)
+        for image, (_, _, total, episode, over), array in shown:
+            scale = min((width - 16) / array.shape[1], (height - 8) / array.shape[0])
+            box = round(array.shape[1] * scale), round(array.shape[0] * scale)
+            smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST
+            picture = Image.fromarray(array).resize(box, smooth)
+            if over:
+                picture = Image.blend(picture, Image.new("RGB", box, "white"), 0.5)
+            image.paste(picture, (x, top))
+            text, (word, color) = ImageDraw.Draw(image).text, ("", "black")
+            if over:
+                word, color = " is over", "firebrick"
+            text((x, 6), name, "black", font(17 if len(name) < 30 else 13))
+            text((x, 28), trained, "dimgray", font(13))
+            text((x, 46), f"episode {episode}{word}: return {total:g}", color, font(13))
+    # One palette, of some frames, for all: then a pixel that stays the same takes no space.
+    some = np.vstack([np.asarray(image) for image in images[:: len(images) // 8 + 1]])
+    palette = Image.fromarray(some).quantize(128, Image.Quantize.MAXCOVERAGE)
+    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    buffer, options = io.BytesIO(), {"save_all": True, "duration": FRAME_MS, "loop": 0}
+    images[0].save(buffer, "gif", append_images=images[1:], **options)
+    return buffer.getvalue()
+
+
+def main() -> None:
+    """Evaluate the runs that the command line names, and draw them if it says so."""
+    args = tyro.cli(Args, description=__doc__)
+    runs = [load_run(folder) for folder in args.runs]
+    results = [evaluate(run, args) for run in runs]
+    print(f"{args.episodes} episodes a run, {results[0]['actions']} actions, seed {args.seed}")
+    print_table(runs, results)
+    contents = [json.dumps(result, indent=2).encode() for result in results]
+    files = {run.folder / "evaluation.json": x for run, x in zip(runs, contents, strict=True)}
+    if args.gif:
+        files[args.gif] = draw(runs, args)
+    failed = []
+    for path, content in files.items():
+        try:
+            runs[0].script.replace_file(path, content)
+        except OSError as error:
+            failed.append(f"{path} ({error.strerror})")
+    if failed:
+        fail(f"these files cannot be written: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,467 @@
+"""evaluate.py: every script's checkpoints, an unbiased count, strangers' files, and the GIF."""
+
+import importlib
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import probes
+import pytest
+from conftest import ROOT
+from frameworks import SCRIPTS
+from PIL import Image
+from scipy import stats
+
+import evaluate
+
+SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2}
+SMALL |= {"hidden_sizes": (8, 8, 8), "total_timesteps": 128 * 6, "learning_rate": 0.01}
+EPISODES = 12
+
+
+class ProbeLengths(probes.Probe):
+    """Episodes of 1 or of 50 steps, with equal odds, and a reward of 1 for each step."""
+
+    def is_terminated(self, state: probes.State, params: probes.Params) -> jax.Array:
+        return state.time >= jnp.where(state.signal > 0, 1, 50)
+
+
+if "ProbeLengths-v0" not in gymnax.registered_envs:
+    gymnax.register("ProbeLengths-v0", ProbeLengths)
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """Name of a script -> folder of a short run; each is trained once."""
+    folders: dict[str, Path] = {}
+
+    def train(name):
+        if name not in folders:
+            script, runs_dir = importlib.import_module(name), tmp_path_factory.mktemp("runs")
+            script.train(script.Args(**SMALL | {"runs_dir": str(runs_dir), "run_name": name}))
+            folders[name] = runs_dir / name
+        return folders[name]
+
+    return train
+
+
+@pytest.fixture
+def copied_run(small_run, tmp_path):
+    """A run's folder that a test may change, with nothing but the checkpoint."""
+    folder = tmp_path / "copied"
+    folder.mkdir()
+    shutil.copy(small_run("ppo_linen") / "checkpoint.npz", folder)
+    return folder
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Call main by a command line; return exit status, output and errors."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
+        status: Any = 0
+        try:
+            evaluate.main()
+        except SystemExit as stopped:
+            status = stopped.code
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def stand_in(env_id, name="stand-in"):
+    """A run without a checkpoint, whose actions are all alike to the policy."""
+    script = importlib.import_module("ppo_linen")
+    num_actions = script.VecEnv(env_id, 1).num_actions
+    args = SimpleNamespace(env_id=env_id, seed=1, batch_size=128)
+    uniform = jax.jit(lambda obs: jnp.zeros((len(obs), num_actions)))
+    return evaluate.Run(Path(name), script, args, 6, uniform)
+
+
+def numpy_logits(folder, obs):
+    """The actor by the names in the file alone: tanh between layers, none after the last."""
+    with np.load(folder / "checkpoint.npz") as file:
+        own = ("train_state/params/", "state/agent/", "tensors/agent/")
+        arrays = {x: file[x] for x in sorted(file.files) if x.startswith(own) and "actor" in x}
+    kernels = [x.T if "weight" in name else x for name, x in arrays.items() if x.ndim == 2]
+    biases = [x for x in arrays.values() if x.ndim == 1]
+    assert len(kernels) == len(biases) == 4
+    for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+        obs = (np.tanh(obs) if i else obs) @ kernel + bias
+    return obs
+
+
+# === Agents and episodes ========================================================================
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_greedy_actions_are_those_of_the_checkpoint(name, small_run):
+    folder = small_run(name)
+    run, args = evaluate.load_run(str(folder)), evaluate.Args(runs=("",), episodes=EPISODES)
+    env, seen = run.script.VecEnv("CartPole-v1", 8), []
+    for step, (obs, state, result) in zip(range(30), evaluate.play(run, 8, args), strict=False):
+        logits = numpy_logits(folder, np.asarray(obs))
+        np.testing.assert_allclose(run.get_logits(obs), logits, rtol=1e-4, atol=1e-5)
+        _, _, expected = env.step(state, jnp.asarray(logits.argmax(-1), jnp.int32))
+        np.testing.assert_allclose(result["next_obs"], expected["next_obs"], atol=1e-6)
+        seen.append(logits.argmax(-1))
+        assert step < 30
+    assert 0 < np.mean(seen) < 1  # both actions
+    result = evaluate.evaluate(run, args)
+    assert (result["script"], result["env_id"]) == (name, "CartPole-v1")
+    assert (result["iteration"], result["global_step"]) == (6, 128 * 6)
+    assert len(result["returns"]) == len(result["lengths"]) == EPISODES
+
+
+def test_sampled_actions_are_drawn_from_the_policy():
+    probs = np.array([0.1, 0.6, 0.3], "f")
+    logits = np.tile(np.log(probs), (10_000, 1))
+    counts = []
+    for step in (0, 1):
+        action = np.asarray(evaluate.choose(logits, jax.random.PRNGKey(0), step, True))
+        counts.append(np.bincount(action, minlength=3) / 10_000)
+        np.testing.assert_allclose(counts[-1], probs, atol=5 * 0.5 / 100)
+    assert (counts[0] != counts[1]).any()  # new noise at each step
+    assert (np.asarray(evaluate.choose(logits, jax.random.PRNGKey(0), 0, False)) == 1).all()
+
+
+def test_a_sampled_evaluation_returns_what_training_did(tmp_path):
+    """The policy hardly changes in the last iterations, whose actions were sampled too."""
+    script = importlib.import_module("ppo_linen")
+    flags: dict[str, Any] = {"num_envs": 16, "num_steps": 128, "num_minibatches": 4}
+    flags |= {"update_epochs": 8, "learning_rate": 1e-3, "runs_dir": str(tmp_path)}
+    script.train(script.Args(**flags, total_timesteps=2048 * 30, run_name="trained"))
+    flags |= {"total_timesteps": 2048, "learning_rate": 1e-9}
+    script.train(script.Args(**flags, run_name="fresh"))
+    lines = (tmp_path / "trained" / "metrics.jsonl").read_text().splitlines()[-6:]
+    rows = [json.loads(line) for line in lines]
+    count = np.array([row["charts/episodes"] for row in rows])
+    trained = count @ [row["charts/episodic_return"] for row in rows] / count.sum()
+
+    args = evaluate.Args(runs=("",), episodes=200, sample=True)
+    results = [
+        evaluate.evaluate(evaluate.load_run(str(tmp_path / name)), args)
+        for name in ("trained", "fresh")
+    ]
+    total = results[0]["return"]
+    # Training's mean is of fewer episodes: its standard error is that much larger.
+    error = total["std"] * math.sqrt(1 / 200 + 1 / count.sum())
+    assert abs(total["mean"] - trained) < 3 * error
+    assert total["mean"] > 100
+    assert results[1]["return"]["mean"] < 40
+
+
+@pytest.mark.parametrize(("episodes", "max_envs"), [(200, 8), (130, 128), (3, 128)])
+def test_every_environment_plays_its_share(episodes, max_envs, monkeypatch):
+    monkeypatch.setattr(evaluate, "MAX_ENVS", max_envs)
+    run, args = stand_in("ProbeLengths-v0"), evaluate.Args(runs=("",), episodes=episodes)
+    result = evaluate.evaluate(run, args)
+    assert len(result["lengths"]) == episodes and result["returns"] == result["lengths"]
+
+    num_envs = min(episodes, max_envs)
+    played: list[list[int]] = [[] for _ in range(num_envs)]
+    for _, (_, _, step) in zip(range(50 * 26), evaluate.play(run, num_envs, args), strict=False):
+        for i in np.flatnonzero(step["terminated"]):
+            played[i].append(int(step["episode_length"][i]))
+    shares = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+    expected = [x for own, share in zip(played, shares, strict=True) for x in own[:share]]
+    assert sorted(result["lengths"]) == sorted(expected)
+
+
+def test_short_episodes_are_not_counted_more_often():
+    """Lengths of 1 and 50 have the mean 25.5; the first 400 to end anywhere have another."""
+    run, args = stand_in("ProbeLengths-v0"), evaluate.Args(runs=("",), episodes=400)
+    result, first_to_end = evaluate.evaluate(run, args), []
+    for _, _, step in evaluate.play(run, evaluate.MAX_ENVS, args):
+        first_to_end += step["episode_length"][step["terminated"]].tolist()
+        if len(first_to_end) >= 400:
+            break
+    assert abs(result["length"]["mean"] - 25.5) < 4 * 24.5 / math.sqrt(400)
+    assert abs(np.mean(first_to_end[:400]) - 25.5) > 4 * 24.5 / math.sqrt(400)
+
+
+def test_a_seed_repeats_and_another_differs():
+    run = stand_in("CartPole-v1")
+    for sample in (False, True):
+        first, again, other = (
+            evaluate.evaluate(run, evaluate.Args(("",), EPISODES, sample=sample, seed=seed))
+            for seed in (1, 1, 2)
+        )
+        assert first == again
+        assert first["returns"] != other["returns"]
+
+
+def test_summary():
+    values = [1.0, 5.0, 2.0, 2.0]
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    expected = {"mean": 2.5, "interval": [low, high], "std": np.std(values, ddof=1)}
+    assert evaluate.summary(values) == {
+        key: pytest.approx(x) for key, x in (expected | {"min": 1.0, "max": 5.0}).items()
+    }
+    assert evaluate.summary([7.0])["interval"] is None and evaluate.summary([7.0])["std"] is None
+
+
+def test_an_episode_without_an_end(monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "MAX_LENGTH", 20)
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.evaluate(stand_in("ProbeLengths-v0"), evaluate.Args(runs=("",)))
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "stand-in: an episode did not end within 20 steps\n"
+
+
+# === Command line ===============================================================================
+def test_table_and_files(small_run, copied_run, command):
+    folders = small_run("ppo_nnx"), copied_run
+    status, out, err = command(folders[0], f"{folders[1]}/", "--episodes", EPISODES)
+    head, *table = out.splitlines()
+    assert status == 0 and err == ""
+    assert head == f"{EPISODES} episodes a run, greedy actions, seed 0"
+    assert len(table) == 3 and len({len(line) for line in table}) == 1
+    for line, folder, script in zip(table[1:], folders, ("ppo_nnx", "ppo_linen"), strict=True):
+
+        def refuse(name):
+            raise AssertionError(name)
+
+        text = (folder / "evaluation.json").read_text()
+        result = json.loads(text, parse_constant=refuse)
+        total = result["return"]
+        low, high = total["interval"]
+        cells = [folder.name, script, "CartPole-v1", "1", "768", f"{total['mean']:.2f}"]
+        cells += [f"[{low:.2f},", f"{high:.2f}]", f"{total['std']:.2f}", f"{total['min']:g}"]
+        assert line.split() == [*cells, f"{total['max']:g}", f"{result['length']['mean']:.1f}"]
+        assert total == evaluate.summary(result["returns"])
+        assert (result["episodes"], result["actions"], result["seed"]) == (EPISODES, "greedy", 0)
+        assert not list(folder.glob("*.partial"))
+
+
+def test_one_episode_has_no_interval(copied_run, command):
+    status, out, _ = command(copied_run, "--episodes", 1, "--sample", "--seed", 5)
+    assert status == 0 and out.startswith("1 episodes a run, sampled actions, seed 5\n")
+    assert out.splitlines()[2].split()[6:8] == ["-", "-"]
+    result = json.loads((copied_run / "evaluation.json").read_text())
+    assert result["return"]["interval"] is None and result["actions"] == "sampled"
+
+
+def test_a_folder_that_cannot_be_written_to(small_run, copied_run, command):
+    (copied_run / "evaluation.json").mkdir()
+    other = small_run("ppo_linen")
+    status, out, err = command(copied_run, other, "--episodes", 1)
+    assert status == 2 and len(out.splitlines()) == 4
+    assert err.startswith("these files cannot be written: ") and err.count("\n") == 1
+    assert (other / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "RUN must be the folder of a run"),
+        ("run --episodes 0", "--episodes must be positive, not 0"),
+        ("run --episodes some", "--episodes"),
+        ("run --seed -1", "--seed must lie between"),
+        ("run --gif picture.png", "--gif must be a file that ends in .gif"),
+        ("run --gif folder.gif", "--gif must be a file"),
+        ("run --gif missing/picture.gif", "--gif must be a file"),
+        ("run", "run has no checkpoint to evaluate: [Errno 2] No such file"),
+    ],
+)
+def test_bad_command_line(flags, message, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.gif").mkdir()
+    status, out, err = command(*flags.split())
+    assert status == 2
+    assert message in " ".join(err.replace("│", "").split())
+    assert "Traceback" not in out + err
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.gif"]
+
+
+def call(*words, **options):
+    return [sys.executable, str(ROOT / "evaluate.py"), *words]
+
+
+def test_from_the_folder_of_a_renamed_run(copied_run):
+    folder = copied_run.rename(copied_run.parent / "another name $x^2$")
+    done = subprocess.run(call(".", "--episodes", "2"), cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[2].startswith("another name $x^2$  ppo_linen  CartPole-v1")
+    assert (folder / "evaluation.json").exists()
+
+
+def test_interrupted(copied_run):
+    """Killed by the signal, which a shell reports as status 130."""
+    words = call(str(copied_run), "--episodes", "1000000")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while b"jaxlib" not in Path(f"/proc/{process.pid}/maps").read_bytes():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == (b"", b"")
+    assert process.returncode == -signal.SIGINT
+    assert [path.name for path in copied_run.iterdir()] == ["checkpoint.npz"]
+
+
+# === Strangers' files ===========================================================================
+def change(folder, content):
+    """Rewrite the checkpoint's JSON by a function of it, or the whole file as bytes."""
+    path = folder / "checkpoint.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+        return
+    with np.load(path) as file:
+        arrays = dict(file)
+    info = json.loads(arrays["info"].item())
+    arrays["info"] = np.array(json.dumps(content(info)))
+    np.savez(path, **arrays)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+def pickled():
+    buffer = io.BytesIO()
+    np.savez(buffer, info=np.array(Evil(), dtype=object))
+    return buffer.getvalue()
+
+
+def with_args(**changes):
+    return lambda info: info | {"args": info["args"] | changes}
+
+
+STRANGE = [
+    *(
+        lambda info, name=name: info | {"script": name}
+        for name in ("../../evil", "evil", "os", "ppo_linen\n\x1b[31m", "", "evaluate", 5, None)
+    ),
+    lambda info: info | {"script": ["ppo_linen"]},
+    lambda info: info | {"script": "ppo_nnx"},
+    lambda info: info | {"iteration": "5"},
+    lambda info: {},
+    lambda info: [],
+    with_args(env_id="<b>$x^2$\x1b[31m"),
+    with_args(env_id=["CartPole-v1"]),
+    with_args(**{"\x1b[31m\nevil": 1}),
+    with_args(hidden_sizes=[8, 8]),
+    with_args(hidden_sizes=[65536] * 3),  # 34 GB, if it were made
+    with_args(hidden_sizes=[8.0, 8.0, 8.0]),
+    with_args(hidden_sizes="888"),
+    pickled(),
+    b"",
+    b"no zip file",
+    b"PK\x03\x04" + b"\0" * 100,
+]
+
+
+@pytest.mark.parametrize("content", STRANGE)
+def test_a_strange_file_runs_nothing(content, copied_run, command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text("import os\nos.mkdir('evil')\n")
+    change(copied_run, content)
+    status, out, err = command(copied_run, "--episodes", 1)
+    assert status == 2 and out == ""
+    assert err.count("\n") == 1 and err[:-1].isprintable() and len(err) < 1100
+    assert "checkpoint" in err and str(copied_run) in err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "checkpoint.npz",
+        "copied",
+        "evil.py",
+    ]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_huge_layers_are_refused_before_they_are_made(name, small_run, tmp_path, capsys):
+    shutil.copy(small_run(name) / "checkpoint.npz", tmp_path)
+    change(tmp_path, with_args(hidden_sizes=[65536] * 3))
+    with pytest.raises(SystemExit):
+        evaluate.load_run(str(tmp_path))
+    assert "is float32" in capsys.readouterr().err
+
+
+# === Picture ====================================================================================
+def frames_of(path):
+    frames = []
+    with Image.open(path) as file:
+        image: Any = file
+        assert image.format == "GIF" and image.info["duration"] >= 40
+        for i in range(image.n_frames):
+            image.seek(i)
+            frames.append(np.asarray(image.convert("RGB")))
+    return frames
+
+
+@pytest.mark.parametrize("pygame", [True, False])
+def test_gif_of_two_runs(pygame, small_run, copied_run, command, monkeypatch):
+    """A panel for each, which moves; without pygame that of the observations."""
+    if not pygame:
+        monkeypatch.setitem(sys.modules, "pygame", None)
+    path = copied_run / "two.GIF"
+    folders = small_run("ppo_nnx"), copied_run
+    status, out, err = command(*folders, "--episodes", 1, "--gif", path)
+    assert (status, err) == (0, "")
+    assert out.count("pip install pygame-ce") == (0 if pygame else 2)
+    frames = frames_of(path)
+    assert len(frames) > 10 and frames[0].shape == (268, 600, 3)
+    assert path.stat().st_size < 2**20
+    for x in (0, 300):
+        panels = np.stack([frame[68:, x : x + 300] for frame in frames])
+        assert (panels[0] != panels[5]).any()
+        colorful = (np.ptp(panels[0].astype(int), axis=-1) > 50).mean()
+        # A pole on white, or one column of a strip whose other columns are still to come.
+        assert 0 < colorful < 0.05
+        colorful = (np.ptp(panels[-1].astype(int), axis=-1) > 50).mean()
+        assert (colorful < 0.05) == pygame
+    assert (frames[0][0, 0] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "seconds"),
+    [
+        ("Acrobot-v1", 10.48),
+        ("MountainCar-v0", (200 / 2 + 12) * 0.04),
+        ("Breakout-MinAtar", None),
+        ("Catch-bsuite", (8 * 2 + 12) * 0.04),
+        ("DeepSea-bsuite", (7 * 2 + 12) * 0.04),
+        ("SimpleBandit-bsuite", 12 * 0.04),
+        ("DiscountingChain-bsuite", (99 * 2 + 12) * 0.04),
+        ("FrozenLake-misc", None),
+        ("FourRooms-misc", None),
+    ],
+)
+def test_gif_of_other_environments(env_id, seconds, tmp_path):
+    """It lasts as long as the episode, and half a second for its end, up to 10 s."""
+    run, args = stand_in(env_id), evaluate.Args(runs=("",), sample=True)
+    path = tmp_path / "picture.gif"
+    path.write_bytes(evaluate.draw([run], args))
+    duration = 0
+    with Image.open(path) as file:
+        frames: Any = file
+        for i in range(frames.n_frames):
+            frames.seek(i)
+            duration += frames.info["duration"]
+    assert frames.size == (300, 268)
+    assert frames.n_frames > 1 or env_id == "SimpleBandit-bsuite"  # whose only step stands still
+    assert seconds is None or duration / 1000 == pytest.approx(seconds)
+    assert path.stat().st_size < 2**20
+
+
+def test_titles_are_plain_text(monkeypatch):
+    """Frames with different names differ; what the terminal would obey is not drawn."""
+    monkeypatch.setattr(evaluate, "FRAMES", 3)
+    args = evaluate.Args(runs=("",))
+    names = ("$x^2$", "$x^3$", "a" * 500, "\x1b[31m", "?[31m")
+    pictures = [evaluate.draw([stand_in("CartPole-v1", name)], args) for name in names]
+    assert len(set(pictures)) == 4 and pictures[3] == pictures[4]
