@@ -12,6 +12,7 @@ ty check --quiet .
 shellcheck -x "${scripts[@]}"
 shfmt -i 2 -d "${scripts[@]}"
 for file in Dockerfile*; do hadolint "$file"; done
+jactionlint .github/workflows/*.yml
 
 if [[ ${1:-} == fast ]]; then
   files=(tests/test_structure.py tests/test_numerics.py tests/test_environment.py)
