@@ -12,7 +12,6 @@ wrote where it lies; on a GPU, nothing is copied to the host.
 Diff me with ppo_torch_compile.py to see what compiling takes, with ppo_linen.py to see JAX.
 """
 
-import errno
 import fcntl
 import io
 import json
@@ -114,6 +113,7 @@ class Args:
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
+        check("runs_dir", self.runs_dir.isprintable(), "must be a folder's name")
 
 
 # === Environment ================================================================================
@@ -400,24 +400,22 @@ def fail(reason: str) -> NoReturn:
 def main() -> None:
     """Train by the command line, or go on with the run that it names."""
     args = tyro.cli(Args)
-    if args.resume:
+    if args.resume is not None:
         if sum(word.startswith("--") for word in sys.argv) > 1:
             fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
-        if Path(args.resume, "run.json").exists():
+        if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
         args, _, _ = load_checkpoint(args.resume)
     threading.excepthook = lambda _: None  # TensorBoard's thread raises its errors in train, too
     try:
         train(args)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        fail(f"{args.runs_dir} is full: with room again, --resume goes on from the last checkpoint")
+        fail(f"{args.runs_dir}: {error}; --resume goes on from the last checkpoint, if any")
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
     """A run's Args, what else its checkpoint says, and its NumPy arrays in the places of state."""
-    path, script = Path(folder, "checkpoint.npz").resolve(), Path(__file__).stem
+    path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
 
     def read(place, x):
         name = jax.tree_util.keystr(place, simple=True, separator="/")
@@ -432,8 +430,13 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
             if info["script"] != script:
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
+            for name, x in (own | {"run_name": None}).items():
+                if type(x) is not type(getattr(Args, name)):
+                    raise ValueError(f"its {name} is {x}")
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
+            if info["iteration"] not in range(args.num_iterations + 1):
+                raise ValueError(f"its iteration is {info['iteration']}")
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is no checkpoint of {script}.py: {error}")
@@ -483,22 +486,25 @@ class RunLog:
 
     def begin(self, **state: Any) -> tuple[Any, ...]:
         """Return the first iteration and the parts of state, as they are or as they were saved."""
-        first, names = 0, list(state)
+        first, names, lines = 0, list(state), []
         if self.args.resume:
             _, info, state = load_checkpoint(self.dir, state)
             first = info["iteration"]
-            lines = (self.dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-            if len(lines) < first:
+            lines = (self.dir / "metrics.jsonl").read_bytes().split(b"\n")  # the last is not whole
+            if len(lines) <= first:
                 fail(f"{self.dir}/metrics.jsonl is shorter than its checkpoint says")
-            replace_file(self.dir / "metrics.jsonl", b"".join(lines[:first]))
+            replace_file(self.dir / "metrics.jsonl", b"\n".join([*lines[:first], b""]))
             self.start -= info["elapsed"]
             self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
             self.info["resumed"] = [*info["resumed"], first]
-        self.wandb = self.start_wandb() if self.args.track else None
+        self.wandb: Any = self.start_wandb() if self.args.track else None
+        for row in map(json.loads, lines[:first] if self.wandb else ()):
+            if row["iteration"] >= self.wandb.step:  # a kill came before W&B had sent it
+                self.wandb.log(row, step=row["iteration"])
         self.metrics = open(self.dir / "metrics.jsonl", "ab", buffering=0)
         self.tensorboard = Writer(str(self.dir))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.stop)
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self.handlers: dict[int, Any] = {x: signal.signal(x, self.stop) for x in numbers}
         return first, *(state[name] for name in names)
 
     def start_wandb(self) -> Any:
@@ -519,7 +525,7 @@ class RunLog:
 
     def stop(self, number: int, _: Any) -> None:
         self.signal = number
-        signal.signal(number, signal.SIG_DFL)  # a second signal ends the run at once
+        signal.signal(number, self.handlers[number])  # so a second one ends the run at once
 
     def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> bool:
         """Log start, end of rollout and end of an iteration and its METRICS; whether to save."""
@@ -581,13 +587,13 @@ class RunLog:
         return self.info | results
 
     def close(self, exit_status: int) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         self.metrics.close()
         self.tensorboard.close()
-        os.close(self.lock)
         if self.wandb:
             self.wandb.finish(exit_status)
+        os.close(self.lock)
 
 
 # === Training ===================================================================================
