@@ -437,11 +437,26 @@ def test_a_resumed_run_is_the_same_and_compiles_nothing_twice(name, flags, tmp_p
     assert metrics(whole)[0]["losses/entropy"] != metrics(whole)[3]["losses/entropy"]
 
 
+def test_a_resumed_state_is_committed_to_its_device(tmp_path, monkeypatch):
+    """As actions by DLPack are, on a GPU: one that is not would compile the step twice."""
+    script, compiled = importlib.import_module("ppo_torch"), []
+    stopped = train("ppo_torch", tmp_path, "stopped", stops=3)
+
+    def on_event(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(kwargs["fun_name"])
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    monkeypatch.setattr(script, "to_jax", jax.dlpack.from_dlpack)
+    assert main("ppo_torch", "--resume", stopped) == 0
+    assert compiled.count("jit(step)") == 1
+
+
 @pytest.mark.parametrize("name", ["ppo_nnx_cached", "ppo_torch"])
 def test_op_by_op(name, tmp_path):
     """A checkpoint's arrays are NumPy's, whose own operations could have other last digits."""
-    flags = ["--no-jit-env" if name == "ppo_torch" else "--no-jit", "--num-steps", "4"]
-    flags += ["--update-epochs", "1", "--total-timesteps", "32"]
+    flags = ["--no-jit-env" if name == "ppo_torch" else "--no-jit", "--num-steps", "2"]
+    flags += ["--update-epochs", "1", "--total-timesteps", "16"]
     whole = train(name, tmp_path, "whole", *flags)
     stopped = train(name, tmp_path, "stopped", *flags, stops=1)
     assert main(name, "--resume", stopped) == 0
@@ -534,30 +549,30 @@ def test_a_full_disk_leaves_the_older_checkpoint(number, tmp_path, monkeypatch, 
 def test_a_limit_in_mid_run_is_one_sentence(start, tmp_path):
     """Its first victims are TensorBoard's thread, and what it still tries to write at the end."""
     flags = ["--hidden-sizes", 8, "--save-every", 1]
-    process = start(*command("ppo_torch", "full", 150, *flags))
+    process = start(*command("ppo_torch", "full", 60, *flags))
     wait_for_lines(process, tmp_path / "runs/full", 5)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (60_000, 60_000))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, 50_000))
     status, _, errors = end(process)
     assert status == 2 and errors.count("\n") == 1 and "File too large" in errors
     assert main("ppo_torch", "--resume", tmp_path / "runs/full") == 0
-    whole = train("ppo_torch", tmp_path, "whole", *flags, iterations=150)
+    whole = train("ppo_torch", tmp_path, "whole", *flags, iterations=60)
     assert metrics(tmp_path / "runs/full") == metrics(whole)
 
 
 def test_a_tiny_disk(start, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", disk]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount a small disk, and not in every container")
     try:
         flags = ["--hidden-sizes", 8, "--save-every", 1]
-        process = start(*command("ppo_torch", "full", 150, *flags, "--runs-dir", disk))
+        process = start(*command("ppo_torch", "full", 60, *flags, "--runs-dir", disk))
         status, _, errors = end(process)
         assert status == 2 and errors.count("\n") == 1 and "No space left" in errors
         subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
         assert main("ppo_torch", "--resume", disk / "full") == 0
-        whole = train("ppo_torch", tmp_path, "whole", *flags, iterations=150)
+        whole = train("ppo_torch", tmp_path, "whole", *flags, iterations=60)
         assert metrics(disk / "full") == metrics(whole)
     finally:
         subprocess.run(["umount", disk], check=True)
