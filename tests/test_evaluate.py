@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import itertools
 import json
 import math
 import os
@@ -74,6 +75,7 @@ def command(monkeypatch, capsys):
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
         status: Any = 0
+        capsys.readouterr()  # what a training before it said
         try:
             evaluate.main()
         except SystemExit as stopped:
@@ -190,6 +192,13 @@ def test_short_episodes_are_not_counted_more_often():
             break
     assert abs(result["length"]["mean"] - 25.5) < 4 * 24.5 / math.sqrt(400)
     assert abs(np.mean(first_to_end[:400]) - 25.5) > 4 * 24.5 / math.sqrt(400)
+
+
+def test_truncated_episodes_count(monkeypatch):
+    play = evaluate.play
+    monkeypatch.setattr(evaluate, "play", lambda *args: itertools.islice(play(*args), 50))
+    run, args = stand_in("ProbeTruncation-v0"), evaluate.Args(runs=("",), episodes=EPISODES)
+    assert evaluate.evaluate(run, args)["lengths"] == [2] * EPISODES
 
 
 def test_a_seed_repeats_and_another_differs():
