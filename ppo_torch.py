@@ -393,7 +393,7 @@ def episode_statistics(storage: Storage):
 # Plumbing, the same in every script: flags, metrics, checkpoints. Who came for PPO may skip it.
 def fail(reason: str) -> NoReturn:
     """End the process with a sentence about what its user can mend."""
-    print(reason, file=sys.stderr)
+    print("".join(x if x.isprintable() else " " for x in reason), file=sys.stderr)
     sys.exit(2)
 
 
@@ -431,7 +431,7 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
             for name, x in (own | {"run_name": None}).items():
-                if type(x) is not type(getattr(Args, name)):
+                if type(x) not in (type(getattr(Args, name)), int):
                     raise ValueError(f"its {name} is {x}")
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
@@ -503,8 +503,9 @@ class RunLog:
                 self.wandb.log(row, step=row["iteration"])
         self.metrics = open(self.dir / "metrics.jsonl", "ab", buffering=0)
         self.tensorboard = Writer(str(self.dir))
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self.handlers: dict[int, Any] = {x: signal.signal(x, self.stop) for x in numbers}
+        self.handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
+        for number in self.handlers:
+            signal.signal(number, self.stop)
         return first, *(state[name] for name in names)
 
     def start_wandb(self) -> Any:
@@ -523,7 +524,7 @@ class RunLog:
         self.info["wandb_id"] = run.id
         return run
 
-    def stop(self, number: int, _: Any) -> None:
+    def stop(self, number: Any, _: Any) -> None:
         self.signal = number
         signal.signal(number, self.handlers[number])  # so a second one ends the run at once
 

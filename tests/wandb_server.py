@@ -59,6 +59,8 @@ class WandbServer(ThreadingHTTPServer):
                 return {"model": ids | {"bucket": self.resume_status(variables["name"])}}
             case "UpsertBucket":
                 return {"upsertBucket": {"bucket": self.upsert(variables), "inserted": True}}
+            case "OrganizationCoreWeaveOrganizationID":
+                return {"entity": None}
             case "ServerFeaturesQuery":
                 return {"serverInfo": {"features": []}}
             case "CreateRunFiles":
