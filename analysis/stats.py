@@ -49,6 +49,8 @@ def pair(
         runs.loc[runs[contender] == side, [*keys, value]].rename(columns={value: name})
         for side, name in ((baseline, "baseline"), (candidate, "candidate"))
     ]
+    if not ignore:  # of a run made twice, as with other lengths, the mean counts once
+        sides = [side.groupby(keys, as_index=False, sort=False).mean() for side in sides]
     return sides[0].merge(sides[1], on=keys)
 
 

@@ -68,6 +68,15 @@ def test_runs_pair_only_where_all_but_the_mode_is_equal(column):
     assert len(stats.pair(runs, "steady", "torch", "linen", ignore=(column,))) in (3, 6)
 
 
+def test_a_run_made_twice_counts_once():
+    """One seed at two lengths is one block: no interval, where four pairs would make a claim."""
+    again = [("torch", "A", 1, 2.2), ("linen", "A", 1, 1.1)]
+    first = [row for row in EXAMPLE if row[1:3] == ("A", 1)]
+    row = stats.speedup_table(runs_table([*first, *again]), "steady", "torch").iloc[0]
+    assert row["blocks"] == 1 and row["paired"] == pytest.approx(2.1 / 1.05)
+    assert np.isnan(row["low"]) and np.isnan(row["high"])
+
+
 def test_platforms_pair_within_a_mode():
     runs = runs_table(EXAMPLE)
     both = pd.concat([runs.assign(platform="x"), runs.assign(platform="y", steady=runs.steady / 3)])
