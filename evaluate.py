@@ -3,7 +3,7 @@
     python evaluate.py runs/first runs/second     # 100 episodes of each, as a table
     python evaluate.py runs/first --gif first.gif
 
-A run is a folder with the checkpoint.npz of any script beside this file, finished or not. The
+A run is a folder with the checkpoint.npz of a ppo_*.py beside this file, finished or not. The
 numbers also go to evaluation.json in that folder. Everything runs on the CPU.
 """
 

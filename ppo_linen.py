@@ -141,14 +141,14 @@ class VecEnv:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Looks idle, but rids of weak types, in which some environments reset and none steps on:
-        # from those, the second call of every jitted function would compile it again.
+        # astype drops weak types: some environments reset to them and step to others, and whatever
+        # takes the state would compile again at its second call.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
         zeros = jnp.zeros(self.num_envs)
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32: obs after any restart, state, Storage's fields from reward on."""
+        """Take action (N,) int32; return obs after any restart, state, Storage from reward on."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(self.env.step)
@@ -345,8 +345,8 @@ def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
     Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
-    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers
-    keep their order, which shows at one border of minibatches in 64 at the defaults.
+    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
+    1 in 64 neighbours at the defaults, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -380,7 +380,7 @@ def main() -> None:
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
         args, _, _ = load_checkpoint(args.resume)
-    threading.excepthook = lambda _: None  # TensorBoard's thread raises its errors in train, too
+    threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
     except OSError as error:
@@ -388,7 +388,7 @@ def main() -> None:
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
-    """A run's Args, what else its checkpoint says, and its NumPy arrays in the places of state."""
+    """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
     path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
 
     def read(place, x):
@@ -405,12 +405,12 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
             for name, x in (own | {"run_name": None}).items():
-                if type(x) not in (type(getattr(Args, name)), int):
+                kind = type(getattr(Args, name))
+                if type(x) is not kind and (kind, type(x)) != (float, int):
                     raise ValueError(f"its {name} is {x}")
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
-            if info["iteration"] not in range(args.num_iterations + 1):
-                raise ValueError(f"its iteration is {info['iteration']}")
+            info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is no checkpoint of {script}.py: {error}")
@@ -441,7 +441,7 @@ class RunLog:
             **{"args": asdict(args), "script": Path(__file__).stem},
             **{"framework": framework, "compile_mode": compile_mode, "device": device},
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            **{"resumed": [], "wandb_id": None},  # at which iterations, and as which run there
+            **{"resumed": [], "wandb_id": None},  # iterations it went on from, W&B's id of the run
             "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
             **{"python": platform.python_version(), "os": platform.platform()},
             "versions": {package.name: package.version for package in metadata.distributions()},
@@ -460,7 +460,7 @@ class RunLog:
 
     def begin(self, **state: Any) -> tuple[Any, ...]:
         """Return the first iteration and the parts of state, as they are or as they were saved."""
-        first, names, lines = 0, list(state), []
+        first, names, lines = 0, list(state), []  # jax.tree sorts names
         if self.args.resume:
             _, info, state = load_checkpoint(self.dir, state)
             first = info["iteration"]
@@ -472,10 +472,9 @@ class RunLog:
             self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
             self.info["resumed"] = [*info["resumed"], first]
         self.wandb: Any = self.start_wandb() if self.args.track else None
-        for row in map(json.loads, lines[:first] if self.wandb else ()):
-            if row["iteration"] >= self.wandb.step:  # a kill came before W&B had sent it
-                self.wandb.log(row, step=row["iteration"])
-        self.metrics = open(self.dir / "metrics.jsonl", "ab", buffering=0)
+        for row in map(json.loads, lines[self.wandb.step : first] if self.wandb else ()):
+            self.wandb.log(row, step=row["iteration"])  # a kill came before W&B had sent it
+        self.metrics = open(self.dir / "metrics.jsonl", "a", buffering=1)
         self.tensorboard = Writer(str(self.dir))
         self.handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
         for number in self.handlers:
@@ -500,32 +499,31 @@ class RunLog:
 
     def stop(self, number: Any, _: Any) -> None:
         self.signal = number
-        signal.signal(number, self.handlers[number])  # so a second one ends the run at once
+        for x, handler in self.handlers.items():
+            signal.signal(x, handler)  # so a second signal ends the run at once
 
     def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> bool:
-        """Log start, end of rollout and end of an iteration and its METRICS; whether to save."""
+        """Log METRICS and times (start, rollout's end, end); return whether to save."""
         args, done, (start, middle, end) = self.args, iteration + 1, times
-        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1
+        lr = args.learning_rate * (1 - iteration / args.num_iterations if args.anneal_lr else 1)
         row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
         row |= {"iteration": iteration, "global_step": done * args.batch_size}
-        row |= {"charts/learning_rate": args.learning_rate * decay}
-        row |= {"charts/SPS": args.batch_size / (end - start)}
+        row |= {"charts/learning_rate": lr, "charts/SPS": args.batch_size / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
         if args.sync_for_timing:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}
-        self.metrics.write(json.dumps(row).encode() + b"\n")
+        self.metrics.write(json.dumps(row) + "\n")
         for name, x in row.items():
             if "/" in name and x is not None:
                 self.tensorboard.add_scalar(name, x, row["global_step"])
         if self.wandb:
             self.wandb.log(row, step=iteration)
         if done % math.ceil(args.num_iterations / 100) == 0:
-            mean = row["charts/episodic_return"]
+            mean, sps = row["charts/episodic_return"], row["charts/SPS"]
             text = "no episode ended" if mean is None else f"return {mean:.1f}"
-            text += f", {row['charts/SPS']:,.0f} steps/s"
-            print(f"iteration {done}/{args.num_iterations}: {text}", flush=True)
+            print(f"iteration {done}/{args.num_iterations}: {text}, {sps:,.0f} steps/s", flush=True)
         asked = self.signal > 0 or done == args.num_iterations
         return asked or (args.save_every > 0 and done % args.save_every == 0)
 
@@ -577,16 +575,15 @@ def train(args: Args) -> dict[str, Any]:
     device = jax.devices()[0]
     log = RunLog(args, "linen", "jit" if args.jit else "none", device.device_kind)
     # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
-    precision = "tensorfloat32" if args.matmul_precision == "high" else "float32"
-    jax.config.update("jax_default_matmul_precision", precision)
+    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
     env = VecEnv(args.env_id, args.num_envs)
-    # PRNGKey gives the numbers of jax.random.key as a plain array, which a checkpoint can hold.
+    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
+    # keys are folded in from its number, so resuming needs none.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    agent = make_agent(args, env, agent_key)
+    state = make_agent(args, env, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
-    first, train_state, obs, env_state = log.begin(train_state=agent, obs=obs, env_state=env_state)
-    # env and args are bound: to the compiler they are constants. Nothing is donated: it would save
-    # memory, of which this takes little, and no time.
+    first, train_state, obs, env_state = log.begin(train_state=state, obs=obs, env_state=env_state)
+    # env and args are bound: to the compiler they are constants. Donating would save no time.
     rollout_fn = jax.jit(partial(rollout, env=env, args=args))
     update_fn = jax.jit(partial(update, args=args))
 

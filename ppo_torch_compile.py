@@ -141,14 +141,14 @@ class VecEnv:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Looks idle, but rids of weak types, in which some environments reset and none steps on:
-        # from those, the second call of every jitted function would compile it again.
+        # astype drops weak types: some environments reset to them and step to others, and whatever
+        # takes the state would compile again at its second call.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
         zeros = jnp.zeros(self.num_envs)
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32: obs after any restart, state, Storage's fields from reward on."""
+        """Take action (N,) int32; return obs after any restart, state, Storage from reward on."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(self.env.step)
@@ -168,17 +168,15 @@ class VecEnv:
 def to_torch(arrays):
     """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
 
-    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. Keep a view
-    until torch has read it: then JAX may use its memory again, and does not wait for torch.
+    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
+    memory again once the view is gone, without waiting for torch: keep it until torch has read it.
     """
     return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
-    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later.
-
-    On a CPU, NumPy's view costs a quarter of what DLPack's does.
-    """
+    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later."""
+    # On a CPU, NumPy's view costs a quarter of what DLPack's does.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -222,14 +220,14 @@ class Agent(nn.Module):
 class Adam(NamedTuple):
     mean: torch.Tensor  # one entry per parameter, (P,)
     square: torch.Tensor  # (P,)
-    num_steps: torch.Tensor  # not a number, which would be compiled in
+    count: torch.Tensor  # of steps; not a number, which would be compiled in
 
 
 def make_agent(args: Args, env: VecEnv, device: torch.device):
     """Initialise the parameters and Adam."""
     agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions).to(device)
     mean, square = torch.zeros(2, sum(x.numel() for x in agent.parameters()), device=device)
-    return agent, Adam(mean, square, torch.zeros((), device=device))
+    return agent, Adam(mean, square, torch.tensor(0, device=device))
 
 
 # === Storage ====================================================================================
@@ -259,10 +257,10 @@ class Batch(NamedTuple):
 
 
 # === Rollout ====================================================================================
-def rollout(policy_fn, obs, env_state, step_fn, stack_fn, env: VecEnv, args: Args):
+def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
-    noise.exponential_().log_().neg_()  # Gumbel
+    noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
     steps, results = [], []
     for step_noise in noise:
@@ -270,13 +268,14 @@ def rollout(policy_fn, obs, env_state, step_fn, stack_fn, env: VecEnv, args: Arg
         new_obs, env_state, result = step_fn(env_state, to_jax(action))
         steps.append((obs, action, logits))
         results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
-        obs = to_torch(new_obs)
+        obs = to_torch(new_obs)  # on a CPU, sync
 
     all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
     logprob = log_prob_of(action, logits.log_softmax(-1))
-    return obs, env_state, Storage(all_obs, action, logprob, **to_torch(stack_fn(results)))
+    return obs, env_state, Storage(all_obs, action, logprob, **to_torch(stack(results)))
 
 
+@jax.jit
 def stack(results):
     """num_steps results of VecEnv.step -> one, each array (T, N, ...)."""
     return jax.tree.map(lambda *steps: jnp.stack(steps), *results)
@@ -382,12 +381,12 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)
-        decay = 1 - adam.num_steps / args.num_optimizer_steps if args.anneal_lr else 1.0
-        adam.num_steps.add_(1)
+        decay = 1 - adam.count / args.num_optimizer_steps if args.anneal_lr else 1.0
+        adam.count.add_(1)
         adam.mean.lerp_(grad, 1 - 0.9)
         adam.square.lerp_(grad**2, 1 - 0.999)
-        root = (adam.square / (1 - 0.999**adam.num_steps)).sqrt() + args.adam_eps
-        change = args.learning_rate * decay * adam.mean / (1 - 0.9**adam.num_steps) / root
+        root = (adam.square / (1 - 0.999**adam.count)).sqrt() + args.adam_eps
+        change = args.learning_rate * decay * adam.mean / (1 - 0.9**adam.count) / root
         for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
             x -= dx.view_as(x)
     return losses
@@ -462,7 +461,7 @@ def main() -> None:
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
         args, _, _ = load_checkpoint(args.resume)
-    threading.excepthook = lambda _: None  # TensorBoard's thread raises its errors in train, too
+    threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
     except OSError as error:
@@ -470,7 +469,7 @@ def main() -> None:
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
-    """A run's Args, what else its checkpoint says, and its NumPy arrays in the places of state."""
+    """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
     path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
 
     def read(place, x):
@@ -487,12 +486,12 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
             for name, x in (own | {"run_name": None}).items():
-                if type(x) not in (type(getattr(Args, name)), int):
+                kind = type(getattr(Args, name))
+                if type(x) is not kind and (kind, type(x)) != (float, int):
                     raise ValueError(f"its {name} is {x}")
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
-            if info["iteration"] not in range(args.num_iterations + 1):
-                raise ValueError(f"its iteration is {info['iteration']}")
+            info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is no checkpoint of {script}.py: {error}")
@@ -523,7 +522,7 @@ class RunLog:
             **{"args": asdict(args), "script": Path(__file__).stem},
             **{"framework": framework, "compile_mode": compile_mode, "device": device},
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            **{"resumed": [], "wandb_id": None},  # at which iterations, and as which run there
+            **{"resumed": [], "wandb_id": None},  # iterations it went on from, W&B's id of the run
             "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
             **{"python": platform.python_version(), "os": platform.platform()},
             "versions": {package.name: package.version for package in metadata.distributions()},
@@ -542,7 +541,7 @@ class RunLog:
 
     def begin(self, **state: Any) -> tuple[Any, ...]:
         """Return the first iteration and the parts of state, as they are or as they were saved."""
-        first, names, lines = 0, list(state), []
+        first, names, lines = 0, list(state), []  # jax.tree sorts names
         if self.args.resume:
             _, info, state = load_checkpoint(self.dir, state)
             first = info["iteration"]
@@ -554,10 +553,9 @@ class RunLog:
             self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
             self.info["resumed"] = [*info["resumed"], first]
         self.wandb: Any = self.start_wandb() if self.args.track else None
-        for row in map(json.loads, lines[:first] if self.wandb else ()):
-            if row["iteration"] >= self.wandb.step:  # a kill came before W&B had sent it
-                self.wandb.log(row, step=row["iteration"])
-        self.metrics = open(self.dir / "metrics.jsonl", "ab", buffering=0)
+        for row in map(json.loads, lines[self.wandb.step : first] if self.wandb else ()):
+            self.wandb.log(row, step=row["iteration"])  # a kill came before W&B had sent it
+        self.metrics = open(self.dir / "metrics.jsonl", "a", buffering=1)
         self.tensorboard = Writer(str(self.dir))
         self.handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
         for number in self.handlers:
@@ -582,32 +580,31 @@ class RunLog:
 
     def stop(self, number: Any, _: Any) -> None:
         self.signal = number
-        signal.signal(number, self.handlers[number])  # so a second one ends the run at once
+        for x, handler in self.handlers.items():
+            signal.signal(x, handler)  # so a second signal ends the run at once
 
     def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> bool:
-        """Log start, end of rollout and end of an iteration and its METRICS; whether to save."""
+        """Log METRICS and times (start, rollout's end, end); return whether to save."""
         args, done, (start, middle, end) = self.args, iteration + 1, times
-        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1
+        lr = args.learning_rate * (1 - iteration / args.num_iterations if args.anneal_lr else 1)
         row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
         row |= {"iteration": iteration, "global_step": done * args.batch_size}
-        row |= {"charts/learning_rate": args.learning_rate * decay}
-        row |= {"charts/SPS": args.batch_size / (end - start)}
+        row |= {"charts/learning_rate": lr, "charts/SPS": args.batch_size / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
         if args.sync_for_timing:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}
-        self.metrics.write(json.dumps(row).encode() + b"\n")
+        self.metrics.write(json.dumps(row) + "\n")
         for name, x in row.items():
             if "/" in name and x is not None:
                 self.tensorboard.add_scalar(name, x, row["global_step"])
         if self.wandb:
             self.wandb.log(row, step=iteration)
         if done % math.ceil(args.num_iterations / 100) == 0:
-            mean = row["charts/episodic_return"]
+            mean, sps = row["charts/episodic_return"], row["charts/SPS"]
             text = "no episode ended" if mean is None else f"return {mean:.1f}"
-            text += f", {row['charts/SPS']:,.0f} steps/s"
-            print(f"iteration {done}/{args.num_iterations}: {text}", flush=True)
+            print(f"iteration {done}/{args.num_iterations}: {text}, {sps:,.0f} steps/s", flush=True)
         asked = self.signal > 0 or done == args.num_iterations
         return asked or (args.save_every > 0 and done % args.save_every == 0)
 
@@ -657,13 +654,11 @@ class RunLog:
 def choose_device() -> torch.device:
     """The GPU if torch and JAX both see it; otherwise the CPU, for both."""
     torch_gpu, jax_gpu = torch.cuda.is_available(), jax.default_backend() == "gpu"
-    if torch_gpu and jax_gpu:
-        return torch.device("cuda")
-    if torch_gpu or jax_gpu:
+    if torch_gpu != jax_gpu:
         sees, blind = ("torch", "jax[cuda13]") if torch_gpu else ("JAX", "torch, a CUDA build")
         print(f"Only {sees} sees a GPU, so both use the CPU; to use the GPU install {blind}.")
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
-    return torch.device("cpu")
+    return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
 
 def train(args: Args) -> dict[str, Any]:
@@ -672,8 +667,7 @@ def train(args: Args) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     log = RunLog(args, "torch", "compile" if args.jit_env else "compile, env none", gpu or "cpu")
     # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
-    precision = "tensorfloat32" if args.matmul_precision == "high" else "float32"
-    jax.config.update("jax_default_matmul_precision", precision)
+    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     env = VecEnv(args.env_id, args.num_envs)
     torch.manual_seed(args.seed)
@@ -695,9 +689,8 @@ def train(args: Args) -> dict[str, Any]:
     obs, env_state = jax.device_put((obs, env_state), jax_device)
     obs = to_torch(obs)
 
-    # env and args are bound: to a compiler they are constants.
+    # agent, adam and args are bound: to the compiler they are constants.
     step_fn = jax.jit(env.step)
-    stack_fn = jax.jit(stack)
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = compile_graph(partial(policy, agent), gpu)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
@@ -708,9 +701,7 @@ def train(args: Args) -> dict[str, Any]:
     with jax.disable_jit(not args.jit_env):
         for iteration in range(first, args.num_iterations):
             start = time.perf_counter()
-            obs, env_state, storage = rollout(
-                policy_fn, obs, env_state, step_fn, stack_fn, env, args
-            )
+            obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
             if args.sync_for_timing and gpu:
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter()

@@ -181,7 +181,7 @@ class Torch:
         self.env = script.VecEnv(args.env_id, args.num_envs)
         torch.manual_seed(args.seed)
         self.agent, adam = script.make_agent(args, self.env, torch.device("cpu"))
-        self.step_fn, self.stack_fn = jax.jit(self.env.step), jax.jit(script.stack)
+        self.step_fn = jax.jit(self.env.step)
         self.policy_fn = partial(script.policy, self.agent)
         if script.__name__ == "ppo_torch":
             step = partial(script.minibatch_step, self.agent, adam, count())
@@ -245,8 +245,7 @@ class Torch:
 
     def rollout(self) -> Any:
         self.obs, self.env_state, storage = self.script.rollout(
-            *(self.policy_fn, self.obs, self.env_state, self.step_fn, self.stack_fn),
-            *(self.env, self.args),
+            *(self.policy_fn, self.obs, self.env_state, self.step_fn, self.env, self.args)
         )
         return storage
 

@@ -15,9 +15,9 @@ from ppo_linen import VecEnv
 def test_play_steps_every_environment_as_often_as_it_says():
     env = VecEnv("MountainCar-v0", 5)
     _, state = env.reset(jax.random.key(1))
-    obs, state, (_, _, _, _, _, length) = env_timing.play(jax.random.key(2), state, env, 7)
+    obs, state, result = env_timing.play(jax.random.key(2), state, env, 7)
     assert obs.shape == (5, 2)
-    assert length.tolist() == state.episode_length.tolist() == [7] * 5
+    assert result["episode_length"].tolist() == state.episode_length.tolist() == [7] * 5
 
 
 def test_play_takes_every_action():
