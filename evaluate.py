@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
+#   "numpy==2.4.6", "scipy==1.17.1", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0",
+#   "gymnasium==1.3.0", "pygame-ce==2.5.8", "pillow==13.0.0", "matplotlib==3.11.2"]
+# ///
 """Play the agents of runs: what they return, with intervals, and a GIF to look at.
 
     python evaluate.py runs/first runs/second     # 100 episodes of each, as a table
