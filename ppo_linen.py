@@ -431,7 +431,8 @@ class RunLog:
     """Writes metrics and checkpoints as a run goes; run.json last, where it is complete."""
 
     def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
-        self.args, self.start, self.saving, self.signal = args, time.perf_counter(), 0.0, 0
+        self.args, self.start, self.saving = args, time.perf_counter(), 0.0
+        self.signals: list[int] = []
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
         self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
         self.dir, shell = Path(args.runs_dir, str(args.run_name)), subprocess.getoutput
@@ -498,9 +499,10 @@ class RunLog:
         return run
 
     def stop(self, number: Any, _: Any) -> None:
-        self.signal = number
-        for x, handler in self.handlers.items():
-            signal.signal(x, handler)  # so a second signal ends the run at once
+        """End after this iteration; at once at a third signal: a wrapper may send one twice."""
+        self.signals.append(number)
+        if len(self.signals) == 2:
+            signal.signal(number, self.handlers[number])
 
     def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> bool:
         """Log METRICS and times (start, rollout's end, end); return whether to save."""
@@ -524,8 +526,8 @@ class RunLog:
             mean, sps = row["charts/episodic_return"], row["charts/SPS"]
             text = "no episode ended" if mean is None else f"return {mean:.1f}"
             print(f"iteration {done}/{args.num_iterations}: {text}, {sps:,.0f} steps/s", flush=True)
-        asked = self.signal > 0 or done == args.num_iterations
-        return asked or (args.save_every > 0 and done % args.save_every == 0)
+        due = bool(self.signals) or done == args.num_iterations
+        return due or (args.save_every > 0 and done % args.save_every == 0)
 
     def save(self, iteration: int, **state: Any) -> None:
         """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""
@@ -538,11 +540,11 @@ class RunLog:
         np.savez(buffer, info=json.dumps(self.info | now), **arrays)  # sync
         replace_file(self.dir / "checkpoint.npz", buffer.getvalue())
         self.saving += time.perf_counter() - start
-        if self.signal and done < self.args.num_iterations:
-            self.close(128 + self.signal)
+        if self.signals and done < self.args.num_iterations:
+            self.close(128 + self.signals[0])
             how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir)])
             print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
-            sys.exit(128 + self.signal)
+            sys.exit(128 + self.signals[0])
 
     def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
         """Write run.json, and return what it holds."""

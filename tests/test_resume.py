@@ -100,6 +100,31 @@ def checkpoint_info(folder):
         return json.loads(file["info"].item())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_wrapper_sends_twice_saves(number, start, tmp_path):
+    """An iteration op by op takes seconds, in which both come."""
+    slow = ("--no-jit", "--num-steps", 128, "--update-epochs", 8)
+    process = start(*command("ppo_linen", "twice", 40, *slow))
+    wait_for_lines(process, tmp_path / "runs" / "twice", 1)
+    for _ in range(2):
+        process.send_signal(number)
+        time.sleep(0.1)
+    assert end(process)[0] == 128 + number
+    assert checkpoint_info(tmp_path / "runs" / "twice")["iteration"] >= 1
+
+
+def test_the_third_signal_ends_at_once(monkeypatch):
+    """The second puts back what was there before."""
+    script, set_to = importlib.import_module("ppo_linen"), []
+    monkeypatch.setattr(signal, "signal", lambda number, handler: set_to.append(handler))
+    log = script.RunLog.__new__(script.RunLog)
+    log.signals, log.handlers = [], {signal.SIGTERM: signal.SIG_IGN}
+    log.stop(signal.SIGTERM, None)
+    assert not set_to
+    log.stop(signal.SIGTERM, None)
+    assert set_to == [signal.SIG_IGN]
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(name, start, tmp_path):
     """At any moment; the command that the run prints is run."""
