@@ -118,7 +118,8 @@ def test_the_third_signal_ends_at_once(monkeypatch):
     script, set_to = importlib.import_module("ppo_linen"), []
     monkeypatch.setattr(signal, "signal", lambda number, handler: set_to.append(handler))
     log = script.RunLog.__new__(script.RunLog)
-    log.signals, log.handlers = [], {signal.SIGTERM: signal.SIG_IGN}
+    before: dict[Any, Any] = {signal.SIGTERM: signal.SIG_IGN}
+    log.signals, log.handlers = [], before
     log.stop(signal.SIGTERM, None)
     assert not set_to
     log.stop(signal.SIGTERM, None)
