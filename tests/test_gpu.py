@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -15,17 +16,24 @@ pytestmark = pytest.mark.skipif(not shutil.which("nvidia-smi"), reason="no NVIDI
 
 def run(name, folder, run_name, flags="", **environment):
     """Train for 20 iterations on the GPU, which the other tests hide; run.json and the metrics."""
-    hidden = ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")
-    visible = {key: value for key, value in os.environ.items() if key not in hidden}
     command = [sys.executable, ROOT / f"{name}.py", "--total-timesteps", "163840", *flags.split()]
     command += ["--runs-dir", folder, "--run-name", run_name]
-    subprocess.run(command, check=True, env=visible | environment)
-    lines = (folder / run_name / "metrics.jsonl").read_text().splitlines()
+    subprocess.run(command, check=True, env=visible() | environment)
+    return read(folder / run_name)
+
+
+def visible():
+    hidden = ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")
+    return {key: value for key, value in os.environ.items() if key not in hidden}
+
+
+def read(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
     rows = [
         {key: x for key, x in json.loads(line).items() if key.startswith(("losses/", "charts/ep"))}
         for line in lines
     ]
-    return json.loads((folder / run_name / "run.json").read_text()), rows
+    return json.loads((folder / "run.json").read_text()), rows
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -50,3 +58,22 @@ def test_cuda_graphs_compute_what_eager_torch_computes(tmp_path):
     _, graphs = run("ppo_torch_compile", tmp_path, "graphs", flags)
     for key, x in eager[0].items():
         assert graphs[0][key] == pytest.approx(x, rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_run_that_is_stopped_goes_on_to_the_last_digit(name, tmp_path):
+    """The state of both frameworks' random numbers on the device is in the checkpoint."""
+    _, whole = run(name, tmp_path, "whole")
+    script, folder = ROOT / f"{name}.py", tmp_path / "stopped"
+    flags = ["--total-timesteps", "163840", "--runs-dir", tmp_path, "--run-name", "stopped"]
+    process = subprocess.Popen(
+        [sys.executable, script, *flags], env=visible(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    for _ in range(5):
+        process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM
+    subprocess.run([sys.executable, script, "--resume", folder], check=True, env=visible())
+    assert read(folder)[1] == whole

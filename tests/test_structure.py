@@ -58,9 +58,13 @@ def test_diff_budgets():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_length(name):
-    """Whoever adds lines takes others out."""
-    ceilings = {"ppo_torch": 670, "ppo_torch_compile": 730}
-    assert len(read(name).splitlines()) <= ceilings.get(name, 615)
+    """Whoever adds lines takes others out.
+
+    Aimed at were 580, 635 and 680. What stands above that keeps a run safe: the lock, links that
+    are not followed, strangers' arguments checked, wrappers' second signals, errors as sentences.
+    """
+    ceilings = {"ppo_torch": 662, "ppo_torch_compile": 721}
+    assert len(read(name).splitlines()) <= ceilings.get(name, 612)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
