@@ -559,12 +559,12 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(results)
         self.close(0)
+        for number, handler in self.handlers.items():  # not where a signal ends it: one may follow
+            signal.signal(number, handler)
         print(f"written to {self.dir}")
         return self.info | results
 
     def close(self, exit_status: int) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
