@@ -125,3 +125,11 @@ def test_the_metadata_block_is_what_the_script_imports(name):
     if name == "evaluate":
         packages |= imported("ppo_linen") - {"wandb"} | {"pygame-ce"}
     assert sorted(metadata["dependencies"]) == sorted(requirements()[x] for x in packages)
+
+
+def test_the_plain_designs_patch_fits(tmp_path):
+    """results/PERFORMANCE.md has the command; what it makes is Python."""
+    patch, plain = ROOT / "results" / "plain_design.patch", tmp_path / "ppo_plain.py"
+    command = ["patch", "--silent", "--output", plain, ROOT / "ppo_linen.py", patch]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    assert "jax.random.permutation" in plain.read_text() and ast.parse(plain.read_text())
