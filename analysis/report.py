@@ -1,613 +1,594 @@
 """Turn runs into a report of tables and figures.
 
-    python -m analysis.report RUNS [--out DIR] [--against OTHER] [--env-timing FILE]
+    python -m analysis.report RUNS [RUNS ...] [--out DIR] [--against OLD] [--baseline SCRIPT]
 
-It prints a table and writes DIR/report.md, DIR/report.html, which needs no other file, and DIR's
-figures. Any subset of the benchmark will do, from one run up; the report names what is missing.
+It prints a table and writes DIR/report.md, DIR/report.html, which needs no other file, DIR/figures
+and DIR/tables. Any subset of the benchmark will do, from one run up; the report names what is
+missing.
 """
 
 import argparse
-import base64
-import os
-import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from html import escape
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import markdown
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from analysis import figures, readings, stats
-from analysis.runs import Data, SourceError, load
+from analysis import anomalies, figures, learning, readings, render, study
+from analysis.bench import Bench, benches, in_order, mode_order, size_order, timed
+from analysis.figures import Look
+from analysis.learning import Environment
+from analysis.readings import counted, duration, interval, number
+from analysis.render import Block, Bullets, Page, Plot, Section, Table, Text
+from analysis.runs import PARTS, Data, load
+from analysis.schema import SourceError
+from analysis.stats import Interval
 
-MEANS = "Geometric means over repeats, then over environments; steps/s follow from the steady time"
-MOST_CELLS = 40  # in the table that is printed; beyond them it is one row per mode and size
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
-       padding: 0 1rem; }
-table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
-th { border-bottom: 2px solid #888; vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; }
-h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
-"""
+RETURNS = (
+    "Final returns: their mean, median with its 95% interval from six runs on, lowest and highest, "
+    "and the test of equivalence with the baseline's mean"
+)
+MOST_CHAPTERS = 8  # benches that have one each
+PART_NAMES = {"imports": "imports", "setup": "set-up", "first": "iteration 0", "rest": "the rest"}
 
 
-class Section(NamedTuple):
-    title: str
-    text: str  # a reading of the data, or why there is none
-    figures: dict[str, Figure]  # file name without suffix -> figure
-    tables: dict[str, pd.DataFrame]  # caption -> table whose cells are text
+class Request(NamedTuple):
+    """What the reader asked for."""
+
+    environments: dict[str, Environment]
+    baseline: str | None = None
+    baseline_platform: str | None = None  # a part of its name
+    against: Data | None = None
 
 
 # === Tables =====================================================================================
-def cell_table(runs: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return a row per environment, model size and mode: durations, speed and final return."""
+def table_of(
+    name: str, caption: str, frame: pd.DataFrame, columns: dict[str, Callable[[pd.Series], str]]
+) -> Table:
+    """Return a table whose cells are made by a function of each row; empty columns are left out."""
+    cells = {title: [cell(row) for _, row in frame.iterrows()] for title, cell in columns.items()}
+    kept = {title: x for title, x in cells.items() if any(y not in ("", "-") for y in x)}
+    return Table(name, caption, frame, pd.DataFrame(kept))
+
+
+def span(prefix: str = "") -> Callable[[pd.Series], str]:
+    """Return a function that writes a row's estimate, low and high, named with a prefix."""
+    names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
+    return lambda row: interval(*(float(row.get(name, np.nan)) for name in names))
+
+
+def value(name: str, factor: float = 1) -> Callable[[pd.Series], str]:
+    return lambda row: number(float(row[name]) * factor)
+
+
+def text(name: str) -> Callable[[pd.Series], str]:
+    return lambda row: str(row[name])
+
+
+def model(frame: pd.DataFrame) -> dict[str, Callable[[pd.Series], str]]:
+    """Return the column of the model size, if there are several."""
+    return {"network": text("size")} if frame["size"].nunique() > 1 else {}
+
+
+def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
+    frame = study.summary(bench, environments)
+    whole = f"{counted(frame['length'], 'iteration')} (s)"
+    columns = model(frame) | {
+        "script": text("mode"),
+        "startup (s)": value("startup"),
+        "iteration (ms)": value("steady", 1000),
+        f"times as long as {bench.baseline}": span("steady_"),
+        whole: value("process"),
+        "times as long": span("process_"),
+        "return": value("return"),
+        "score": lambda row: number(row["score"]) if np.isnan(row["return"]) else "-",
+    }
+    envs = [str(x) for x in dict.fromkeys(bench.runs["env_id"])]
+    where = envs[0] if len(envs) == 1 else "geometric means over environments"
+    caption = (
+        f"{where}, {bench.title}. Startup: process start to the end of iteration 0, where "
+        "everything compiles. Iteration: the mean from iteration 8 on. Whole trainings include the "
+        "startup. Brackets: 95% intervals."
+    )
+    return table_of("answer", caption, frame, columns)
+
+
+def decision_table(bench: Bench) -> Table:
+    frame = study.decisions(bench)
     rows = []
-    for env_id in sorted(runs["env_id"].unique()):
-        for size in stats.sizes(runs):
-            cell = runs[(runs["env_id"] == env_id) & (runs["size"] == size)]
-            where = {"environment": env_id, "model": size}
-            rows += [where | row for row in mode_rows(cell, baseline)]
-    return pd.DataFrame(rows).drop(columns="environments")
-
-
-def overview_table(runs: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return a row per model size and mode, over all environments."""
-    parts = [(size, runs[runs["size"] == size]) for size in stats.sizes(runs)]
-    rows = [{"model": size} | row for size, part in parts for row in mode_rows(part, baseline)]
-    return pd.DataFrame(rows).drop(columns="mean final return")
-
-
-def mode_rows(runs: pd.DataFrame, baseline: str) -> list[dict[str, str]]:
-    """Return a row per mode: mean durations, and the steady time relative to the baseline's."""
-    ratios = readings.relative_times(runs, "steady", baseline)
-    comparable, rows = readings.one_length(runs), []
-    for mode in figures.mode_order(runs["mode"]):
-        group = runs[runs["mode"] == mode]
-        ratio = "1" if mode == baseline else "-"
-        if mode in ratios.index:
-            ratio = readings.interval(*ratios.loc[mode, ["ratio", "low", "high"]])
-        logs = np.log(group[["startup", "steady"]]).groupby(group["env_id"]).mean().mean()
-        startup, steady = np.exp(logs)
-        row = {"mode": mode, "environments": str(group["env_id"].nunique())}
-        row |= {"runs": str(len(group)), "startup (s)": format_value(startup, ".2f")}
-        row |= {"steady iteration (ms)": format_value(1000 * steady, ".1f")}
-        row |= {"steps/s": format_value(group["batch_size"].iloc[0] / steady, ",.0f")}
-        row |= {f"time / {baseline}": ratio}
-        returns = comparable.loc[comparable["mode"] == mode, "final_return"]
-        row |= {"mean final return": format_value(returns.mean(), ".1f")}
+    for _, group in frame.groupby(["size", "environments"], sort=False):
+        row = {"network": group["size"].iloc[0], "environments": group["environments"].iloc[0]}
+        for _, case in group.iterrows():
+            rivals = case["ties"]
+            also = f" or {readings.join(rivals, 'or')}" if rivals else ""
+            once = ", measured once" if rivals is None else ""
+            done = f"{case['mode']}{also}: {duration(case['seconds'])}{once}"
+            row[f"{readings.compact(case['budget'])} steps"] = done
         rows.append(row)
-    return rows
+    caption = (
+        "Which script is done first, by network, cost of the environment and budget of steps, with "
+        "its time from the start of the process. Scripts after 'or' cannot be told from it at 95%. "
+        "Environments are ranked by the baseline's iteration on this machine."
+    )
+    flat = frame.assign(ties=frame["ties"].map(lambda x: "" if x is None else " ".join(x)))
+    return Table("decisions", caption, flat, pd.DataFrame(rows))
 
 
-def format_value(value: float, form: str) -> str:
-    return "-" if np.isnan(value) else format(value, form)
-
-
-def speedup_text(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of stats.speedup_table for reading."""
-    rows = []
-    for row in table.to_dict("records"):
-        interval = "-"
-        if row["blocks"]:
-            interval = readings.interval(row["paired"], row["low"], row["high"])
-        rows.append(
-            {
-                "candidate": row["candidate"],
-                "model": row["size"],
-                "speedup, paired, 95% interval": interval,
-                "geometric mean": readings.number(row["geometric_mean"]),
-                "median": readings.number(row["median"]),
-                "minimum": readings.number(row["minimum"]),
-                "maximum": readings.number(row["maximum"]),
-                "pairs": str(row["pairs"]),
-                "blocks": str(row["blocks"]),
-                "environments": str(row["environments"]),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def difference_text(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of stats.difference_table for reading."""
-    rows = [
-        {
-            "candidate": row["candidate"],
-            "model": row["size"],
-            "mean difference (s), 95% interval": readings.interval(
-                row["mean"], row["low"], row["high"]
-            ),
-            "median": readings.number(row["median"]),
-            "minimum": readings.number(row["minimum"]),
-            "maximum": readings.number(row["maximum"]),
-            "blocks": str(row["blocks"]),
-        }
-        for row in table.to_dict("records")
-    ]
-    return pd.DataFrame(rows)
-
-
-def equivalence_text(tests: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of readings.equivalence_table for reading."""
-    rows = [
-        {
-            "environment": row["env_id"],
-            "model": row["size"],
-            "mode": row["mode"],
-            "difference, 90% interval": readings.interval(
-                row["difference"], row["low"], row["high"]
-            ),
-            "margin": readings.number(row["margin"]),
-            "p": format_value(row["p_value"], ".3f"),
-            "verdict": row["verdict"],
-        }
-        for row in tests.to_dict("records")
-    ]
-    return pd.DataFrame(rows)
-
-
-def return_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the IQM of the final returns, by environment, model size and mode."""
-    rows = []
-    finished = runs.dropna(subset=["final_return"])
-    for _, group in finished.groupby(["env_id", "size", "mode"]):
-        first, returns = group.iloc[0], group["final_return"].to_numpy()
-        rows.append(
-            {
-                "environment": first["env_id"],
-                "model": first["size"],
-                "mode": first["mode"],
-                "runs": str(len(returns)),
-                "final return, IQM, 95% interval": readings.interval(
-                    *stats.iqm_interval([returns])
-                ),
-                "best return, mean": readings.number(group["best_return"].mean()),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def score_text(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of readings.score_table for reading."""
-    rows = [
-        {
-            "model": row["size"],
-            "mode": row["mode"],
-            "score, IQM, 95% interval": readings.interval(row["estimate"], row["low"], row["high"]),
-            "environments": str(row["environments"]),
-            "runs": str(row["runs"]),
-        }
-        for row in scores.to_dict("records")
-    ]
-    return pd.DataFrame(rows)
-
-
-def memory_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the most memory, in MB, that any run of a mode and model size used.
-
-    They are compared over the environments that all have, or, if there are none, over all.
-    """
-    common = readings.shared(runs, ["env_id"], ["size", "mode"])
-    groups = (runs if common.empty else common).groupby(["size", "mode"])
-    peaks = groups[["peak_host_bytes", "peak_device_bytes"]].max() / 1e6
-    peaks = peaks.map(lambda x: format_value(x, ",.0f"))
-    names = groups["env_id"].unique()
-    peaks.insert(0, "in", names.map(lambda x: x[0] if len(x) == 1 else str(len(x))))
-    columns = ["model", "mode", "environments", "host (MB)", "device (MB)"]
-    return peaks.reset_index().set_axis(columns, axis="columns")
-
-
-def machine_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per kind of machine and set of versions."""
-    names = ["platform", "host", "device", "driver", "os", "container", "torch", "jax", "flax"]
-    groups = runs.groupby([*names, "commit"], sort=False)
-    table = groups.agg(runs=("run", "size"), first=("started", "min"), last=("started", "max"))
-    table = table.reset_index().drop(columns="platform")
-    table["commit"] = table["commit"].str.replace(r"^(.{10})[0-9a-f]*", r"\1", regex=True)
-    return table.rename(columns={"host": "machine"}).astype(str).replace("", "-")
-
-
-# === Anomalies ==================================================================================
-def slow_iterations(runs: pd.DataFrame, iterations: pd.DataFrame) -> list[str]:
-    """Name the iterations after the first that took about as long as compiling would."""
-    rows = iterations.merge(runs[["run", "first"]], on="run")
-    usual = rows.groupby("run")["time/iteration"].transform("median")
-    extra = rows["time/iteration"] - usual
-    odd = rows[(rows["iteration"] > 0) & (extra > 0.25 * rows["first"]) & (extra > 3 * usual)]
-    lines = []
-    for run, group in odd.groupby("run"):
-        seconds = [
-            f"{row[1]:.0f} ({readings.number(row[2])} s)"
-            for row in group[["iteration", "time/iteration"]].itertuples()
-        ]
-        lines.append(f"{run}: slow iteration {readings.join(seconds[:5])}, perhaps compiling again")
-    return lines
-
-
-def diverged(iterations: pd.DataFrame) -> list[str]:
-    """Name the runs whose losses are no numbers from some iteration to the end."""
-    losses = [f"losses/{name}" for name in ("policy_loss", "value_loss", "entropy")]
-    rows = iterations.reindex(columns=[*losses, "run", "iteration"])
-    finite = rows[rows[losses].notna().any(axis=1)].groupby("run")["iteration"].max()
-    last = rows.groupby("run")["iteration"].max()
-    since = finite.reindex(last.index, fill_value=-1) + 1
-    return [
-        f"{run}: no loss is a number from iteration {i:.0f} on"
-        for run, i in since[since <= last].items()
-    ]
-
-
-def anomalies(data: Data, speedups: pd.DataFrame) -> dict[str, list[str]]:
-    """Return what a reader should know before trusting the numbers, by kind."""
-    runs, timed = data.runs, readings.uninterrupted(data.runs)
-    found = {"Left out": [f"{name}: {reason}" for name, reason in data.left_out.items()]}
-    found["Diverged"] = diverged(data.iterations)
-    found["Slow iterations"] = slow_iterations(timed, data.iterations)
-    late = data.iterations[data.iterations["iteration"] >= 8].groupby("run")["time/iteration"]
-    uneven = (late.mean() / late.median()).loc[lambda x: x > 1.1]
-    found["Uneven runs"] = [
-        f"{run}: the mean of the steady iterations is {x:.2f} times their median"
-        for run, x in uneven.items()
-    ]
-    cells = timed.groupby([x for x in stats.BLOCK if x != "repeat"])["steady"]
-    off = (timed["steady"] / cells.transform("median"))[cells.transform("size") > 2]
-    off = off[(off > 1.2) | (off < 1 / 1.2)]
-    found["Outliers"] = [
-        f"{runs.loc[i, 'run']}: its steady iteration takes {x:.2f} times its cell's median"
-        for i, x in off.items()
-    ]
-    wide = speedups[speedups["high"] > 1.25 * speedups["low"]]
-    found["Wide intervals"] = [
-        f"{row.candidate}, {row.size}: {readings.interval(row.paired, row.low, row.high)}"
-        for row in wide.itertuples()
-    ]
-    busy = timed[timed["load"] > timed["cores"] + 1]
-    found["Made under load"] = [
-        f"{row.run}: {row.load:.1f} processes wanted its {row.cores:.0f} cores as it started"
-        for row in busy.itertuples()
-    ]
-    for name, what in [("commit", "commits"), ("torch", "torch"), ("jax", "jax"), ("flax", "flax")]:
-        several = sorted(runs[name].unique())
-        if len(several) > 1:
-            found[f"Several versions: {what}"] = [value or "unknown" for value in several]
-    changed = runs["commit"].str.endswith("-dirty").sum()
-    if changed:
-        found["Uncommitted changes"] = [f"{changed} runs were made with files changed since"]
-    return {kind: lines for kind, lines in found.items() if lines}
-
-
-def anomalies_section(data: Data, speedups: pd.DataFrame) -> Section:
-    parts = []
-    for kind, lines in anomalies(data, speedups).items():
-        more = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
-        items = "\n".join(f"- {line}" for line in [*lines[:10], *more])
-        parts.append(f"**{kind}** ({len(lines)})\n\n{items}")
-    return Section("Anomalies", "\n\n".join(parts) or "None found.", {}, {})
-
-
-def limits_section(runs: pd.DataFrame) -> Section:
-    """Say what the data cannot."""
-    lines = []
-    repeats = runs.groupby(["env_id", "size", "mode", "sync"])["repeat"].nunique()
-    if repeats.max() == 1:
-        lines.append("Each cell ran once, so there is no interval within an environment.")
-    elif repeats.min() < 5:
-        few = readings.counted([min(repeats)], "repeat")
-        lines.append(f"Some cells have {few} only: too few for an interval of their returns.")
-    envs = runs.groupby("size")["env_id"].unique()
-    if runs["env_id"].nunique() == 1:
-        lines.append(f"Only {runs['env_id'].iloc[0]} was run: other environments may differ.")
-    else:
-        lines += [
-            f"The {size} model was run in {envs[size][0]} only."
-            for size in stats.sizes(runs)
-            if len(envs[size]) == 1
-        ]
-    missing = [size for size in stats.SIZE_ORDER if size not in set(runs["size"])]
-    if missing:
-        lines.append(f"No {readings.join(missing, 'or')} model was run.")
-    missing = [mode for mode in figures.MODES if mode not in set(runs["mode"])]
-    if missing:
-        lines.append(f"These modes were not run: {readings.join(missing)}.")
-    if not len(readings.synced(runs)):
-        lines.append(readings.unphased(runs))
-    if readings.uninterrupted(runs)["steady"].isna().any():
-        lines.append("Runs of 8 iterations or fewer have no steady state.")
-    if runs["platform"].nunique() == 1:
-        lines.append(f"All runs are from one machine: {runs['platform'].iloc[0]}.")
-    else:
-        lines.append("Frameworks are compared within each machine only.")
-    if runs["settings"].nunique() > 1:
-        lines.append("Runs with different hyperparameters are never compared with each other.")
-    lines.append("Intervals tell of environments and processes like these, not of other machines.")
-    text = "\n".join(f"- {line}" for line in lines)
-    return Section("What these data cannot say", text, {}, {})
-
-
-# === Sections ===================================================================================
-def overall_section(
-    runs: pd.DataFrame, baseline: str, complexity: Mapping[str, float] | None
-) -> Section:
-    """Compare whole trainings; those of each length have figures and a table of their own."""
-    drawn, tables = {}, {}
-    groups = readings.by_length(runs)
-    for length, group in groups:
-        suffix = f"_{length}" if len(groups) > 1 else ""
-        drawn[f"total{suffix}"] = figures.durations(group, "total", complexity)
-        table = stats.speedup_table(group, "total", baseline)
-        if table["blocks"].sum():
-            speedups = figures.speedups(group, baseline, "total", complexity)
-            drawn[f"total_speedup{suffix}"] = speedups
-        what = f"whole training of {readings.counted([length], 'iteration')}"
-        tables[f"Speedup over {baseline}, {what}"] = speedup_text(table)
-    return Section("Overall", readings.overall(runs, baseline), drawn, tables)
-
-
-def overhead_section(
-    runs: pd.DataFrame, baseline: str, complexity: Mapping[str, float] | None
-) -> Section:
-    steady = stats.speedup_table(runs, "steady", baseline)
-    startup = stats.difference_table(runs, "startup", baseline)
-    drawn = {"overhead": figures.overhead(runs, complexity)}
-    if startup["blocks"].sum():
-        drawn["overhead_differences"] = figures.overhead_differences(runs, baseline, complexity)
-    if steady["blocks"].sum():
-        drawn["steady_speedup"] = figures.speedups(runs, baseline, "steady", complexity)
-    tables = {
-        f"Speedup over {baseline}, steady iteration": speedup_text(steady),
-        f"Startup, seconds more than {baseline}": difference_text(startup),
+def crossing_table(bench: Bench) -> Table:
+    frame = study.crossings(bench)
+    columns = model(frame) | {
+        "starts sooner": text("sooner"),
+        "overtaken by": text("later"),
+        "after iterations": span(),
+        "that is": lambda row: duration(row["seconds"]),
     }
+    caption = (
+        "Break-even of every two scripts of which one starts sooner and the other has the shorter "
+        "iteration. Brackets: from where on the 95% interval of their ratio does not rule out that "
+        "it has happened, and from where on it says so; with 'no end' it never does, and there may "
+        "be none."
+    )
+    frame = frame.rename(columns={"iterations": "estimate"})
+    return table_of("break_even", caption, frame, columns)
+
+
+def return_table(bench: Bench, environments: dict[str, Environment]) -> Table:
+    frame = learning.returns(bench, environments)
+    columns = model(frame) | {
+        "environment": text("env_id"),
+        "script": text("mode"),
+        "runs": text("runs"),
+        "mean": value("mean"),
+        "median": lambda row: interval(row["median"], row["low"], row["high"]),
+        "lowest": value("lowest"),
+        "highest": value("highest"),
+        f"minus {bench.baseline}'s, 90% interval": lambda row: interval(
+            row["difference"], row["difference_low"], row["difference_high"]
+        ),
+        "margin": value("margin"),
+        "verdict": text("verdict"),
+    }
+    return table_of("returns", RETURNS, frame, columns)
+
+
+def target_table(bench: Bench, environments: dict[str, Environment]) -> Table:
+    frame = learning.targets(bench, environments)
+    columns = model(frame) | {
+        "environment": text("env_id"),
+        "target return": value("target"),
+        "script": text("mode"),
+        "runs that reached it": lambda row: f"{row['reached']} of {row['runs']}",
+        "seconds": span(),
+    }
+    caption = (
+        "When the mean return of an iteration first reached the target, from the start of the "
+        "process: the median, and from six runs on its 95% interval. A run that never did counts "
+        "as slower than all others."
+    )
+    return table_of("targets", caption, frame, columns)
+
+
+def score_table(bench: Bench, environments: dict[str, Environment]) -> Table:
+    frame = learning.scores(bench, environments)
+    columns = model(frame) | {
+        "script": text("mode"),
+        "environments": text("environments"),
+        "score": value("score"),
+        f"minus {bench.baseline}'s": span(),
+    }
+    caption = (
+        "Score: 0 is an untrained agent's return and 1 the environment's reference; the mean over "
+        "environments, and its difference with a 95% interval"
+    )
+    return table_of("scores", caption, frame, columns)
+
+
+def cell_table(bench: Bench, environments: dict[str, Environment]) -> Table:
+    envs = list(dict.fromkeys(bench.runs["env_id"]))
+    runs = {x: bench.runs[bench.runs["env_id"] == x] for x in envs}
     parts = [
-        readings.startup(runs),
-        readings.late_compiling(runs),
-        readings.steady(runs, baseline),
-        readings.break_even(runs, baseline),
+        study.summary(bench._replace(runs=y), environments).assign(env_id=x)
+        for x, y in runs.items()
     ]
-    return Section("Startup and steady state", " ".join(parts), drawn, tables)
-
-
-def phases_section(
-    runs: pd.DataFrame, baseline: str, complexity: Mapping[str, float] | None
-) -> Section:
-    drawn = {"phases": figures.phases(runs, baseline, complexity)}
-    tables = {
-        f"Speedup over {baseline}, {phase}": speedup_text(
-            stats.speedup_table(runs, f"{phase}_steady", baseline)
-        )
-        for phase in ("rollout", "update")
+    frame = in_order(pd.concat(parts, ignore_index=True))
+    columns = model(frame) | {
+        "environment": text("env_id"),
+        "script": text("mode"),
+        "runs": text("runs"),
+        "startup (s)": value("startup"),
+        "iteration (ms)": value("steady", 1000),
+        f"times as long as {bench.baseline}": span("steady_"),
+        "iterations": value("length"),
+        "whole training (s)": value("process"),
+        "times as long": span("process_"),
+        "return": value("return"),
     }
-    return Section("Rollout and update", readings.phases(runs, baseline), drawn, tables)
+    return table_of("cells", "Every environment, network and script", frame, columns)
 
 
-def compilation_section(runs: pd.DataFrame, complexity: Mapping[str, float] | None) -> Section:
-    drawn = {"compilation": figures.compilation(runs, complexity)}
-    tables = {}
-    for framework, group in runs.groupby("framework"):
-        table = stats.speedup_table(group, "steady", f"{framework} none")
-        if table["blocks"].sum():
-            tables[f"Speedup over {framework} none, steady iteration"] = speedup_text(table)
-    return Section("Compile modes", readings.compilation(runs), drawn, tables)
-
-
-def platforms_section(runs: pd.DataFrame, complexity: Mapping[str, float] | None) -> Section:
-    baseline, *others = runs["platform"].value_counts().index
-    drawn, tables, parts = {}, {}, []
-    for i, other in enumerate(others):
-        parts.append(readings.platforms(runs, baseline, other))
-        both = runs[runs["platform"].isin([baseline, other])]
-        table = stats.speedup_table(both, "steady", baseline, "platform")
-        if table["blocks"].sum():
-            drawn[f"platforms_{i + 1}"] = figures.platforms(
-                both, baseline, other, complexity=complexity
-            )
-            tables[f"Speedup of {other} over {baseline}, steady"] = speedup_text(table)
-    return Section("Platforms", " ".join(parts), drawn, tables)
-
-
-def learning_section(
-    runs: pd.DataFrame, iterations: pd.DataFrame, tests: pd.DataFrame, baseline: str
-) -> Section:
-    drawn, ranges = {}, readings.return_ranges(runs, iterations)
-    for size in stats.sizes(runs):
-        part = runs[(runs["size"] == size) & runs["final_return"].notna()]
-        if len(part):
-            drawn[f"learning_{size}"] = figures.learning_curves(part, iterations)
-            drawn[f"returns_{size}"] = figures.final_returns(part)
-    text = readings.learning(tests, baseline) + readings.unscored(runs, ranges)
-    scores = "Final returns over environments, from 0 (lowest return seen) to 1 (highest)"
-    tables = {
-        scores: score_text(readings.score_table(runs, ranges)),
-        "Final returns": return_table(runs),
-        f"Equivalence of final returns with {baseline}": equivalence_text(tests),
-    }
-    return Section("Learning", text, drawn, tables)
-
-
-def against_section(runs: pd.DataFrame, other: pd.DataFrame) -> Section:
-    """Compare two sets of results, cell by cell: the time of `runs` over that of `other`."""
-    both = pd.concat([runs.assign(set="new"), other.assign(set="old")], ignore_index=True)
-    rows, means = [], []
-    for value, name in [("startup", "startup"), ("steady", "steady iteration")]:
-        for _, cell in both.groupby(["mode", "env_id", "size", "sync"]):
-            where = {"environment": cell["env_id"].iloc[0], "model": cell["size"].iloc[0]}
-            rows += against_row(cell, value, where | {"duration": name})
-        for _, group in both.groupby(["mode", "sync"]):
-            means += against_row(group, value, {"duration": name})
-    cells = pd.DataFrame(rows)
-    if cells.empty:
-        text = "No cell with the same settings is in both."
-        return Section("Against the other results", text, {}, {})
-    counts = cells["verdict"].value_counts()
-    parts = [f"{verdict} in {count}" for verdict, count in counts.items()]
-    text = (
-        f"Over {readings.counted([len(cells)], 'duration')} of cells that both results have, the "
-        f"verdict on the new one is: {readings.join(parts)}. Of those with an interval, one in "
-        "twenty would be slower or faster by chance."
+def machine_table(runs: pd.DataFrame) -> Table:
+    frame = study.machines(runs)
+    columns = {x: text(x) for x in frame if x != "commit"}
+    columns["commit"] = lambda row: (
+        row["commit"][:10] + ("-dirty" * row["commit"].endswith("-dirty"))
     )
-    tables = {"Over environments and model sizes": pd.DataFrame(means), "Per cell": cells}
-    return Section("Against the other results", text, {}, tables)
+    return table_of("machines", "Hardware and versions", frame, columns)
 
 
-def against_row(runs: pd.DataFrame, value: str, where: dict[str, str]) -> list[dict[str, str]]:
-    """Return one row that compares the new runs with the old, or none if they share no block."""
-    table = stats.speedup_table(runs, value, "old", "set", ignore=("platform",))
-    if table.empty or not table.iloc[-1]["blocks"]:
+def memory_table(bench: Bench) -> Table:
+    frame = study.memory(bench)
+    columns = model(frame) | {
+        "script": text("mode"),
+        "host (MB)": value("peak_host_bytes", 1e-6),
+        "device (MB)": value("peak_device_bytes", 1e-6),
+    }
+    return table_of(
+        "memory", "Most memory used, in the environments that all scripts have", frame, columns
+    )
+
+
+# === Sections of a bench ========================================================================
+def looks_of(runs: pd.DataFrame) -> dict[str, Look]:
+    frameworks = runs.drop_duplicates("mode").set_index("mode")["framework"]
+    modes = mode_order(runs["mode"])
+    return figures.looks(pd.DataFrame({"mode": modes, "framework": [frameworks[x] for x in modes]}))
+
+
+def panels(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the titles of a figure's panels, one for each size."""
+    return frame.assign(panel=[f"{size} network" for size in frame["size"]])
+
+
+def is_lone(bench: Bench) -> bool:
+    """Return whether all runs are of one environment and size."""
+    return len(bench.runs[["env_id", "size"]].drop_duplicates()) == 1
+
+
+def answer_section(bench: Bench, environments: dict[str, Environment]) -> Section:
+    """Give the table, the figure and the few sentences that a reader in a hurry takes away."""
+    table, looks = answer_table(bench, environments), looks_of(bench.runs)
+    blocks: list[Block] = [table]
+    if is_lone(bench):
+        blocks += training_bars(bench, looks) + curve_plots(bench, "seconds", looks)
+    lines, crossings = study.lines(bench), study.clear(study.crossings(bench))
+    if len(lines):
+        figure = figures.answer(lines, study.measured(bench), crossings, looks)
+        caption = (
+            "Seconds from the start of the process against iterations: a line begins at the "
+            "startup and rises by a steady iteration each."
+        )
+        blocks.append(Plot("answer", figure, caption))
+    what = [("steady", "a steady iteration"), ("process", "a whole training")]
+    sentences = [
+        readings.ratios(
+            table.frame, bench.baseline, words, tuple(f"{x}_{y}" for y in Interval._fields)
+        )
+        for x, words in what
+        if f"{x}_low" in table.frame
+    ]
+    sentences += [readings.crossings(bench), readings.noise(bench)]
+    blocks.append(Text(" ".join(filter(None, sentences))))
+    return Section("The answer", blocks)
+
+
+def training_bars(bench: Bench, looks: dict[str, Look]) -> list[Block]:
+    """Return bars of whole trainings, each script's seconds stacked, if their parts are known."""
+    frame = study.trainings(bench).dropna(subset=["process"])
+    names = {x: y for x, y in PART_NAMES.items() if x in frame and frame[x].notna().all()}
+    if frame.empty or "rest" not in names:
         return []
-    row, first = table.iloc[-1], runs.iloc[0]
-    ratio, low, high = 1 / row["paired"], 1 / row["high"], 1 / row["low"]
-    start = {"mode": first["mode"], "synchronised": "yes" if first["sync"] else "no"}
-    result = {"new / old, 95% interval": readings.interval(ratio, low, high)}
-    result |= {"verdict": readings.verdict(low, high), "blocks": str(row["blocks"])}
-    return [start | where | result]
+    runs = timed(bench.runs).dropna(subset=["process"]).rename(columns={"process": "seconds"})
+    runs = runs[runs["num_iterations"] == frame["length"].iloc[0]]
+    figure = figures.bars(frame, names, "s", looks, runs[["size", "mode", "seconds"]])
+    length = counted(frame["length"], "iteration")
+    return [Plot("trainings", figure, f"Where the seconds of {length} go; dots: runs")]
 
 
-def sections(
-    data: Data, other: Data | None, complexity: Mapping[str, float] | None
-) -> tuple[str, list[Section], pd.DataFrame]:
-    """Return the answer, the sections, and the table to print."""
-    everything = data.runs
-    main = everything[everything["platform"] == everything["platform"].value_counts().index[0]]
-    main = main[main["settings"] == main["settings"].value_counts().index[0]]
-    runs, synced = readings.unsynced(main), readings.synced(main)
-    whole, timed = readings.uninterrupted(main), readings.uninterrupted(runs)
-    modes = readings.most_modes(whole)
-    baseline = readings.choose_baseline(runs)
-    comparable = readings.one_length(runs)
-    ranges = readings.return_ranges(comparable, data.iterations)
-    tests = readings.equivalence_table(comparable, ranges, baseline)
-    cells = cell_table(runs, baseline)
-    printed = cells if len(cells) <= MOST_CELLS else overview_table(runs, baseline)
-
-    parts = [Section("Summary", scope(everything, main, runs), {}, {MEANS: printed})]
-    machines = {"Runs": machine_table(everything), "Most memory": memory_table(whole)}
-    parts.append(Section("Hardware and versions", "", {}, machines))
-    if len(timed):
-        parts.append(overall_section(readings.one_length(timed), baseline, complexity))
-        parts.append(overhead_section(timed, baseline, complexity))
-    if len(synced):
-        parts.append(phases_section(synced, readings.choose_baseline(synced), complexity))
-    if modes["compile_mode"].eq("none").any():
-        parts.append(compilation_section(modes, complexity))
-    everywhere = readings.uninterrupted(everything)
-    if everywhere["platform"].nunique() > 1:
-        parts.append(platforms_section(readings.unsynced(everywhere), complexity))
-    parts.append(learning_section(comparable, data.iterations, tests, baseline))
-    if other is not None:
-        parts.append(against_section(everything, other.runs))
-    parts.append(anomalies_section(data, stats.speedup_table(runs, "steady", baseline)))
-    parts.append(limits_section(everything))
-    if len(cells) > MOST_CELLS:
-        parts.append(Section("Every cell", "", {}, {MEANS: cells}))
-    return readings.answer(runs, tests, baseline), parts, printed
+def decision_section(bench: Bench) -> Section | None:
+    blocks: list[Block] = [
+        x for x in (decision_table(bench), crossing_table(bench)) if len(x.frame)
+    ]
+    return Section("Which script is done first", blocks) if blocks else None
 
 
-def scope(everything: pd.DataFrame, main: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """Say which runs the tables are about, and what they are in words."""
-    text = f"{readings.counted([len(runs)], 'run')} on {main['platform'].iloc[0]}"
-    text += ", made to wait between rollout and update" if runs["sync"].all() else ""
-    whole = readings.uninterrupted(main)
-    left, synced = len(everything) - len(main), len(whole) - len(readings.uninterrupted(runs))
-    if left:
-        with_other = f"{readings.counted([left], 'run')} with other settings or on other machines"
-        text += f"; {with_other} {'is' if left == 1 else 'are'} not in these tables"
-    if synced:
-        titles = ["Rollout and update"] if len(readings.synced(main)) else []
-        modes = readings.most_modes(whole)
-        if modes["sync"].all() and modes["compile_mode"].eq("none").any():
-            titles.append("Compile modes")
-        with_sync = f"{readings.counted([synced], 'run')} with --sync-for-timing"
-        places = readings.join([f"'{title}'" for title in [*titles, "Most memory"]])
-        text += (
-            f"; {with_sync} {'is' if synced == 1 else 'are'} not in these tables but in {places}"
+def environment_section(bench: Bench) -> Section | None:
+    """Compare the scripts in each environment, the cheapest first."""
+    if bench.runs["env_id"].nunique() < 2:
+        return None
+    blocks: list[Block] = []
+    titles = {"steady": "a steady iteration", "process": "a whole training"}
+    for name, words in titles.items():
+        frame = study.by_environment(bench, name)
+        if len(frame):
+            rows = panels(frame).rename(columns={"env_id": "row"})
+            label = f"{words}: times as long as {bench.baseline}"
+            figure = figures.forest(rows, looks_of(bench.runs), label)
+            caption = f"{label}, with 95% intervals; environments by what an iteration costs here"
+            blocks.append(Plot(f"environments_{name}", figure, caption))
+    return Section("By environment", blocks) if blocks else None
+
+
+def startup_section(bench: Bench) -> Section | None:
+    frame = study.startups(bench).dropna(subset=["startup"])
+    if frame.empty:
+        return None
+    columns = model(frame) | {
+        "script": text("mode"),
+        **{f"{PART_NAMES[x]} (s)": value(x) for x in PARTS},
+        "startup (s)": value("startup"),
+        f"seconds more than {bench.baseline}": span(),
+    }
+    blocks: list[Block] = [Text(readings.startup(bench))]
+    names = {x: PART_NAMES[x] for x in PARTS if frame[x].notna().all()}
+    if names:
+        figure = figures.bars(frame, names, "s", looks_of(bench.runs))
+        blocks.append(
+            Plot("startup", figure, "From the start of the process to the end of iteration 0")
         )
-    words = (
-        "Startup is from the start of the process to the end of iteration 0. A cell is all runs of "
-        "one mode, environment and model size; a block is the runs of one machine, environment, "
-        "model size and repeat, in which modes are compared with each other."
-    )
-    return " ".join(filter(None, [f"{text}.", readings.resumed(everything), words]))
+    blocks.append(table_of("startup", "Startup and its parts", frame, columns))
+    return Section("Startup", blocks)
 
 
-# === Output =====================================================================================
-def markdown_table(table: pd.DataFrame) -> str:
-    lines = [list(table.columns), ["---"] * len(table.columns), *table.astype(str).to_numpy()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def phase_section(bench: Bench) -> Section | None:
+    if timed(bench.synced).empty:
+        return None
+    frame = study.phases(bench)
+    columns = model(frame) | {
+        "script": text("mode"),
+        "rollout (ms)": value("rollout", 1000),
+        "update (ms)": value("update", 1000),
+        "share of the rollout": lambda row: f"{100 * row['share']:.0f}%",
+        f"rollout, times as long as {bench.synced_baseline}": span("rollout_"),
+        "update, times as long": span("update_"),
+    }
+    parts = frame.assign(**{x: 1000 * frame[x] for x in ("rollout", "update")})
+    names = {"rollout": "rollout", "update": "update"}
+    figure = figures.bars(parts, names, "ms", looks_of(bench.synced))
+    caption = "A steady iteration of synchronised runs"
+    blocks = [Text(readings.phases(bench)), Plot("phases", figure, caption)]
+    return Section("Rollout and update", [*blocks, table_of("phases", caption, frame, columns)])
 
 
-def markdown_section(section: Section) -> str:
-    parts = [f"## {section.title}", section.text]
-    parts += [f"![{name.replace('_', ' ')}]({name}.png)" for name in section.figures]
-    for caption, table in section.tables.items():
-        if len(table):
-            parts += [f"**{caption}**", markdown_table(table)]
-    return "\n\n".join(part for part in parts if part)
+def compile_section(bench: Bench) -> Section | None:
+    runs = study.most_modes(pd.concat([bench.runs, bench.synced]).drop_duplicates("run"))
+    frame = study.compiling(runs)
+    if frame.empty:
+        return None
+    names = {"steady": "a steady iteration", "first": "iteration 0"}
+    columns = model(frame) | {
+        "script": text("mode"),
+        "duration": lambda row: names[row["value"]],
+        "times as long": span(),
+        "as": text("compiled"),
+    }
+    caption = "What leaving compiling out, or doing it otherwise, costs in each framework"
+    return Section("Compile modes", [table_of("compile_modes", caption, frame, columns)])
 
 
-def embed(html: str, folder: Path) -> str:
-    """Put the images of folder into html itself."""
+def curve_plots(bench: Bench, axis: str, looks: dict[str, Look]) -> list[Block]:
+    """Return the learning curves of each size against seconds or steps, if there are any."""
+    labels = {"seconds": "seconds from the start of the process", "steps": "environment steps"}
+    blocks: list[Block] = []
+    for i, size in enumerate(size_order(bench.runs["size"])):
+        points = learning.learning(bench, size).dropna(subset=[axis])
+        if len(points):
+            named = points.rename(columns={"env_id": "panel", axis: "x", "return": "y"})
+            figure = figures.curves(named, looks, labels[axis], "mean episodic return")
+            caption = f"Return against {axis}, {size} network; thin lines: runs, thick: their mean"
+            blocks.append(Plot(f"learning_{axis}_{i + 1}", figure, caption))
+    return blocks
 
-    def data_uri(match: re.Match) -> str:
-        image = base64.b64encode((folder / match[1]).read_bytes()).decode()
-        return f'src="data:image/png;base64,{image}"'
 
-    return re.sub(r'src="([^":]+\.png)"', data_uri, html)
+def learning_section(bench: Bench, environments: dict[str, Environment]) -> Section:
+    looks, table = looks_of(bench.runs), learning.returns(bench, environments)
+    blocks: list[Block] = [Text(readings.learned(table, bench, environments))]
+    if not is_lone(bench):
+        blocks += curve_plots(bench, "seconds", looks)
+    blocks += curve_plots(bench, "steps", looks)
+    rows = table.dropna(subset=["difference_low", "margin"])
+    if len(rows):
+        names = ("difference", "difference_low", "difference_high")
+        scaled = {x: rows[y] / rows["margin"] for x, y in zip(Interval._fields, names, strict=True)}
+        rows = panels(rows.assign(**scaled)).rename(columns={"env_id": "row"})
+        label = f"final return minus {bench.baseline}'s, in margins"
+        figure = figures.forest(rows, looks, label, reference=0, log=False, band=(-1, 1))
+        caption = f"{label}, with 90% intervals: within the band it is equivalent"
+        blocks.append(Plot("equivalence", figure, caption))
+    tables = [target_table(bench, environments)]
+    if bench.runs["env_id"].nunique() > 1:
+        tables.append(score_table(bench, environments))
+    blocks += [x for x in tables if len(x.frame)]
+    return Section("Learning", blocks)
 
 
-def write_report(
-    data: Data,
-    out: Path,
-    other: Data | None = None,
-    complexity: Mapping[str, float] | None = None,
-) -> str:
-    """Write report.md, report.html and figures into out; return the summary as plain text."""
-    with suppress(OSError):
-        out.mkdir(parents=True, exist_ok=True)
-    if not (out.is_dir() and os.access(out, os.W_OK)):
-        raise SourceError(f"--out must be a folder to write to, not {out}")
-    answer, parts, printed = sections(data, other, complexity)
-    for section in parts:
-        for name, figure in section.figures.items():
-            figure.savefig(out / f"{name}.png", dpi=150)
-    title = "Benchmark report"
-    text = "\n\n".join([f"# {title}", answer, *map(markdown_section, parts)]) + "\n"
-    (out / "report.md").write_text(text)
-    body = embed(markdown.markdown(text, extensions=["tables"]), out)
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    (out / "report.html").write_text(f"<!doctype html><html>{head}<body>{body}</body></html>")
-    return f"{printed.to_string(index=False)}\n\n{answer}"
+def appendices(bench: Bench, environments: dict[str, Environment]) -> list[Section]:
+    tables = [("Final returns and their equivalence", return_table(bench, environments))]
+    tables.append(("Memory", memory_table(bench)))
+    if not is_lone(bench):
+        tables.append(("Every cell", cell_table(bench, environments)))
+    return [Section(title, [table], folded=True) for title, table in tables if len(table.frame)]
+
+
+def chapter(bench: Bench, request: Request) -> list[Section]:
+    """Return all sections on one bench."""
+    environments = request.environments
+    found = [
+        answer_section(bench, environments),
+        decision_section(bench),
+        environment_section(bench),
+    ]
+    found += [startup_section(bench), phase_section(bench), compile_section(bench)]
+    found += [learning_section(bench, environments), *appendices(bench, environments)]
+    return [x for x in found if x]
+
+
+# === Sections on all runs =======================================================================
+def platform_section(several: Sequence[Bench], request: Request) -> Section | None:
+    """Compare the platforms, script by script."""
+    runs = pd.concat([bench.runs for bench in several])
+    platforms = [str(x) for x in runs["platform"].value_counts().index]
+    if len(platforms) < 2:
+        return None
+    wanted = request.baseline_platform
+    baseline = next((x for x in platforms if wanted and wanted in x), platforms[0])
+    frame = study.contenders(runs, "platform", baseline)
+    if frame.empty:
+        return Section("Platforms", [Text(f"No run was made alike on {readings.join(platforms)}.")])
+    label = f"a steady iteration: times as long as on {baseline}"
+    rows = panels(frame[frame["value"] == "steady"]).rename(columns={"mode": "row"})
+    rows = rows.rename(columns={"platform": "mode"})
+    looks = figures.looks(pd.DataFrame({"mode": platforms, "framework": platforms}))
+    blocks: list[Block] = []
+    if len(rows):
+        blocks.append(Plot("platforms", figures.forest(rows, looks, label), label))
+    caption = f"Times as long as on {baseline}, with 95% intervals, in the blocks that both have"
+    return Section("Platforms", [*blocks, contender_table("platforms", caption, frame, "platform")])
+
+
+def contender_table(name: str, caption: str, frame: pd.DataFrame, contender: str) -> Table:
+    names = {"startup": "startup", "steady": "steady iteration", "process": "whole training"}
+    columns = {contender: text(contender)} if frame[contender].nunique() > 1 else {}
+    columns |= model(frame) | ({"environment": text("env_id")} if "env_id" in frame else {})
+    columns |= {
+        "script": text("mode"),
+        "duration": lambda row: names[row["value"]],
+        "times as long": span(),
+        "verdict": lambda row: readings.verdict(row["low"], row["high"]),
+        "blocks": text("blocks"),
+    }
+    return table_of(name, caption, frame, columns)
+
+
+def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
+    """Compare two sets of results, cell by cell: the time of `runs` over that of `old`."""
+    both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
+    both = both[both["sync"] == both["sync"].all()].assign(platform="")
+    frame = study.contenders(both, "set", "old")
+    if frame.empty:
+        text = "No cell with the same settings is in both."
+        return Section("Against the other results", [Text(text)])
+    cells = study.contenders(both, "set", "old", ("size", "env_id", "mode"))
+    caption = "New over old, with 95% intervals, in the blocks that both have"
+    blocks: list[Block] = [
+        Text(readings.verdicts(cells)),
+        contender_table("against", caption, frame, "set"),
+    ]
+    blocks.append(contender_table("against_cells", f"{caption}, by environment", cells, "set"))
+    return Section("Against the other results", blocks)
+
+
+def end_sections(data: Data, several: Sequence[Bench]) -> list[Section]:
+    """Return what a reader should know of the runs themselves."""
+    runs = data.runs
+    words = [readings.scope(runs), readings.resumed(runs), *(f"{x}." for x in data.notes)]
+    made: list[Block] = [Text(" ".join(filter(None, words))), machine_table(runs)]
+    odd: list[Block] = [
+        Bullets(f"{kind} ({len(lines)})", [*lines[:10], *more(lines)])
+        for kind, lines in anomalies.find(data).items()
+    ]
+    limits = [Bullets("", readings.limits(runs, several))]
+    return [
+        Section("The runs", made),
+        Section("Anomalies", odd or [Text("None found.")]),
+        Section("What these data cannot say", limits),
+    ]
+
+
+def more(lines: Sequence[str]) -> list[str]:
+    return [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
+
+
+# === The page ===================================================================================
+def page(data: Data, request: Request) -> Page:
+    """Return the whole report."""
+    several = benches(data, request.baseline)
+    sections = [x for x in (platform_section(several, request),) if x]
+    for i, bench in enumerate(several[:MOST_CHAPTERS]):
+        parts = chapter(bench, request)
+        if len(several) > 1:
+            sections.append(Section(bench.title, [Text(readings.scope(bench.runs))]))
+            parts = [nested(x, f"part{i + 1}_") for x in parts]
+        sections += parts
+    if len(several) > MOST_CHAPTERS:
+        names = readings.some([x.title for x in several[MOST_CHAPTERS:]])
+        text = f"These have fewer runs, and no chapter: {names}."
+        sections.append(Section("More hyperparameters and platforms", [Text(text)]))
+    if request.against is not None:
+        sections.append(against_section(data.runs, request.against.runs))
+    envs = [str(x) for x in dict.fromkeys(data.runs["env_id"])]
+    where = envs[0] if len(envs) == 1 else f"{len(envs)} environments"
+    return Page(f"Benchmark report: {where}", [*sections, *end_sections(data, several)])
+
+
+def nested(section: Section, prefix: str) -> Section:
+    """Return a section one level deeper, whose files have names of their own."""
+    blocks = [
+        block._replace(name=prefix + block.name) if isinstance(block, Plot | Table) else block
+        for block in section.blocks
+    ]
+    return section._replace(level=section.level + 1, blocks=blocks)
+
+
+def write_report(data: Data, out: Path, request: Request) -> str:
+    """Write the report into out; return its first table and sentences as plain text."""
+    made = page(data, request)
+    render.write(made, out)
+    answer = next(x for x in made.sections if x.title == "The answer")
+    parts = [render.plain(x) for x in answer.blocks if isinstance(x, Table)]
+    return "\n\n".join(parts + [x.text for x in answer.blocks if isinstance(x, Text)])
+
+
+def default_out(sources: Sequence[str]) -> Path:
+    """Return where a report goes: into a folder of runs, beside a table, or else here."""
+    path = Path(sources[0])
+    if len(sources) == 1 and path.is_dir():
+        return path / "report"
+    if len(sources) == 1 and path.is_file():
+        return path.with_name(f"{path.stem}-report")
+    return Path("report")
 
 
 def main() -> None:
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=lines[0])
-    parser.add_argument("runs", help="folder of runs, .parquet table, or wandb:entity/project")
+    parser.add_argument("runs", nargs="+", help="folder, table, or wandb:entity/project")
     parser.add_argument("--out", type=Path, help="folder to write to; default RUNS/report")
-    parser.add_argument("--against", metavar="OTHER", help="older results to compare with")
-    timing = "what analysis.env_timing wrote; default results/env_timing.json, if it is there"
-    parser.add_argument("--env-timing", metavar="FILE", default=figures.TIMINGS, help=timing)
+    parser.add_argument("--against", metavar="OLD", help="older results to compare with")
+    words = "script, as the tables name it, that the others are compared with; default ppo_linen"
+    parser.add_argument("--baseline", metavar="SCRIPT", help=words)
+    words = "platform, or a part of its name, that the others are compared with"
+    parser.add_argument("--baseline-platform", metavar="TEXT", help=words)
+    words = "CSV file of returns, targets and margins; default analysis/environments.csv"
+    parser.add_argument("--environments", metavar="FILE", default=learning.ENVIRONMENTS, help=words)
     args = parser.parse_args()
     mpl.use("agg")
     try:
-        data = load(args.runs)
-        other = load(args.against) if args.against else None
-        complexity = figures.load_complexity(args.env_timing)
-        folder = Path(args.runs) if Path(args.runs).is_dir() else Path()
-        out = args.out or folder / "report"
-        print(write_report(data, out, other, complexity))
+        data = load(args.runs if len(args.runs) > 1 else args.runs[0])
+        check_names(args, data.runs)
+        old = load(args.against) if args.against else None
+        known = learning.load_environments(args.environments)
+        out = args.out or default_out(args.runs)
+        request = Request(known, args.baseline, args.baseline_platform, old)
+        print(write_report(data, out, request))
     except (SourceError, OSError) as error:
         print(f"analysis.report: {error}", file=sys.stderr)
         sys.exit(2)
     for name, reason in data.left_out.items():
         print(f"left out {name}: {reason}", file=sys.stderr)
     print(f"\nReport: {out / 'report.html'}")
+
+
+def check_names(args: argparse.Namespace, runs: pd.DataFrame) -> None:
+    """Raise SourceError for a baseline that was not run."""
+    modes = mode_order(runs["mode"])
+    if args.baseline and args.baseline not in modes:
+        raise SourceError(f"--baseline must be one of {readings.join(modes, 'or')}")
+    platforms = list(dict.fromkeys(runs["platform"]))
+    if args.baseline_platform and not any(args.baseline_platform in x for x in platforms):
+        raise SourceError(f"--baseline-platform must be part of {readings.join(platforms, 'or')}")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
 """Load benchmark runs, from wherever they are, into one table of runs and one of iterations.
 
-A source is a folder that holds runs at any depth, a table saved as parquet, or
-"wandb:entity/project". README.md documents every column.
+A source is a folder that holds runs or studies at any depth, a table (.csv or .parquet), or
+"wandb:entity/project". schema.py says what the columns are; README.md has them as tables.
 """
 
 import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
+
+from analysis import schema
+from analysis.schema import INPUTS, ITERATIONS, RUNS, SourceError
 
 SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
 # Arguments that say who and where, not how much work; all others are the column `settings`.
@@ -26,69 +28,14 @@ NOT_SETTINGS = {
     "total_timesteps",  # the column num_iterations
 }
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
-# Runs that agree in all of these are copies, or repetitions of one another: the latest counts.
-IDENTITY = [
-    *("script", "mode", "env_id", "size", "settings", "num_iterations", "sync", "repeat"),
-    *("platform", "host", "commit", "torch", "jax", "flax", "driver"),
-]
-REQUIRED = ("framework", "compile_mode", "env_id", "size", "repeat", "first", "steady")
-TEXT = (
-    *("run", "name", "source", "script", "framework", "compile_mode", "mode", "env_id", "size"),
-    *("hidden_sizes", "settings", "platform", "host", "device", "gpu", "driver", "os", "started"),
-    *("commit", "torch", "jax", "flax", "versions", "notes"),
+# Runs that agree in all of these are made twice: the latest counts.
+IDENTITY = (
+    *("mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"),
 )
-NUMBERS = (
-    *("repeat", "seed", "num_iterations", "batch_size", "cores", "load", "imports", "setup"),
-    *("startup", "first", "early", "steady", "saving", "total", "process", "rollout_first"),
-    *("rollout_early", "rollout_steady", "update_first", "update_early", "update_steady", "sps"),
-    *("final_return", "best_return", "peak_host_bytes", "peak_device_bytes"),
-)
-FLAGS = ("sync", "wsl2", "container", "resumed")
-MEASURES = (
-    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
-    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
-    *("charts/episodic_length_max", "charts/learning_rate", "charts/SPS", "losses/policy_loss"),
-    *("losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clip_fraction"),
-    *("losses/explained_variance", "time/elapsed", "time/iteration", "time/rollout"),
-    "time/update",
-)
-SPEEDS = [name for name in MEASURES if name.startswith("time/") or name == "charts/SPS"]
-
-
-def is_number(x: Any) -> bool:
-    return type(x) in (int, float) and abs(x) < 1e300  # neither a flag nor NaN nor infinite
-
-
-KINDS: dict[str, Callable[[Any], bool]] = {
-    "text": lambda x: isinstance(x, str),
-    "true or false": lambda x: isinstance(x, bool),
-    "a number": is_number,
-    "a number above 0": lambda x: is_number(x) and x > 0,
-    "a whole number above 0": lambda x: type(x) is int and x > 0,
-    "a list of whole numbers above 0": lambda x: (
-        isinstance(x, list) and all(type(n) is int and n > 0 for n in x)
-    ),
-    "a list of whole numbers": lambda x: isinstance(x, list) and all(type(n) is int for n in x),
-}
-WANTED = {
-    "text": "script framework compile_mode started device os gpu driver cpu git_commit args.env_id "
-    "args.run_name args.notes",
-    "true or false": "container args.sync_for_timing",
-    "a number": "args.seed repeat cores load peak_host_bytes peak_device_bytes durations.saving",
-    "a number above 0": "durations.imports durations.total durations.process",
-    "a whole number above 0": "args.num_envs args.num_steps args.total_timesteps",
-    "a list of whole numbers above 0": "args.hidden_sizes",
-    "a list of whole numbers": "resumed",
-}
-# These may be null; and, since W&B drops a summary's nulls and runs differ in age, absent.
-NULLABLE = (
-    *("gpu", "driver", "cpu", "git_commit", "repeat", "cores", "load", "peak_device_bytes"),
-    *("args.notes", "durations.saving", "durations.process", "resumed"),
-)
-
-
-class SourceError(ValueError):
-    """A source that gives no runs; the message is one sentence for the user."""
+PARTS = ("imports", "setup", "first")  # of startup
+SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
+OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
+TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
 
 
 class Data(NamedTuple):
@@ -97,6 +44,7 @@ class Data(NamedTuple):
     runs: pd.DataFrame  # a row per run
     iterations: pd.DataFrame  # a row per run and iteration; `run` refers to the table of runs
     left_out: dict[str, str]  # name of a run that was not used -> why
+    notes: tuple[str, ...] = ()  # what was filled in, in sentences
 
 
 class Record(NamedTuple):
@@ -126,48 +74,63 @@ def warn_of_left_out(data: Data) -> Data:
 
 
 def load(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     filters: dict[str, Any] | None = None,
     cache: str | Path | None = None,
 ) -> Data:
-    """Load both tables from a folder, a .parquet table, or "wandb:entity/project".
+    """Load both tables from a folder, a table, or "wandb:entity/project", or from several.
 
-    filters select W&B runs, in its MongoDB syntax. cache names a .parquet file: it is read if it
-    exists, and otherwise written. Raise SourceError if there is nothing to load.
+    filters select W&B runs, in its MongoDB syntax. cache names a folder: the study in it is read if
+    there is one, and otherwise written. Raise SourceError if there is nothing to load.
     """
-    if cache and iterations_path(cache).exists():
-        return load_table(Path(cache))
-    if str(source).startswith("wandb:"):
-        records, left_out = read_wandb(str(source).removeprefix("wandb:"), filters)
-    elif str(source).endswith(".parquet"):
-        return load_table(Path(source))
+    if cache and (Path(cache) / TABLES[0]).exists():
+        return load(cache)
+    if not isinstance(source, (str, Path)):
+        parts = [load(x, filters) for x in source]
+        names = [str(x).rstrip("/") for x in source]
+        data = merge([rename(part, name) for part, name in zip(parts, names, strict=True)])
+    elif str(source).startswith("wandb:"):
+        data = tabulate(*read_wandb(str(source).removeprefix("wandb:"), filters))
+    elif Path(source).suffix in (".csv", ".parquet"):
+        data = merge([load_table(Path(source), "")])
     else:
-        records, left_out = read_folder(Path(source))
-    data = tabulate(records, left_out)
+        data = read_folder(Path(source))
     if data.runs.empty:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left_out.items())[:3])
-        more = f" ({len(left_out)} left out, e.g. {reasons})" if left_out else ""
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(data.left_out.items())[:3])
+        more = f" ({len(data.left_out)} left out, e.g. {reasons})" if data.left_out else ""
         raise SourceError(f"no completed run in {source}{more}")
     if cache:
         save(data, cache)
     return data
 
 
+def rename(data: Data, source: str) -> Data:
+    """Return data whose runs' names begin with their source."""
+    runs, iterations = (x.assign(run=source + "/" + x["run"]) for x in data[:2])
+    left_out = {f"{source}/{name}": reason for name, reason in data.left_out.items()}
+    return Data(runs, iterations, left_out, tuple(f"{source}: {x}" for x in data.notes))
+
+
 # === Folders ====================================================================================
-def read_folder(folder: Path) -> tuple[list[Record], dict[str, str]]:
-    """Return the complete runs at any depth below folder, and why the others are left out."""
+def read_folder(folder: Path) -> Data:
+    """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs")
-    records, left_out = [], {}
-    for path in find_runs(folder):
-        run = str(path.relative_to(folder)) if path != folder else path.resolve().name
+    records, left_out, studies = [], {}, []
+    for path, is_study in find_runs(folder):
+        name = str(path.relative_to(folder)) if path != folder else ""
+        if is_study:
+            [table] = [path / x for x in TABLES if (path / x).exists()][:1]
+            studies.append(load_table(table, name))
+            continue
+        run = name or path.resolve().name
         try:
             records.append(Record(run, str(path), *read_run(path)))
         except (OSError, ValueError) as error:
             left_out[run] = str(error)
     complete_runs = {record.run for record in records}
     failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
-    return records, left_out | failed
+    return merge([tabulate(records, left_out | failed), *studies])
 
 
 def failures(folder: Path) -> Iterator[tuple[str, str]]:
@@ -180,14 +143,16 @@ def failures(folder: Path) -> Iterator[tuple[str, str]]:
                 continue  # half a line, from a driver that was killed as it wrote
             if isinstance(event, dict) and event.get("completed") == "no" and event.get("run"):
                 run = log.parent.relative_to(folder) / str(event["run"])
-                yield str(run), str(event.get("reason") or "it failed")
+                yield schema.clean(str(run)), schema.clean(str(event.get("reason") or "it failed"))
 
 
-def find_runs(folder: Path) -> Iterator[Path]:
+def find_runs(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of runs and of studies, and whether it is a study."""
     for path, folders, files in os.walk(folder):
-        if {"run.json", "metrics.jsonl"} & set(files):
+        is_study = bool(set(TABLES) & set(files))
+        if is_study or {"run.json", "metrics.jsonl"} & set(files):
             folders.clear()
-            yield Path(path)
+            yield Path(path), is_study
         # Hidden folders are the driver's: warm-ups, and what killed runs left behind.
         folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
 
@@ -201,7 +166,9 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     except ValueError:
         raise ValueError("run.json is not JSON") from None
     try:
-        metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        lines = (path / "metrics.jsonl").read_text().splitlines()
+        # JSON has no NaN; what writes it means null.
+        metrics = [json.loads(line, parse_constant=lambda _: None) for line in lines]
     except FileNotFoundError:
         raise ValueError("no metrics.jsonl") from None
     except ValueError:
@@ -248,204 +215,256 @@ def read_history(run: Any) -> list[dict[str, Any]]:
     return list({row.get("iteration"): row for row in rows}.values())
 
 
-# === Tables =====================================================================================
+# === Runs =======================================================================================
 def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
-    """Check the records, describe each by a row, and drop duplicates; left_out grows."""
-    rows, iterations = [], []
+    """Check the records and describe each by a row; of runs made twice, keep the latest."""
+    rows, metrics, left_out = [], [], dict(left_out)
     for record in records:
         try:
-            check(record)
-            rows.append(describe(record))
+            info = check_run(record)
+            rows.append(describe(record, info))
         except ValueError as error:
             left_out[record.run] = str(error)
         else:
-            iterations += [{"run": record.run} | row for row in record.metrics]
-    runs = complete(pd.DataFrame(rows))
-    if not runs.empty:
-        runs = runs.sort_values("started", kind="stable", key=parse_times)
-        # A run without a stop has all that a resumed one has, and durations: old or not, it counts.
-        runs = runs.sort_values("resumed", kind="stable", ascending=False)
-        copies = runs.duplicated(IDENTITY, keep="last")
-        kept = runs[~copies].set_index(IDENTITY)[["run", "resumed"]]
-        for _, copy in runs[copies].iterrows():
-            better = kept.loc[tuple(copy[IDENTITY])]
-            why = "newer" if better["resumed"] == copy["resumed"] else "not a resumed one"
-            left_out[copy["run"]] = f"same settings as {better['run']}, which is {why}"
-        runs = runs[~copies].sort_values("run", ignore_index=True)
-    table = pd.DataFrame(iterations, columns=["run", "iteration", "global_step", *MEASURES])
-    table = table[table["run"].isin(runs["run"])].reset_index(drop=True)
-    table = table.astype(dict.fromkeys(MEASURES, "float64"))
-    table.loc[table["run"].isin(runs.loc[runs["resumed"], "run"]), SPEEDS] = np.nan
-    return Data(runs, table, left_out)
+            metrics += [{"run": record.run} | row for row in record.metrics]
+    runs = fill(pd.DataFrame(rows, columns=None if rows else ["run"]))
+    iterations = schema.complete(pd.DataFrame(metrics), ITERATIONS)
+    stopped = iterations["run"].isin(runs.loc[runs["resumed"], "run"])
+    iterations.loc[stopped, list(SPEEDS)] = float("nan")
+    return merge([Data(runs, iterations, left_out)])
 
 
-def parse_times(times: pd.Series) -> pd.Series:
-    return pd.to_datetime(times, format="ISO8601", utc=True, errors="coerce")
+def merge(parts: Sequence[Data]) -> Data:
+    """Return the parts as one; of runs made twice, the latest counts, and left_out says so."""
+    runs, iterations = (pd.concat([part[i] for part in parts], ignore_index=True) for i in (0, 1))
+    left_out = {name: reason for part in parts for name, reason in part.left_out.items()}
+    started = pd.to_datetime(runs["started"], format="ISO8601", utc=True, errors="coerce")
+    # A run without a stop has all that a resumed one has, and durations: old or not, it counts.
+    order = runs.assign(started=started).sort_values(
+        ["resumed", "started"], ascending=[False, True], kind="stable", na_position="first"
+    )
+    copies = order.duplicated(list(IDENTITY), keep="last")
+    kept = order[~copies].set_index(list(IDENTITY))[["run", "resumed"]]
+    for _, copy in order[copies].iterrows():
+        better = kept.loc[tuple(copy[list(IDENTITY)])]
+        why = "newer" if better["resumed"] == copy["resumed"] else "not a resumed one"
+        left_out[copy["run"]] = f"same settings as {better['run']}, which is {why}"
+    runs = runs.loc[order.index[~copies]].sort_values("run", ignore_index=True)
+    iterations = iterations[iterations["run"].isin(runs["run"])].reset_index(drop=True)
+    return Data(runs, iterations, left_out, tuple(x for part in parts for x in part.notes))
 
 
-def check(record: Record) -> None:
-    """Raise ValueError, with one reason, for a record that is not a completed and whole run."""
+def check_run(record: Record) -> dict[str, Any]:
+    """Return the values of a completed and whole run by their path in run.json, as "args.seed".
+
+    Raise ValueError, with one reason, for any other record.
+    """
     info = record.info if isinstance(record.info, dict) else {}
     for part in ("args", "durations", "versions"):
         if not isinstance(info.get(part), dict):
             raise ValueError(f"not a run of this benchmark: it has no {part}")
     if info.get("status") != "completed":
-        raise ValueError(f"status is {info.get('status')}")
+        raise ValueError(f"status is {schema.clean(str(info.get('status'))):.40}")
     parts = {
         f"{part}.{name}": x for part in ("args", "durations") for name, x in info[part].items()
     }
-    check_kinds({"script": info["args"].get("exp_name")} | info | parts, WANTED, NULLABLE)
+    values = {"script": info["args"].get("exp_name")} | info | parts
+    schema.check(values, [x for x in (*RUNS, *INPUTS) if x.source], ("run", "table"))
     num_iterations = count_iterations(info["args"])
     if num_iterations == 0:
         raise ValueError("its total_timesteps are not enough for an iteration")
     if len(record.metrics) != num_iterations:
         raise ValueError(f"{len(record.metrics)} iterations instead of {num_iterations}")
-    times = ["time/iteration", "time/elapsed"]
-    times += ["time/rollout", "time/update"] if info["args"]["sync_for_timing"] else []
-    wanted = {"a whole number above 0": "global_step", "a number above 0": " ".join(times)}
-    wanted["a number"] = " ".join(MEASURES)
-    nullable = [name for name in MEASURES if name not in times]
+    phases = ("time/rollout", "time/update") if info["args"]["sync_for_timing"] else ()
+    columns = [x._replace(must="run" if x.name in phases else x.must) for x in ITERATIONS[1:]]
     for i, row in enumerate(record.metrics):
         if not isinstance(row, dict) or row.get("iteration") != i:
             raise ValueError(f"line {i + 1} of its metrics is not iteration {i}")
-        check_kinds(row, wanted, nullable, f"iteration {i}: ")
+        try:
+            schema.check(row, columns, ("run", "table"))
+        except ValueError as error:
+            raise ValueError(f"iteration {i}: {error}") from None
     if record.metrics[0]["time/elapsed"] <= record.metrics[0]["time/iteration"]:
         raise ValueError("iteration 0: time/elapsed is not above time/iteration")
-
-
-def check_kinds(
-    values: dict[str, Any], wanted: dict[str, str], nullable: Sequence[str], where: str = ""
-) -> None:
-    """Raise ValueError for the first of the wanted values that is not of its kind."""
-    for kind, names in wanted.items():
-        for name in names.split():
-            value = values.get(name)
-            if name not in values and name not in nullable:
-                raise ValueError(f"{where}{name} is missing")
-            if not KINDS[kind](value) and not (value is None and name in nullable):
-                raise ValueError(f"{where}{name} is {json.dumps(value):.40}, not {kind}")
+    return values
 
 
 def count_iterations(args: dict[str, Any]) -> int:
     return args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
 
 
-def describe(record: Record) -> dict[str, Any]:
-    """Return the row of a run that check() found good."""
+def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a run that check_run() found good."""
     info, args = record.info, record.info["args"]
-    hidden, versions = tuple(args["hidden_sizes"]), info["versions"]
-    versions = {name.lower(): version for name, version in versions.items()}
-    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info.get("cpu") or "unknown CPU").strip()
-    host = f"{cpu}, {info.get('cores')} cores"
-    on_gpu = info["device"] != "cpu"
-    wsl2 = "microsoft" in info["os"].lower()
-    system = "WSL2" if wsl2 else info["os"].split("-")[0]
-    unit = f"{info['device']}, driver {info.get('driver')}" if on_gpu else host
+    hidden = tuple(args["hidden_sizes"])
+    versions = {str(name).lower(): str(x) for name, x in info["versions"].items()}
+    versions["python"] = str(info.get("python") or "")
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
     returns = [row.get("charts/episodic_return") for row in record.metrics]
-    returns = [x for x in returns if x is not None]
-    return {
+    returns = [float(x) for x in returns if x is not None]
+    row = {x.name: values.get(x.source) for x in RUNS if x.source}
+    row |= {x.name: versions.get(x.name) for x in RUNS if x.meaning == f"version of {x.name}"}
+    row |= {
         "run": record.run,
-        "name": args["run_name"],
         "source": record.source,
-        "script": info.get("script") or args["exp_name"],
-        "framework": info["framework"],
-        "compile_mode": info["compile_mode"],
-        "env_id": args["env_id"],
         "size": SIZES.get(hidden, "x".join(map(str, hidden))),
         "hidden_sizes": " ".join(map(str, hidden)),
         "settings": json.dumps(settings),
         "repeat": args["seed"] if info.get("repeat") is None else info["repeat"],
-        "seed": args["seed"],
-        "sync": args["sync_for_timing"],
         "num_iterations": count_iterations(args),
         "batch_size": args["num_envs"] * args["num_steps"],
-        "platform": f"{system}, {unit}",
-        "host": host,
-        "device": info["device"],
-        "gpu": info.get("gpu"),
-        "driver": info.get("driver"),
-        "os": info["os"],
-        "wsl2": wsl2,
-        "container": info["container"],
-        "cores": info.get("cores"),
-        "load": info.get("load"),
-        "started": info["started"],
-        "commit": info.get("git_commit"),
-        **{name: versions.get(name) for name in ("torch", "jax", "flax")},
-        "versions": json.dumps(info["versions"], sort_keys=True),
-        "notes": args.get("notes"),
+        "platform": describe_platform(info),
         "resumed": bool(info.get("resumed")),
         "final_return": returns[-1] if returns else None,
         "best_return": max(returns, default=None),
-        "peak_host_bytes": info["peak_host_bytes"],
-        "peak_device_bytes": info.get("peak_device_bytes"),
-    } | ({} if info.get("resumed") else measure(record))
+    }
+    durations = [x.name for x in RUNS if x.kind == "seconds"]
+    return row | (dict.fromkeys([*durations, "saving"]) if row["resumed"] else measure(record))
 
 
-def measure(record: Record) -> dict[str, float | None]:
-    """Return the durations of a run that was never stopped."""
-    durations, args, metrics = record.info["durations"], record.info["args"], record.metrics
+def describe_platform(info: dict[str, Any]) -> str:
+    """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores": what durations depend on."""
+    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info.get("cpu") or "unknown CPU").strip()
+    gpu = [info["device"], f"driver {info.get('driver')}"] if info["device"] != "cpu" else []
+    system = "WSL2" if "microsoft" in info["os"].lower() else info["os"].split("-")[0]
+    return ", ".join([system, *gpu, cpu, f"{info.get('cores')} cores"])
+
+
+def measure(record: Record) -> dict[str, float]:
+    """Return the durations, in seconds, of a run that was never stopped."""
+    durations, metrics = record.info["durations"], record.metrics
     first = metrics[0]["time/iteration"]
     setup = metrics[0]["time/elapsed"] - first
-    row = {name: durations.get(name) for name in ("imports", "saving", "total")}
-    row |= {"setup": setup, "startup": durations["imports"] + setup + first}
-    row["process"] = durations.get("process", durations["imports"] + durations["total"])
+    row = {"setup": setup, "startup": durations["imports"] + setup + first}
     for prefix, name in [("", "iteration"), ("rollout_", "rollout"), ("update_", "update")]:
-        seconds = [line.get(f"time/{name}") for line in metrics]
-        seconds = [x for x in seconds if x is not None]
+        found = [line.get(f"time/{name}") for line in metrics]
+        seconds = [float(x) for x in found if x is not None]
         parts = {f"{prefix}{window}": seconds[part] for window, part in WINDOWS.items()}
         row |= {window: fmean(part) for window, part in parts.items() if part}
-    if "steady" in row:
-        row["sps"] = args["num_envs"] * args["num_steps"] / row["steady"]
     return row
 
 
-def complete(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with every column, in one order and with one type each."""
-    runs = runs.copy()
-    if "mode" not in runs and {"framework", "compile_mode"} <= set(runs):
-        runs["mode"] = runs["framework"] + " " + runs["compile_mode"]
-    for name in TEXT:
-        runs[name] = (runs[name] if name in runs else pd.Series(None, runs.index)).astype("str")
-        runs[name] = runs[name].fillna("")
-    for name in NUMBERS:
-        column = runs[name] if name in runs else pd.Series(None, runs.index)
-        runs[name] = column.astype("float64")
-    for name in FLAGS:
-        runs[name] = (runs[name] if name in runs else pd.Series(False, runs.index)).astype("bool")
-    return runs[[*TEXT, *FLAGS, *NUMBERS]]
+def fill(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return checked rows with every column, and what can be worked out from others filled in."""
+    runs = schema.complete(runs, RUNS)
+    flags = runs["framework"].map(OP_BY_OP).fillna("--no-jit")
+    of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
+    mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
+    runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
+    parts = [x for x in PARTS if runs[x].notna().all()]
+    runs["startup"] = runs["startup"].fillna(runs[parts].sum(axis=1, skipna=False, min_count=1))
+    runs["process"] = runs["process"].fillna(runs["imports"].fillna(0) + runs["total"])
+    return runs
 
 
-# === Saved tables ===============================================================================
-def save(data: Data, path: str | Path) -> None:
-    """Write path, a .parquet file of runs and of what was left out; beside it, the iterations."""
-    runs = data.runs.copy()
-    runs.attrs["left_out"] = data.left_out
-    runs.to_parquet(path)
-    data.iterations.to_parquet(iterations_path(path))
+# === Tables =====================================================================================
+def save(data: Data, folder: str | Path) -> None:
+    """Write data as a study: runs.csv, iterations.parquet and, of runs left out, left_out.json."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    data.iterations.to_parquet(folder / "iterations.parquet", compression="zstd")
+    if data.left_out:
+        (folder / "left_out.json").write_text(json.dumps(data.left_out, indent=1) + "\n")
+    data.runs.to_csv(folder / TABLES[0], index=False, lineterminator="\n")
 
 
-def iterations_path(path: str | Path) -> Path:
-    return Path(path).with_suffix(".iterations.parquet")
+def load_table(path: Path, name: str) -> Data:
+    """Read a table of runs and, if it is a study's, what lies beside it; name is put before runs.
 
-
-def load_table(path: Path) -> Data:
-    """Read a table of runs, with or without one of iterations; missing columns are filled in."""
-    try:
-        runs = pd.read_parquet(path)
-    except (OSError, ValueError):
-        raise SourceError(f"{path} is not a table in parquet format") from None
-    missing = [name for name in REQUIRED if name not in runs]
+    A row that is not a run is left out with a reason, as a folder would be.
+    """
+    table = read_table(path)
+    missing = [x.name for x in RUNS if x.must == "table" and x.name not in table]
     if missing:
         raise SourceError(f"{path} is not a table of runs: no column {', '.join(missing)}")
-    if "run" not in runs:
-        runs["run"] = [f"row {i}" for i in range(len(runs))]
-    iterations = pd.DataFrame(columns=["run", "iteration", "global_step", *MEASURES])
-    if iterations_path(path).exists():
-        iterations = pd.read_parquet(iterations_path(path))
-    left_out = runs.attrs.pop("left_out", {})
+    if "run" not in table:
+        table["run"] = [f"row {i + 1}" for i in range(len(table))]
+    table["run"] = [f"{name}/{x}" if name else str(x) for x in table["run"]]
+    rows, left_out = [], {}
+    for i, cells in enumerate(table.to_dict("records")):
+        row = {x.name: schema.from_table(cells.get(x.name), x.kind) for x in RUNS}
+        try:
+            check_row(row, {x["run"] for x in rows})
+        except ValueError as error:
+            left_out[f"{row['run']} (row {i + 1})"] = str(error)
+        else:
+            rows.append(row)
+    runs, notes = number_repeats(fill(pd.DataFrame(rows, columns=[x.name for x in RUNS])), path)
+    if "startup" not in table:
+        parts = [x for x in PARTS if x in table and runs[x].notna().all()]
+        notes += (f"{path.name} has no startup, so {' + '.join(parts) or 'none'} stands for it",)
+    iterations = pd.DataFrame()
+    if path.name in TABLES:
+        iterations = load_table_of_iterations(path.parent, name)
+        if (path.parent / "left_out.json").exists():
+            left_out |= load_left_out(path.parent / "left_out.json")
+    return Data(runs, schema.complete(iterations, ITERATIONS), left_out, notes)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Return a table as it is in a file; of .csv, every cell is text and an empty one missing."""
     try:
-        return Data(complete(runs), iterations, left_out)
-    except ValueError as error:
-        raise SourceError(f"{path} is not a table of runs: {error}") from None
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        return pd.read_csv(path, dtype="str", keep_default_na=False).replace("", None)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it cannot be read"
+        raise SourceError(f"{path} is not a table that can be read: {reason:.80}") from None
+
+
+def check_row(row: dict[str, Any], names: set[str]) -> None:
+    """Raise ValueError, with one reason, for a row of a table that is no run."""
+    schema.check(row, [x._replace(source="") for x in RUNS], ())
+    for column in RUNS:
+        empty = schema.is_missing(row[column.name]) or row[column.name] == ""
+        if column.must == "table" and column.kind == "text" and empty:
+            raise ValueError(f"{column.name} is missing")
+    if row["run"] in names:
+        raise ValueError("another row has the same run")
+    for name in ("total", "process", "final_return"):
+        if row[name] is not None and row["num_iterations"] is None:
+            raise ValueError(f"it has {name} but no num_iterations, on which that depends")
+
+
+def number_repeats(runs: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return the rows of a table with repeats that are unique, numbered in their order if need be.
+
+    Runs are compared within a repeat: if two rows share one, either could belong to it.
+    """
+    cells = [name for name in IDENTITY if name != "repeat"]
+    if runs["repeat"].notna().all() and not runs.duplicated(list(IDENTITY)).any():
+        return runs, ()
+    why = "are not unique" if runs["repeat"].notna().all() else "are missing"
+    note = f"the repeats of {path.name} {why}, so its runs were numbered in the order of their rows"
+    return runs.assign(repeat=runs.groupby(cells).cumcount() + 1.0), (note,)
+
+
+def load_table_of_iterations(folder: Path, name: str) -> pd.DataFrame:
+    """Return the iterations of a study, or an empty table if it has none."""
+    [*paths] = [x for x in (folder / "iterations.parquet", folder / "iterations.csv") if x.exists()]
+    if not paths:
+        return pd.DataFrame()
+    table = read_table(paths[0])
+    missing = [x.name for x in ITERATIONS if x.must == "table" and x.name not in table]
+    if missing:
+        raise SourceError(f"{paths[0]} is no table of iterations: no column {', '.join(missing)}")
+    for column in ITERATIONS[1:]:
+        if column.name in table:
+            numbers = pd.to_numeric(table[column.name], errors="coerce").astype("float64")
+            wrong = table[column.name].notna() & ~(numbers.abs() < 1e300)
+            wrong |= (numbers <= 0) & (column.kind in ("seconds", "count"))
+            if wrong.any():
+                value = schema.clean(str(table.loc[wrong, column.name].iloc[0]))
+                words = schema.KINDS[column.kind].words
+                raise SourceError(f"{paths[0]}: {column.name} is {value:.40}, not {words}")
+            table[column.name] = numbers
+    table["run"] = [f"{name}/{x}" if name else str(x) for x in table["run"]]
+    return table
+
+
+def load_left_out(path: Path) -> dict[str, str]:
+    try:
+        found = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        raise SourceError(f"{path} is not a JSON object of runs and reasons") from None
+    return {schema.clean(str(run)): schema.clean(str(reason)) for run, reason in found.items()}

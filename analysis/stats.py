@@ -1,9 +1,10 @@
-"""Speedups, differences and returns, each with an interval.
+"""Ratios, differences and returns, each with an interval.
 
 A process is one observation: iterations within it are not independent. Runs are compared within a
 block, which is one environment, model size and repeat; the repeat's seed is the same in all.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,192 +13,110 @@ from scipy import stats
 
 BLOCK = ("mode", "platform", "settings", "sync", "env_id", "size", "repeat")
 WHOLE_RUN = ("total", "process", "final_return", "best_return")  # depend on its iterations
-SIZE_ORDER = ("small", "medium", "large")
 CONFIDENCE = 0.95
-RESAMPLES = 2000
-LEAST_RETURNS = 5  # for an interval: percentiles of fewer mean little
+LEAST_RUNS = 5  # of each side: with 3, a third of the claims of equivalence can be wrong
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95% interval; low and high are NaN if there is nothing to repeat over."""
+    """An estimate and its 95% interval; low and high are NaN if there is nothing to repeat over.
 
-    estimate: float
-    low: float
-    high: float
+    Of several estimates, each field is an array.
+    """
+
+    estimate: Any
+    low: Any
+    high: Any
 
 
-# === Durations ==================================================================================
+def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series) -> Interval:
+    """Return the mean over environments of the mean over repeats, and its 95% interval.
+
+    values has a row per run, and may have a column per quantity; envs names each row's environment.
+
+    The means of n environments vary by what differs between environments and by the noise between
+    processes, so their variance holds both. Few environments may by chance vary less than the noise
+    alone makes them, so the standard error is sqrt(max(between, noise) / n); the interval is
+    Student's t with n - 1 degrees of freedom times that. With a single environment it covers the
+    noise between processes alone; with one run as well there is none. This is the closed form of a
+    two-level bootstrap whose levels are rescaled (Davison and Hinkley 1997, section 3.8).
+    """
+    groups = pd.DataFrame(np.asarray(values, float)).groupby(np.asarray(envs))
+    counts, means = groups.size().to_numpy(), groups.mean().to_numpy()
+    num_envs, freedom = len(means), int(counts.sum() - len(means))
+    noise, between = 0.0, 0.0
+    if freedom:
+        squares = groups.var(ddof=1).fillna(0).to_numpy() * (counts - 1)[:, None]
+        noise = squares.sum(0) / freedom * (1 / counts).mean()
+    if num_envs > 1:
+        between = means.var(axis=0, ddof=1)
+    estimate = means.mean(0)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, num_envs - 1 if num_envs > 1 else freedom)
+    half_width = quantile * np.sqrt(np.maximum(between, noise) / num_envs)  # NaN without freedom
+    fields = (estimate, estimate - half_width, estimate + half_width)
+    return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
+
+
 def pair(
-    runs: pd.DataFrame,
-    value: str,
-    baseline: str,
-    candidate: str,
-    contender: str = "mode",
-    ignore: tuple[str, ...] = (),
+    runs: pd.DataFrame, value: str, baseline: str, candidate: str, contender: str = "mode"
 ) -> pd.DataFrame:
     """Return a row per pair of runs that differ in contender alone, with both values.
 
     contender is the column that holds baseline and candidate: "mode", "platform" or any other.
-    Columns in ignore may differ too: with "repeat", every repeat is paired with every other.
-    Runs of different lengths pair, unless the value is of the whole run. The values are in the
-    columns baseline and candidate.
+    Runs of different lengths pair, unless the value is of the whole run; of several runs of one
+    block the mean counts. The values are in the columns baseline and candidate.
     """
     block = (*BLOCK, "num_iterations") if value in WHOLE_RUN else BLOCK
-    keys = [name for name in block if name != contender and name not in ignore]
+    keys = [name for name in block if name != contender]
     runs = runs.dropna(subset=[value])
     sides = [
-        runs.loc[runs[contender] == side, [*keys, value]].rename(columns={value: name})
-        for side, name in ((baseline, "baseline"), (candidate, "candidate"))
+        runs[runs[contender] == side].groupby(keys, as_index=False, sort=False, dropna=False)[value]
+        for side in (baseline, candidate)
     ]
-    if not ignore:  # of a run made twice, as with other lengths, the mean counts once
-        sides = [side.groupby(keys, as_index=False, sort=False).mean() for side in sides]
-    return sides[0].merge(sides[1], on=keys)
+    names = ("baseline", "candidate")
+    left, right = (x.mean().rename(columns={value: y}) for x, y in zip(sides, names, strict=True))
+    return left.merge(right, on=keys, validate="one_to_one")
 
 
-def hierarchical_interval(cells: pd.DataFrame, seed: int = 0) -> Interval:
-    """Return the mean of `value` over environments, and its interval by a two-level bootstrap.
-
-    cells has the columns env_id, size and value; rows with equal env_id and size are repeats. The
-    estimate is the mean over environments of the mean over sizes of the mean over repeats.
-    Environments are drawn with replacement, then the processes within each. Drawing at two levels
-    counts the noise between processes twice, so the environments' means are first shrunk and the
-    residuals stretched until both variances are right (Davison and Hinkley 1997, section 3.8).
-    The interval is t times the standard error of the resampled means: plain percentiles are too
-    narrow for a dozen environments (Hesterberg 2015). With one environment it covers the noise
-    between processes alone; with one run as well there is none.
-    """
-    groups = cells.groupby(["env_id", "size"])["value"]
-    count = groups.transform("size")
-    means = groups.mean().groupby("env_id").mean()
-    estimate, num_envs = float(means.mean()), len(means)
-    repeated = count > 1
-    freedom = int(repeated.sum() - groups.ngroups + (groups.size() == 1).sum())
-    residuals = (cells["value"] - groups.transform("mean"))[repeated]
-    residuals = (residuals * np.sqrt(count / (count - 1))[repeated]).to_numpy()
-    if num_envs == 1 and freedom == 0:
-        return Interval(estimate, np.nan, np.nan)
-
-    # What each process adds to the mean of its environment; rows are padded with weight 0.
-    num_sizes = cells.groupby("env_id")["size"].transform("nunique")
-    shares = (1 / (count * num_sizes)).groupby(cells["env_id"]).apply(list).loc[means.index]
-    weights = np.zeros((num_envs, max(map(len, shares))))
-    for row, share in zip(weights, shares, strict=True):
-        row[: len(share)] = share
-
-    noise_variance = (residuals**2).mean() if freedom else 0.0
-    noise = noise_variance * (weights**2).sum(1).mean()
-    spread = means.var() if num_envs > 1 else 0.0
-    shrink = np.sqrt(max(0, spread - noise) / means.var(ddof=0)) if spread else 0.0
-    effects = shrink * (means.to_numpy() - estimate)
-
-    rng = np.random.default_rng(seed)
-    picked = rng.integers(num_envs, size=(RESAMPLES, num_envs))
-    shape = (RESAMPLES, *weights.shape)
-    noises = rng.choice(residuals, shape) if freedom else np.zeros(shape)
-    resampled = (effects[picked] + (noises * weights[picked]).sum(-1)).mean(1)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, num_envs - 1 if num_envs > 1 else freedom)
-    half_width = float(quantile * resampled.std(ddof=1))
-    return Interval(estimate, estimate - half_width, estimate + half_width)
-
-
-def candidates(runs: pd.DataFrame, baseline: str, contender: str = "mode") -> list[str]:
-    return [name for name in runs[contender].unique() if name != baseline]
-
-
-def sizes(runs: pd.DataFrame) -> list[str]:
-    """Return the model sizes in runs, the known ones first and in order of size."""
-    known = [size for size in SIZE_ORDER if size in set(runs["size"])]
-    return known + sorted(set(runs["size"]) - set(known))
-
-
-def by_size(pairs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return the pairs of each size and, if there are several sizes, all of them."""
-    parts = [(size, pairs[pairs["size"] == size]) for size in sizes(pairs)]
-    return [*parts, ("all", pairs)] if len(parts) > 1 else parts
-
-
-def speedup_table(
+def compare(
     runs: pd.DataFrame,
     value: str,
     baseline: str,
     contender: str = "mode",
-    ignore: tuple[str, ...] = (),
+    by: Sequence[str] = ("size",),
+    difference: bool = False,
 ) -> pd.DataFrame:
-    """Return how many times faster each candidate is than baseline, by size and over all sizes.
+    """Return how many times as long each candidate takes as baseline, in each group of `by`.
 
-    A speedup is the baseline's `value`, in seconds, over the candidate's. geometric_mean, median,
-    minimum, maximum and pairs describe every pair of a baseline's and a candidate's repeat within
-    (environment, size). paired is the geometric mean within blocks, and low and high its interval.
+    The ratio is the candidate's `value` over the baseline's within blocks: its geometric mean over
+    repeats and then over environments. With difference, it is the mean of candidate minus baseline,
+    in seconds. Columns: contender, those of by, estimate, low, high, environments and blocks.
     """
     rows = []
-    for candidate in candidates(runs, baseline, contender):
-        paired = pair(runs, value, baseline, candidate, contender, ignore)
-        every = pair(runs, value, baseline, candidate, contender, (*ignore, "repeat"))
-        for size, pairs in by_size(every):
-            speedups = pairs["baseline"] / pairs["candidate"]
-            row: dict[str, Any] = {"candidate": candidate, "baseline": baseline, "size": size}
-            row |= {
-                "geometric_mean": float(np.exp(np.log(speedups).mean())),
-                "median": speedups.median(),
-                "minimum": speedups.min(),
-                "maximum": speedups.max(),
-                "pairs": len(pairs),
-            }
-            blocks = paired if size == "all" else paired[paired["size"] == size]
-            row |= {"environments": blocks["env_id"].nunique(), "blocks": len(blocks)}
-            if len(blocks):
-                logs = np.log(blocks["baseline"] / blocks["candidate"])
-                interval = hierarchical_interval(blocks.assign(value=logs))
-                row |= dict(zip(("paired", "low", "high"), np.exp(interval), strict=True))
-            rows.append(row)
-    columns = ["candidate", "baseline", "size", "geometric_mean", "median", "minimum", "maximum"]
-    columns += ["pairs", "paired", "low", "high", "environments", "blocks"]
+    for candidate in dict.fromkeys(runs.loc[runs[contender] != baseline, contender]):
+        pairs = pair(runs, value, baseline, candidate, contender)
+        values = pairs["candidate"] - pairs["baseline"]
+        if not difference:
+            values = np.log(pairs["candidate"] / pairs["baseline"])
+        for _, group in pairs.assign(value=values).groupby(list(by), sort=False, dropna=False):
+            interval = mean_interval(group["value"].to_numpy(), group["env_id"])
+            row = {contender: candidate} | {name: group[name].iloc[0] for name in by}
+            interval = interval if difference else Interval(*np.exp(interval))
+            row |= {name: float(x) for name, x in interval._asdict().items()}
+            envs = {"environments": group["env_id"].nunique(), "blocks": len(group)}
+            rows.append(row | envs)
+    columns = [contender, *by, *Interval._fields, "environments", "blocks"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def difference_table(
-    runs: pd.DataFrame,
-    value: str,
-    baseline: str,
-    contender: str = "mode",
-    ignore: tuple[str, ...] = (),
-) -> pd.DataFrame:
-    """Return candidate minus baseline within blocks, in seconds, by size and over all sizes."""
-    rows = []
-    for candidate in candidates(runs, baseline, contender):
-        for size, pairs in by_size(pair(runs, value, baseline, candidate, contender, ignore)):
-            values = pairs["candidate"] - pairs["baseline"]
-            mean, low, high = hierarchical_interval(pairs.assign(value=values))
-            row = {"candidate": candidate, "baseline": baseline, "size": size, "mean": mean}
-            row |= {"low": low, "high": high, "median": values.median(), "minimum": values.min()}
-            row |= {"maximum": values.max(), "blocks": len(pairs)}
-            row |= {"environments": pairs["env_id"].nunique()}
-            rows.append(row)
-    columns = ["candidate", "baseline", "size", "mean", "low", "high", "median", "minimum"]
-    return pd.DataFrame(rows, columns=[*columns, "maximum", "environments", "blocks"])
-
-
 # === Returns ====================================================================================
-def iqm(values: np.ndarray) -> float:
-    """Return the mean of the middle half (Agarwal et al. 2021)."""
-    return float(stats.trim_mean(values, 0.25, axis=None))
+def median_interval(values: np.ndarray) -> Interval:
+    """Return the median and the values around it that hold it 95 times in 100: order statistics.
 
-
-def iqm_interval(returns: list[np.ndarray], seed: int = 0) -> Interval:
-    """Return the IQM over all of returns, an array of runs per environment, and its interval.
-
-    The bootstrap is stratified: runs are drawn within each environment, and percentiles taken.
-    Returns of several environments must be on one scale. A single run each, or fewer than
-    LEAST_RETURNS in all, give no interval.
+    Nothing is assumed of how values are distributed: returns often have a cap that most runs reach
+    and some miss, for which Student's t is far too narrow. Fewer than six values have no interval.
     """
-    estimate = iqm(np.concatenate(returns))
-    if max(map(len, returns)) < 2 or sum(map(len, returns)) < LEAST_RETURNS:
-        return Interval(estimate, np.nan, np.nan)
-    rng = np.random.default_rng(seed)
-    resampled = np.concatenate([rng.choice(x, (RESAMPLES, len(x))) for x in returns], axis=1)
-    iqms = stats.trim_mean(resampled, 0.25, axis=1)
-    tail = (1 - CONFIDENCE) / 2
-    return Interval(estimate, *(float(q) for q in np.quantile(iqms, [tail, 1 - tail])))
+    low, high = stats.quantile_test(values, q=0, p=0.5).confidence_interval(CONFIDENCE)
+    return Interval(float(np.median(values)), float(low), float(high))
 
 
 class Equivalence(NamedTuple):
@@ -206,34 +125,25 @@ class Equivalence(NamedTuple):
     difference: float  # candidate minus baseline
     low: float  # of the 90% interval of the difference
     high: float
-    margin: float
-    p_value: float  # of the hypothesis that they differ by the margin or more
-    verdict: Literal["equivalent", "different", "undecided", "too few runs", "all alike"]
+    verdict: Literal["equivalent", "different", "undecided", "too few runs"]
 
 
 def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> Equivalence:
     """Test two sets of returns for equivalence: two one-sided Welch tests at 5% each (TOST).
 
     "equivalent" means that the 90% interval of the difference lies within the margin, "different"
-    that it lies outside on one side, and "undecided" that it does neither.
+    that it lies outside on one side, and "undecided" that it does neither. With fewer than
+    LEAST_RUNS a side, a failure that is rare would go unseen.
     """
     difference = float(np.mean(candidate) - np.mean(baseline))
-    if min(len(baseline), len(candidate)) < 2:
-        return Equivalence(difference, np.nan, np.nan, margin, np.nan, "too few runs")
-    parts = [np.var(x, ddof=1) / len(x) for x in (baseline, candidate)]
-    error = float(np.sqrt(sum(parts)))
-    if error == 0:  # every run of a side ended alike
-        inside = abs(difference) < margin or difference == 0
-        verdict = "equivalent" if inside else "different"
-        return Equivalence(difference, difference, difference, margin, 1.0 - inside, verdict)
-    squares = sum(v**2 / (len(x) - 1) for v, x in zip(parts, (baseline, candidate), strict=True))
-    freedom = sum(parts) ** 2 / squares
-    half_width = float(stats.t.ppf(0.95, freedom)) * error
-    low, high = difference - half_width, difference + half_width
-    p_value = float(stats.t.sf((margin - abs(difference)) / error, freedom))
-    verdict = "undecided"
+    if min(len(baseline), len(candidate)) < LEAST_RUNS:
+        return Equivalence(difference, np.nan, np.nan, "too few runs")
+    low = high = difference  # if every run of a side ended alike
+    if np.ptp(baseline) or np.ptp(candidate):
+        test = stats.ttest_ind(candidate, baseline, equal_var=False)
+        low, high = (float(x) for x in test.confidence_interval(0.90))
     if -margin < low and high < margin:
-        verdict = "equivalent"
-    elif low > margin or high < -margin:
-        verdict = "different"
-    return Equivalence(difference, low, high, margin, p_value, verdict)
+        return Equivalence(difference, low, high, "equivalent")
+    if low > margin or high < -margin:
+        return Equivalence(difference, low, high, "different")
+    return Equivalence(difference, low, high, "undecided")

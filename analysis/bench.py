@@ -1,0 +1,110 @@
+"""Runs that may be compared with each other, and the order in which they are shown.
+
+A bench is all runs of one platform and one set of hyperparameters.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.runs import Data
+
+BASELINE = "ppo_linen"
+# The order of tables and figures; what is not here comes after it, by name.
+MODES = (
+    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_torch_compile", "ppo_torch"),
+    *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_torch --no-jit-env"),
+)
+SIZES = ("small", "medium", "large")
+
+
+class Bench(NamedTuple):
+    """Runs that may be compared: of one platform and one set of hyperparameters."""
+
+    title: str
+    runs: pd.DataFrame  # not made to wait between phases, or all if there are none
+    synced: pd.DataFrame  # those with --sync-for-timing and steady phases
+    iterations: pd.DataFrame  # of runs
+    baseline: str
+    synced_baseline: str
+
+
+# === Choices ====================================================================================
+def benches(data: Data, baseline: str | None = None) -> list[Bench]:
+    """Return the benches of data, those with most runs first."""
+    groups = [x for _, x in data.runs.groupby(["platform", "settings"], sort=False)]
+    groups.sort(key=len, reverse=True)
+    titles = describe_benches(groups)
+    return [make_bench(*pair, data, baseline) for pair in zip(titles, groups, strict=True)]
+
+
+def describe_benches(groups: Sequence[pd.DataFrame]) -> list[str]:
+    """Return each group's platform and, of its hyperparameters, those that the groups differ in."""
+    settings = [as_object(x["settings"].iloc[0]) for x in groups]
+    names = sorted({name for x in settings for name in x})
+    differ = [x for x in names if len({json.dumps(y.get(x)) for y in settings}) > 1]
+    if not any(settings):  # of a foreign table they may be any text, or none
+        texts = [x["settings"].iloc[0] for x in groups]
+        settings, differ = [{"settings": x} for x in texts], ["settings"] * (len(set(texts)) > 1)
+    titles = []
+    for group, own in zip(groups, settings, strict=True):
+        platform = group["platform"].iloc[0] or "platform not named"
+        titles.append(", ".join([platform, *(f"{x} {own[x]}" for x in differ if x in own)]))
+    return titles
+
+
+def as_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def make_bench(title: str, runs: pd.DataFrame, data: Data, baseline: str | None) -> Bench:
+    synced = runs[runs["sync"] & runs["rollout_steady"].notna()]
+    runs = runs if runs["sync"].all() else runs[~runs["sync"]]
+    iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
+    names = [choose_baseline(x, baseline) for x in (runs, synced)]
+    return Bench(title, runs, synced, iterations, *names)
+
+
+def choose_baseline(runs: pd.DataFrame, wanted: str | None) -> str:
+    """Return the mode wanted if it was run, or else ppo_linen, or the mode with most runs."""
+    counts = runs["mode"].value_counts()
+    found = [x for x in (wanted, BASELINE, *counts.index) if x in counts.index]
+    return str(found[0]) if found else ""
+
+
+def mode_order(modes: Sequence[str] | pd.Series) -> list[str]:
+    return [x for x in MODES if x in set(modes)] + sorted(set(modes) - set(MODES))
+
+
+def size_order(sizes: Sequence[str] | pd.Series) -> list[str]:
+    return [x for x in SIZES if x in set(sizes)] + sorted(set(sizes) - set(SIZES))
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table by size, environment (as they come) and mode."""
+    orders = {"size": size_order, "env_id": pd.unique, "mode": mode_order}
+    orders = {x: list(order(table[x])) for x, order in orders.items() if x in table}
+    places = [table[x].map({y: i for i, y in enumerate(order)}) for x, order in orders.items()]
+    return table.iloc[np.lexsort(places[::-1])].reset_index(drop=True)
+
+
+def timed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that count for durations: those that were never stopped and resumed."""
+    return runs[~runs["resumed"]]
+
+
+def shared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs in environments that have every mode, or all if there are none.
+
+    A mean over environments may be compared only if they are the same ones.
+    """
+    counts = runs.groupby("env_id")["mode"].transform("nunique")
+    common = runs[counts == runs["mode"].nunique()]
+    return common if len(common) else runs

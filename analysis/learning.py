@@ -1,0 +1,196 @@
+"""What the agents learned: returns, scores, their equivalence, and when they reached a target."""
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis import stats
+from analysis.bench import Bench, in_order, mode_order, shared, size_order, timed
+from analysis.schema import SourceError
+
+ENVIRONMENTS = Path(__file__).parent / "environments.csv"
+
+
+class Environment(NamedTuple):
+    """What is known of an environment before any run: README.md says how it was fixed."""
+
+    untrained: float  # mean return of an untrained agent, which scores 0
+    reference: float  # the return that scores 1
+    target: float  # the return that counts as learnt; NaN if none does
+    margin: float  # returns that differ by less are equivalent
+
+
+def load_environments(path: str | Path = ENVIRONMENTS) -> dict[str, Environment]:
+    """Return what a CSV file says of each environment; raise SourceError if it cannot."""
+    try:
+        with open(path, newline="") as file:
+            return {
+                row["env_id"]: Environment(*(float(row[x] or "nan") for x in Environment._fields))
+                for row in csv.DictReader(file)
+            }
+    except (OSError, ValueError, KeyError, TypeError):
+        columns = ", ".join(("env_id", *Environment._fields))
+        raise SourceError(f"{path} is not a CSV file with the columns {columns}") from None
+
+
+def mean_return(runs: pd.DataFrame, environments: dict[str, Environment]) -> dict[str, float]:
+    """Return the mean final return of one environment's runs, and the score over several."""
+    means = runs.groupby("env_id")["final_return"].mean().dropna()
+    scores = [score(x, environments.get(str(env_id))) for env_id, x in means.items()]
+    known = [x for x in scores if not np.isnan(x)]
+    return {
+        "return": float(means.iloc[0]) if len(means) == 1 else np.nan,
+        "score": float(np.mean(known)) if known else np.nan,
+    }
+
+
+def score(value: float, environment: Environment | None) -> float:
+    """Return where a return lies between the untrained agent's, 0, and the reference, 1."""
+    if environment is None:
+        return np.nan
+    return (value - environment.untrained) / (environment.reference - environment.untrained)
+
+
+def learned(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return, of each environment and size, the runs of its commonest length that have a return."""
+    runs = runs.dropna(subset=["final_return"])
+    lengths = runs["num_iterations"].groupby([runs["env_id"], runs["size"]])
+    return runs[runs["num_iterations"] == lengths.transform(lambda x: x.mode().iloc[0])]
+
+
+def fingerprints(bench: Bench) -> pd.Series:
+    """Return a hash of all that each run computed: its metrics without times."""
+    names = [x for x in bench.iterations if x.startswith(("charts/", "losses/"))]
+    names = [x for x in names if x != "charts/SPS"]
+    known = bench.iterations.dropna(subset=names, how="all")
+    groups = known.sort_values("iteration").groupby("run")[["iteration", *names]]
+    return pd.Series({run: hash(x.to_numpy().tobytes()) for run, x in groups}, dtype="object")
+
+
+def identical(bench: Bench) -> dict[str, str]:
+    """Return each mode and the first mode that computed the same in all the blocks they share.
+
+    Two programs that give the same numbers are one observation of learning, and not two.
+    """
+    runs = bench.runs.assign(print=bench.runs["run"].map(fingerprints(bench)))
+    keys = ["env_id", "size", "num_iterations", "repeat"]
+    prints = runs.dropna(subset=["print"]).drop_duplicates([*keys, "mode"])
+    table = prints.pivot(index=keys, columns="mode", values="print")
+    first: dict[str, str] = {}
+    for mode in mode_order(bench.runs["mode"]):
+        first[mode] = mode
+        for other in [x for x in first if first[x] == x and x != mode and {x, mode} <= set(table)]:
+            both = table[[other, mode]].dropna()
+            if len(both) and (both[other] == both[mode]).all():
+                first[mode] = other
+                break
+    return first
+
+
+def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
+    """Return a row per environment, size and mode: its final returns and their test.
+
+    Columns: env_id, size, mode, runs, mean, median with low and high, lowest, highest, score, and
+    against the baseline difference, with low and high of its 90% interval, margin and verdict: ""
+    for the baseline, "as MODE" for a mode that computed the same as another, "no margin" if none
+    was fixed, "all alike" if no run of any mode differs, or equivalence()'s.
+    """
+    rows, same = [], identical(bench)
+    for _, cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
+        known = environments.get(str(cell["env_id"].iloc[0]))
+        base = cell.loc[cell["mode"] == bench.baseline, "final_return"].to_numpy()
+        for mode in mode_order(cell["mode"]):
+            values = cell.loc[cell["mode"] == mode, "final_return"].to_numpy()
+            row = {"env_id": cell["env_id"].iloc[0], "size": cell["size"].iloc[0], "mode": mode}
+            row |= {
+                "runs": len(values),
+                "mean": values.mean(),
+                "score": score(values.mean(), known),
+            }
+            median, low, high = stats.median_interval(values)
+            row |= {"median": median, "low": low, "high": high}
+            row |= {"lowest": values.min(), "highest": values.max()}
+            row |= {"margin": known.margin if known else np.nan, "verdict": ""}
+            if same[mode] != mode:
+                row["verdict"] = f"as {same[mode]}"
+            elif mode != bench.baseline and len(base):
+                test = stats.equivalence(base, values, known.margin if known else np.nan)
+                names = ("difference", "difference_low", "difference_high", "verdict")
+                row |= dict(zip(names, test, strict=True))
+                if cell["final_return"].nunique() == 1:
+                    row["verdict"] = "all alike"
+                elif known is None:
+                    row["verdict"] = "no margin"
+            rows.append(row)
+    columns = ["env_id", "size", "mode", "runs", "mean", "median", "low", "high", "lowest"]
+    columns += ["highest", "score", "difference", "difference_low", "difference_high", "margin"]
+    return in_order(pd.DataFrame(rows, columns=[*columns, "verdict"]))
+
+
+def scores(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
+    """Return each mode's score over environments, and by how much it differs from the baseline's.
+
+    Every environment has the same weight. Columns: size, mode, environments, score, and the
+    difference: estimate, low, high. The score itself has no interval: one that tells of other
+    environments is as wide as they differ, and one of these does not hold its level with few runs.
+    """
+    runs = learned(bench.runs)
+    values = [
+        score(value, environments.get(str(env_id)))
+        for env_id, value in zip(runs["env_id"], runs["final_return"], strict=True)
+    ]
+    runs = runs.assign(score=values).dropna(subset=["score"])
+    rows = []
+    for size in size_order(runs["size"]):
+        part = shared(runs[runs["size"] == size])
+        table = stats.compare(part, "score", bench.baseline, difference=True).set_index("mode")
+        for mode in mode_order(part["mode"]):
+            envs = part[part["mode"] == mode].groupby("env_id")["score"].mean()
+            row = {"size": size, "mode": mode, "environments": len(envs), "score": envs.mean()}
+            names = stats.Interval._fields if mode in table.index else ()
+            rows.append(row | {x: table.loc[mode, x] for x in names})
+    columns = ["size", "mode", "environments", "score", *stats.Interval._fields]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def learning(bench: Bench, size: str) -> pd.DataFrame:
+    """Return the learning curves of a size: env_id, mode, run, steps, seconds, return.
+
+    seconds are from the start of the process. An iteration without the end of an episode has the
+    return of the one before it.
+    """
+    runs = learned(bench.runs[bench.runs["size"] == size])
+    columns = ["run", "env_id", "mode", "imports", "repeat"]
+    rows = bench.iterations.merge(runs[columns], on="run").sort_values(["run", "iteration"])
+    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()
+    rows["steps"], rows["seconds"] = rows["global_step"], rows["imports"] + rows["time/elapsed"]
+    rows = rows.dropna(subset=["return"])
+    return rows[["env_id", "mode", "run", "steps", "seconds", "return"]]
+
+
+def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
+    """Return when runs first had the environment's target as their mean return of an iteration.
+
+    Columns: size, env_id, mode, target, runs, reached, and the median of the seconds from the start
+    of the process: estimate, low, high. A run that never got there counts as one that takes longer
+    than all others, so the median is infinite unless more than half did.
+    """
+    rows = []
+    for size in size_order(bench.runs["size"]):
+        points = learning(bench._replace(runs=timed(bench.runs)), size)
+        points["target"] = points["env_id"].map({x: y.target for x, y in environments.items()})
+        points = points.dropna(subset=["target", "seconds"])
+        for _, group in points.groupby(["env_id", "mode"], sort=False):
+            hit = group["return"] >= group["target"]
+            seconds = group["seconds"].where(hit, np.inf).groupby(group["run"]).min().to_numpy()
+            if np.isfinite(seconds).any():
+                first = group.iloc[0]
+                row = {"size": size, "env_id": first["env_id"], "mode": first["mode"]}
+                row |= {"target": first["target"], "runs": len(seconds)}
+                row |= {"reached": int(np.isfinite(seconds).sum())}
+                rows.append(row | stats.median_interval(seconds)._asdict())
+    columns = ["size", "env_id", "mode", "target", "runs", "reached", *stats.Interval._fields]
+    return in_order(pd.DataFrame(rows, columns=columns))

@@ -1,0 +1,260 @@
+"""What a table of runs and one of iterations hold: the one place that says it.
+
+Loading, checks and the data dictionary in README.md all follow from the columns below.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+
+class SourceError(ValueError):
+    """A source that cannot be used; the message is one sentence for the user."""
+
+
+class Column(NamedTuple):
+    """A column of a table, or a value of run.json that columns are worked out from."""
+
+    name: str
+    kind: str  # a key of KINDS
+    meaning: str  # for the data dictionary, in Markdown
+    source: str = ""  # where run.json has it: "args.seed"; "" if it is worked out
+    must: str = ""  # who cannot be without it: "run", a run of ours, or "table", that too
+
+
+class Kind(NamedTuple):
+    words: str  # in a sentence on a value that is not of the kind
+    dtype: str
+    default: Any  # where there is no value
+
+
+KINDS = {
+    "text": Kind("text", "str", ""),
+    "flag": Kind("true or false", "bool", False),
+    "number": Kind("a number", "float64", math.nan),
+    "seconds": Kind("a number above 0", "float64", math.nan),
+    "count": Kind("a whole number above 0", "float64", math.nan),
+    "widths": Kind("a list of whole numbers above 0", "object", None),
+    "list": Kind("a list of whole numbers", "object", None),
+}
+FLAGS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+MOST_TEXT = 4000  # characters: settings have some 600
+
+RUNS = (
+    Column("run", "text", "unique name of the run: its folder, or W&B's id; if missing, its row"),
+    Column("name", "text", "`--run-name`", "args.run_name", "run"),
+    Column("source", "text", "the folder, or W&B's address, that it came from"),
+    Column("script", "text", "file name without suffix, as `ppo_linen`", "script", "run"),
+    Column("framework", "text", "`torch`, `linen`, `nnx` or another", "framework", "table"),
+    Column(
+        "compile_mode",
+        "text",
+        "`none`, `jit`, `cached_partial`, `env.jit`, `compile` or another",
+        "compile_mode",
+        "table",
+    ),
+    Column(
+        "mode",
+        "text",
+        "what is compared: the script, with its flag if it ran op by op, as `ppo_linen --no-jit`; "
+        "if missing, made of `script`, or of `framework` and `compile_mode`",
+    ),
+    Column("env_id", "text", "environment", "args.env_id", "table"),
+    Column("size", "text", "`small`, `medium`, `large`, or widths as `128x128`", "", "table"),
+    Column("hidden_sizes", "text", "widths of the hidden layers, as `64 64`"),
+    Column("settings", "text", "JSON of all other hyperparameters that change an iteration's work"),
+    Column("platform", "text", "system, GPU with driver, processor: runs on two are kept apart"),
+    Column("device", "text", "what trained: `cpu`, or the GPU's name", "device", "run"),
+    Column("gpu", "text", "the machine's GPU, even where it was not used", "gpu"),
+    Column("driver", "text", "its driver", "driver"),
+    Column("cpu", "text", "processor", "cpu"),
+    Column("os", "text", "operating system", "os", "run"),
+    Column("container", "flag", "ran in a container", "container", "run"),
+    Column("started", "text", "start, ISO 8601", "started", "run"),
+    Column("commit", "text", "git commit, with `-dirty` if files had changed", "git_commit"),
+    *(
+        Column(name, "text", f"version of {name}")
+        for name in ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
+    ),
+    Column("notes", "text", "`--notes` of older runs", "args.notes"),
+    Column("resumed", "flag", "was stopped and gone on with: it has no durations"),
+    Column(
+        "sync",
+        "flag",
+        "`--sync-for-timing`: waited for the device between rollout and update",
+        "args.sync_for_timing",
+        "run",
+    ),
+    Column(
+        "repeat",
+        "number",
+        "number of the repeat: the seed, unless `run.json` has a `repeat`; in a table without it, "
+        "or in which it is not unique, rows are numbered in their order",
+        "repeat",
+    ),
+    Column("seed", "number", "`--seed`", "args.seed", "run"),
+    Column(
+        "num_iterations",
+        "count",
+        "iterations; needed by `total`, `process` and returns, which compare only if it is equal",
+    ),
+    Column("batch_size", "count", "environment steps per iteration"),
+    Column("cores", "number", "physical cores", "cores"),
+    Column("load", "number", "processes that ran or waited in the minute before it", "load"),
+    Column(
+        "imports",
+        "seconds",
+        "process start to start of training: interpreter and imports",
+        "durations.imports",
+        "run",
+    ),
+    Column("setup", "seconds", "start of training to start of iteration 0"),
+    Column(
+        "startup",
+        "seconds",
+        "process start to the end of iteration 0; if missing, the sum of those of `imports`, "
+        "`setup` and `first` that all rows have",
+    ),
+    Column("first", "seconds", "iteration 0, in which everything compiles", "", "table"),
+    Column("early", "seconds", "mean of iterations 1-7"),
+    Column("steady", "seconds", "mean of iterations 8 and later", "", "table"),
+    Column("saving", "number", "writing checkpoints; part of `total`", "durations.saving"),
+    Column("total", "seconds", "start of training to its end", "durations.total", "run"),
+    Column(
+        "process",
+        "seconds",
+        "whole training, process start to end; if missing, `imports` (or 0) + `total`",
+        "durations.process",
+    ),
+    *(
+        Column(f"{phase}_{window}", "seconds", f"the {phase}, {words}; only if `sync`")
+        for phase in ("rollout", "update")
+        for window, words in (
+            ("first", "iteration 0"),
+            ("early", "mean of iterations 1-7"),
+            ("steady", "mean of iterations 8 and later"),
+        )
+    ),
+    Column("final_return", "number", "mean return in the last iteration that ended an episode"),
+    Column("best_return", "number", "highest mean return of any iteration"),
+    Column("peak_host_bytes", "number", "most memory used, in bytes", "peak_host_bytes", "run"),
+    Column("peak_device_bytes", "number", "the same on the GPU", "peak_device_bytes"),
+)
+# What run.json holds for the columns that are worked out.
+INPUTS = (
+    Column("num_envs", "count", "", "args.num_envs", "run"),
+    Column("num_steps", "count", "", "args.num_steps", "run"),
+    Column("total_timesteps", "count", "", "args.total_timesteps", "run"),
+    Column("hidden_sizes", "widths", "", "args.hidden_sizes", "run"),
+    Column("resumed", "list", "", "resumed"),
+)
+ITERATIONS = (
+    Column("run", "text", "the run's name in the table of runs", must="table"),
+    Column("iteration", "number", "from 0", must="table"),
+    Column("global_step", "count", "environment steps so far", must="run"),
+    Column("charts/episodes", "number", "episodes that ended in the iteration"),
+    *(
+        Column(f"charts/episodic_{name}{suffix}", "number", f"their {words}{unit}")
+        for name, unit in (("return", "return"), ("length", "length in steps"))
+        for suffix, words in (("", "mean "), ("_min", "lowest "), ("_max", "highest "))
+    ),
+    Column("charts/learning_rate", "number", "at the iteration's start"),
+    Column("charts/SPS", "number", "environment steps per second"),
+    *(
+        Column(f"losses/{name}", "number", words)
+        for name, words in (
+            ("policy_loss", "mean over minibatches"),
+            ("value_loss", "mean over minibatches"),
+            ("entropy", "mean over minibatches"),
+            ("approx_kl", "mean over minibatches"),
+            ("clip_fraction", "mean over minibatches"),
+            ("explained_variance", "of the returns by the values"),
+        )
+    ),
+    Column("time/elapsed", "seconds", "since the start of training", must="run"),
+    Column("time/iteration", "seconds", "the iteration", must="run"),
+    Column("time/rollout", "seconds", "its rollout; only with `--sync-for-timing`"),
+    Column("time/update", "seconds", "its update; likewise"),
+)
+
+
+# === One value ==================================================================================
+def clean(text: str) -> str:
+    """Return text without what a terminal or a reader could be misled by: control characters."""
+    return "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in text[:MOST_TEXT])
+
+
+def is_number(x: Any) -> bool:
+    return type(x) in (int, float) and abs(x) < 1e300  # neither a flag nor NaN nor infinite
+
+
+def of_kind(x: Any, kind: str) -> bool:
+    if kind == "text":
+        return isinstance(x, str)
+    if kind == "flag":
+        return isinstance(x, bool)
+    if kind in ("widths", "list"):
+        least = 1 if kind == "widths" else -math.inf
+        return isinstance(x, list) and all(type(n) is int and n >= least for n in x)
+    whole = kind != "count" or (is_number(x) and x == int(x))
+    return is_number(x) and whole and (x > 0 or kind == "number")
+
+
+def is_missing(x: Any) -> bool:
+    return x is None or x is pd.NA or x is pd.NaT or (isinstance(x, float) and math.isnan(x))
+
+
+def from_table(x: Any, kind: str) -> Any:
+    """Return a cell of a foreign table as the kind has it, if it can be read as that."""
+    x = x.item() if hasattr(x, "item") else x
+    if is_missing(x) or (kind != "text" and str(x).strip() == ""):
+        return None
+    if kind == "text":
+        return str(x)
+    if kind == "flag":
+        return FLAGS.get(str(x).strip().lower(), x)
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        return x
+
+
+def check(values: Mapping[str, Any], columns: Iterable[Column], must: tuple[str, ...]) -> None:
+    """Raise ValueError, one reason for a user, for a value that is missing or not of its kind.
+
+    values maps what a column is called in run.json, or else its name; null counts as missing.
+    """
+    for column in columns:
+        name = column.source or column.name
+        value = values.get(name)
+        if is_missing(value):
+            if column.must in must:
+                raise ValueError(f"{name} is missing")
+        elif not of_kind(value, column.kind):
+            raise ValueError(f"{name} is {clean(repr(value)):.40}, not {KINDS[column.kind].words}")
+
+
+# === Whole tables ===============================================================================
+def complete(table: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
+    """Return a checked table with every column, in one order and with one type each."""
+    done = {}
+    for column in columns:
+        kind = KINDS[column.kind]
+        values = table[column.name] if column.name in table else pd.Series(None, table.index)
+        if kind.dtype == "str":
+            done[column.name] = values.map(lambda x: "" if is_missing(x) else clean(x)).astype(str)
+        else:
+            filled = values.astype(object).where(values.notna(), kind.default)
+            done[column.name] = filled.astype(kind.dtype)
+    return pd.DataFrame(done, index=table.index)
+
+
+def dictionary(columns: Iterable[Column]) -> str:
+    """Return the columns as a table in Markdown; those that every table needs are in bold."""
+    lines = ["| column | type | meaning |", "|---|---|---|"]
+    for column in columns:
+        name = f"**`{column.name}`**" if column.must == "table" else f"`{column.name}`"
+        lines.append(f"| {name} | {column.kind} | {column.meaning} |")
+    return "\n".join(lines)

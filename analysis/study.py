@@ -1,0 +1,391 @@
+"""What the runs say of time, in tables of numbers: report, notebooks and README show these.
+
+Seconds over several runs are geometric means over repeats and then over environments; returns are
+means. Every ratio is a time over the baseline's: 2 is twice as long.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis import stats
+from analysis.bench import Bench, in_order, mode_order, shared, size_order, timed
+from analysis.learning import Environment, mean_return
+from analysis.runs import PARTS
+
+# Of a framework's compile modes, the first that was run is what the others are compared with.
+COMPILED = ("jit", "compile", "cached_partial", "env.jit")
+BUDGETS = (100_000, 1_000_000, 10_000_000, 100_000_000)  # environment steps
+EVERY = "all environments"
+LONGEST = 1e6  # iterations: a crossing beyond that is none
+
+
+# === The answer =================================================================================
+def length_of(runs: pd.DataFrame) -> float:
+    """Return the number of iterations that most runs of the most environments have, or NaN."""
+    lengths = runs["num_iterations"].dropna().unique()
+    envs = {float(x): runs.loc[runs["num_iterations"] == x, "env_id"] for x in lengths}
+    return max(envs, key=lambda x: (envs[x].nunique(), len(envs[x])), default=np.nan)
+
+
+def mean_seconds(runs: pd.DataFrame, value: str) -> float:
+    """Return the geometric mean over environments of that over repeats, or NaN."""
+    logs = np.log(runs[value]).groupby(runs["env_id"]).mean().dropna()
+    return float(np.exp(logs.mean())) if len(logs) else np.nan
+
+
+def summary(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
+    """Return a row per model size and mode: durations in seconds, ratios, and the return.
+
+    process is of whole trainings of `length` iterations. return is the mean final return of these
+    runs if they are of one environment, and score the mean over environments of the score.
+    """
+    rows = []
+    for size in size_order(bench.runs["size"]):
+        runs = bench.runs[bench.runs["size"] == size]
+        length = length_of(runs)
+        whole = runs[runs["num_iterations"] == length]
+        steady = ratio_of(runs, "steady", bench.baseline)
+        process = ratio_of(whole, "process", bench.baseline)
+        for mode in mode_order(runs["mode"]):
+            rows.append(
+                {
+                    "size": size,
+                    "mode": mode,
+                    "runs": int((runs["mode"] == mode).sum()),
+                    "environments": shared(timed(runs)).query("mode == @mode")["env_id"].nunique(),
+                    "startup": seconds_of(runs, mode, "startup"),
+                    "steady": seconds_of(runs, mode, "steady"),
+                    **{f"steady_{x}": y for x, y in steady.get(mode, {}).items()},
+                    "length": length,
+                    "process": seconds_of(whole, mode, "process"),
+                    **{f"process_{x}": y for x, y in process.get(mode, {}).items()},
+                    **mean_return(whole[whole["mode"] == mode], environments),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def seconds_of(runs: pd.DataFrame, mode: str, value: str) -> float:
+    runs = shared(timed(runs).dropna(subset=[value]))
+    return mean_seconds(runs[runs["mode"] == mode], value)
+
+
+def ratio_of(runs: pd.DataFrame, value: str, baseline: str) -> dict[str, dict[str, float]]:
+    """Return, by mode, the ratio of a size's runs to the baseline's with its interval."""
+    table = stats.compare(timed(runs), value, baseline)
+    ratios = {
+        row["mode"]: {x: row[x] for x in stats.Interval._fields} for _, row in table.iterrows()
+    }
+    return {baseline: {"estimate": 1.0, "low": np.nan, "high": np.nan}} | ratios
+
+
+# === Time against iterations ====================================================================
+class Curves(NamedTuple):
+    """Of each block of a size that has every mode: seconds to the end of each iteration."""
+
+    iterations: np.ndarray  # counts, ascending
+    logs: dict[str, np.ndarray]  # mode -> log of seconds, a row per block
+    envs: pd.Series  # environment of each block
+
+
+def curves(bench: Bench, size: str, iterations: np.ndarray) -> Curves:
+    """Return startup + (n - 1) steady iterations of every mode; of none without a steady state.
+
+    Modes that share no block with the others are left out, those with fewest blocks first.
+    """
+    runs = timed(bench.runs).dropna(subset=["startup", "steady"])
+    runs = runs[runs["size"] == size]
+    cells = runs.groupby(["env_id", "repeat", "mode"])[["startup", "steady"]].mean().unstack("mode")
+    modes = list(runs["mode"].value_counts().index)
+    parts = [cells[x] for x in ("startup", "steady")] if modes else []
+    while modes and parts[0][modes].dropna().empty:
+        modes.pop()
+    if not modes:
+        return Curves(iterations, {}, pd.Series(dtype="str"))
+    startup, steady = (x[modes].dropna() for x in parts)
+    logs = {
+        mode: np.log(
+            startup[mode].to_numpy()[:, None] + steady[mode].to_numpy()[:, None] * (iterations - 1)
+        )
+        for mode in mode_order(modes)
+    }
+    return Curves(iterations, logs, pd.Series(startup.index.get_level_values("env_id")))
+
+
+def lines(bench: Bench, longest: float = 0) -> pd.DataFrame:
+    """Return seconds against iterations: size, mode, iterations, estimate, low, high."""
+    parts = []
+    for size in size_order(bench.runs["size"]):
+        last = bench.runs.loc[bench.runs["size"] == size, "num_iterations"].max()
+        end = max(1000, 3 * (0 if np.isnan(last) else last), longest)
+        found = curves(bench, size, np.geomspace(1, end, 60))
+        for mode, logs in found.logs.items():
+            interval = stats.Interval(*np.exp(stats.mean_interval(logs, found.envs)))
+            part = {"size": size, "mode": mode, "iterations": found.iterations}
+            parts.append(pd.DataFrame(part | interval._asdict()))
+    columns = ["size", "mode", "iterations", *stats.Interval._fields]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+
+def measured(bench: Bench) -> pd.DataFrame:
+    """Return the whole trainings that belong to the lines: size, mode, iterations, seconds."""
+    rows = []
+    for size in size_order(bench.runs["size"]):
+        runs = timed(bench.runs).dropna(subset=["process"])
+        runs = runs[runs["size"] == size]
+        drawn = set(shared(runs.dropna(subset=["steady"]))["env_id"])
+        for length, group in runs.groupby("num_iterations"):
+            for mode in mode_order(group["mode"]):
+                part = group[group["mode"] == mode]
+                if set(part["env_id"]) == drawn:  # or the line is of other environments
+                    row = {"size": size, "mode": mode, "iterations": length}
+                    rows.append(row | {"seconds": mean_seconds(part, "process")})
+    return pd.DataFrame(rows, columns=["size", "mode", "iterations", "seconds"])
+
+
+def crossings(bench: Bench) -> pd.DataFrame:
+    """Return, of every two modes, where the one that starts later has overtaken the other.
+
+    sooner and later are the modes; iterations is where their mean times are equal. From low on the
+    95% interval of their ratio no longer says that later is behind, and from high on it says that
+    it is ahead (Fieller's method): high is infinite if it never does, both are NaN without an
+    interval, and low is 1 if the startups cannot be told apart. seconds is the time by then.
+    """
+    grid = np.geomspace(1, LONGEST, 601)
+    rows = []
+    for size in size_order(bench.runs["size"]):
+        found = curves(bench, size, grid)
+        for sooner, later in permutations(found.logs, 2):
+            ratio = stats.mean_interval(found.logs[later] - found.logs[sooner], found.envs)
+            if ratio.estimate[0] <= 0 or ratio.estimate[-1] >= 0:
+                continue
+            at = np.exp(np.interp(0, -ratio.estimate, np.log(grid)))
+            row = {"size": size, "sooner": sooner, "later": later, "iterations": float(at)}
+            if not np.isnan(ratio.low[0]):
+                ahead = grid[ratio.high < 0]
+                row["low"] = float(grid[ratio.low <= 0][0])
+                row["high"] = float(ahead[0]) if len(ahead) else np.inf
+            mean = stats.mean_interval(found.logs[later], found.envs).estimate
+            row["seconds"] = float(np.exp(np.interp(at, grid, mean)))
+            rows.append(row)
+    numbers = ["iterations", "low", "high", "seconds"]
+    table = pd.DataFrame(rows, columns=["size", "sooner", "later", *numbers])
+    return table.astype(dict.fromkeys(numbers, "float64"))
+
+
+def clear(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the crossings of modes of which one clearly starts sooner, and the other ends so."""
+    return table[(table["low"] > 1) & np.isfinite(table["high"])]
+
+
+# === A decision by case =========================================================================
+def decisions(bench: Bench) -> pd.DataFrame:
+    """Return which mode is done first, by model size, environments' cost and budget of steps.
+
+    Columns: size, environments, budget (steps), iterations, mode, seconds, and ties: the modes that
+    the 95% interval cannot tell from it. Without an interval, ties is None: it is no claim.
+    """
+    rows = []
+    for size in size_order(bench.runs["size"]):
+        runs = bench.runs[bench.runs["size"] == size]
+        for name, envs in cost_classes(bench, size).items():
+            part = runs[runs["env_id"].isin(envs)]
+            batch = part["batch_size"].dropna().unique()
+            for budget in BUDGETS if len(batch) == 1 else ():
+                count = np.array([max(1.0, np.ceil(budget / batch[0]))])
+                found = curves(bench._replace(runs=part), size, count)
+                if found.logs:
+                    row = {"size": size, "environments": name, "budget": budget}
+                    rows.append(row | {"iterations": count[0], **first_done(found)})
+    columns = ["size", "environments", "budget", "iterations", "mode", "seconds", "ties"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def first_done(found: Curves) -> dict[str, Any]:
+    """Return the mode with the shortest mean time, that time, and the modes like it."""
+    means = {
+        x: float(stats.mean_interval(y, found.envs).estimate[0]) for x, y in found.logs.items()
+    }
+    best = min(means, key=lambda mode: means[mode])
+    ties: list[str] | None = []
+    for mode in found.logs:
+        low = stats.mean_interval((found.logs[mode] - found.logs[best])[:, 0], found.envs).low
+        if mode != best and np.isnan(low):
+            ties = None
+            break
+        if mode != best and low <= 0:
+            ties.append(mode)
+    return {"mode": best, "seconds": float(np.exp(means[best])), "ties": ties}
+
+
+def env_costs(bench: Bench, size: str) -> pd.Series:
+    """Return, by environment and ascending, the seconds of the baseline's steady iteration."""
+    runs = timed(bench.runs).dropna(subset=["steady"])
+    runs = runs[runs["size"] == size]
+    if bench.baseline in set(runs["mode"]):
+        runs = runs[runs["mode"] == bench.baseline]
+    costs = np.exp(np.log(runs["steady"]).groupby(runs["env_id"]).mean())
+    return costs.sort_values()
+
+
+def cost_classes(bench: Bench, size: str) -> dict[str, list[str]]:
+    """Return groups of environments: all and, of six or more, the cheaper and the dearer half."""
+    envs = [str(x) for x in env_costs(bench, size).index]
+    if len(envs) == 1:
+        return {envs[0]: envs}
+    half = len(envs) // 2
+    groups = {EVERY: envs} if envs else {}
+    if len(envs) >= 6:
+        cheap, dear = envs[:half], envs[half:]
+        groups |= {f"cheap: {', '.join(cheap)}": cheap, f"costly: {', '.join(dear)}": dear}
+    return groups
+
+
+# === By environment, by phase, by compile mode, by platform =====================================
+def by_environment(bench: Bench, value: str) -> pd.DataFrame:
+    """Return ratios to the baseline by size and environment, cheapest first, then over all.
+
+    Columns: size, env_id (EVERY for all), mode, estimate, low, high, environments, blocks.
+    """
+    runs = timed(bench.runs)
+    each = stats.compare(runs, value, bench.baseline, by=("size", "env_id"))
+    every = stats.compare(runs, value, bench.baseline).assign(env_id=EVERY)
+    several = every[every["environments"] > 1]
+    order = [x for size in size_order(runs["size"]) for x in env_costs(bench, size).index]
+    each = each.sort_values("env_id", key=lambda x: x.map(order.index), kind="stable")
+    table = in_order(pd.concat([each, several], ignore_index=True))
+    return table[["size", "env_id", "mode", *stats.Interval._fields, "environments", "blocks"]]
+
+
+def split(runs: pd.DataFrame, mode: str, total: str, parts: Sequence[str]) -> dict[str, float]:
+    """Return a duration and its parts, which add up to it: each by its mean share."""
+    seconds = seconds_of(runs, mode, total)
+    known = shared(timed(runs).dropna(subset=[total]))
+    known = known[known["mode"] == mode]
+    shares = known[list(parts)].div(known[total], axis=0).groupby(known["env_id"]).mean().mean()
+    return {x: float(shares[x]) * seconds for x in parts} | {total: seconds}
+
+
+def startups(bench: Bench) -> pd.DataFrame:
+    """Return size, mode, the startup and its parts in seconds, and seconds more than baseline."""
+    rows = []
+    for size in size_order(bench.runs["size"]):
+        runs = timed(bench.runs[bench.runs["size"] == size])
+        more = stats.compare(runs, "startup", bench.baseline, difference=True).set_index("mode")
+        for mode in mode_order(runs["mode"]):
+            row: dict[str, Any] = {"size": size, "mode": mode}
+            row |= split(runs, mode, "startup", PARTS)
+            if mode in more.index:
+                row |= {x: more.loc[mode, x] for x in stats.Interval._fields}
+            rows.append(row)
+    columns = ["size", "mode", *PARTS, "startup", *stats.Interval._fields]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def trainings(bench: Bench) -> pd.DataFrame:
+    """Return size, mode, length, and whole trainings with their parts in seconds; rest is after
+    iteration 0."""
+    rows = []
+    for size in size_order(bench.runs["size"]):
+        runs = timed(bench.runs[bench.runs["size"] == size])
+        length = length_of(runs)
+        whole = runs[runs["num_iterations"] == length]
+        whole = whole.assign(rest=whole["process"] - whole["startup"])
+        for mode in mode_order(whole["mode"]):
+            parts = split(whole, mode, "process", (*PARTS, "rest"))
+            rows.append({"size": size, "mode": mode, "length": length} | parts)
+    return pd.DataFrame(rows, columns=["size", "mode", "length", *PARTS, "rest", "process"])
+
+
+def phases(bench: Bench) -> pd.DataFrame:
+    """Return size, mode, seconds of rollout and update of synchronised runs, and their ratios."""
+    rows = []
+    for size in size_order(bench.synced["size"]):
+        runs = timed(bench.synced[bench.synced["size"] == size])
+        names = ("rollout", "update")
+        ratios = {x: ratio_of(runs, f"{x}_steady", bench.synced_baseline) for x in names}
+        for mode in mode_order(runs["mode"]):
+            row: dict[str, Any] = {"size": size, "mode": mode}
+            for name in names:
+                row[name] = seconds_of(runs, mode, f"{name}_steady")
+                row |= {f"{name}_{x}": y for x, y in ratios[name].get(mode, {}).items()}
+            rows.append(row | {"share": row["rollout"] / (row["rollout"] + row["update"])})
+    return pd.DataFrame(rows)
+
+
+def compiling(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return what running op by op costs in each framework that was run both ways.
+
+    Columns: size, framework, compiled (a mode), mode, value (steady or first), estimate, low, high.
+    """
+    parts = []
+    runs = timed(runs)
+    for framework, group in runs.groupby("framework"):
+        compiled = [x for x in COMPILED if x in set(group["compile_mode"])]
+        if not compiled or not (group["compile_mode"] == "none").any():
+            continue
+        baseline = group.loc[group["compile_mode"] == compiled[0], "mode"].iloc[0]
+        for value in ("steady", "first"):
+            table = stats.compare(group, value, baseline)
+            start = {"framework": framework, "compiled": baseline, "value": value}
+            parts.append(table.assign(**start))
+    columns = ["size", "framework", "compiled", "mode", "value", *stats.Interval._fields]
+    columns += ["environments", "blocks"]
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    return in_order(table[columns])
+
+
+def most_modes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the synchronised or the other runs, whichever have more modes."""
+    groups = [group for _, group in runs.groupby("sync")]
+    return max(groups, key=lambda group: group["mode"].nunique(), default=runs)
+
+
+def contenders(
+    runs: pd.DataFrame, contender: str, baseline: str, by: Sequence[str] = ("size", "mode")
+) -> pd.DataFrame:
+    """Return how long each platform, or other contender, takes over the baseline.
+
+    Columns: contender, value (startup, steady or process), those of by, and stats.compare()'s.
+    """
+    runs = timed(runs)
+    parts = [
+        stats.compare(runs, value, baseline, contender, by).assign(value=value)
+        for value in ("startup", "steady", "process")
+    ]
+    return in_order(pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True))
+
+
+# === Noise, memory, machines ====================================================================
+def noise(bench: Bench, value: str) -> tuple[float, int]:
+    """Return how many times as long a cell's slowest run takes as its fastest, in the worst cell.
+
+    A cell is all runs of one mode, environment and size. The second value is how many cells have
+    more than one run; without any, the first is NaN.
+    """
+    runs = timed(bench.runs).dropna(subset=[value])
+    cells = runs.groupby(["mode", "env_id", "size"])[value].agg(["min", "max", "size"])
+    cells = cells[cells["size"] > 1]
+    if cells.empty:
+        return np.nan, 0
+    return float((cells["max"] / cells["min"]).max()), len(cells)
+
+
+def memory(bench: Bench) -> pd.DataFrame:
+    """Return the most memory, in bytes, that any run of a size and mode used."""
+    runs = timed(bench.runs)
+    parts = [shared(runs[runs["size"] == size]) for size in size_order(runs["size"])]
+    groups = pd.concat([runs.head(0), *parts]).groupby(["size", "mode"])
+    table = groups[["peak_host_bytes", "peak_device_bytes"]].max()
+    return in_order(table.reset_index())
+
+
+def machines(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per kind of machine and set of versions."""
+    names = ["platform", "os", "container", "commit", "python", "torch", "jax", "flax"]
+    groups = runs.groupby(names, sort=False, as_index=False)
+    return groups.agg(runs=("run", "size"), first=("started", "min"), last=("started", "max"))
