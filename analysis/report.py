@@ -76,7 +76,10 @@ def model(frame: pd.DataFrame) -> dict[str, Callable[[pd.Series], str]]:
 def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     frame = study.summary(bench, environments)
     whole = f"{counted(frame['length'], 'iteration')} (s)"
-    columns = model(frame) | {
+    columns = model(frame)
+    if frame["environments"].max() > 1:
+        columns["environments"] = text("environments")
+    columns |= {
         "script": text("mode"),
         "startup (s)": value("startup"),
         "iteration (ms)": value("steady", 1000),

@@ -28,7 +28,7 @@ class Interval(NamedTuple):
     high: Any
 
 
-def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series) -> Interval:
+def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index) -> Interval:
     """Return the mean over environments of the mean over repeats, and its 95% interval.
 
     values has a row per run, and may have a column per quantity; envs names each row's environment.

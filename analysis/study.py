@@ -6,7 +6,7 @@ means. Every ratio is a time over the baseline's: 2 is twice as long.
 
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -84,48 +84,35 @@ def ratio_of(runs: pd.DataFrame, value: str, baseline: str) -> dict[str, dict[st
 
 
 # === Time against iterations ====================================================================
-class Curves(NamedTuple):
-    """Of each block of a size that has every mode: seconds to the end of each iteration."""
+def curves(runs: pd.DataFrame, iterations: np.ndarray) -> dict[str, pd.DataFrame]:
+    """Return, by mode, the log of the seconds to the end of so many iterations of a size's runs.
 
-    iterations: np.ndarray  # counts, ascending
-    logs: dict[str, np.ndarray]  # mode -> log of seconds, a row per block
-    envs: pd.Series  # environment of each block
-
-
-def curves(bench: Bench, size: str, iterations: np.ndarray) -> Curves:
-    """Return startup + (n - 1) steady iterations of every mode; of none without a steady state.
-
-    Modes that share no block with the others are left out, those with fewest blocks first.
+    They are startup + (n - 1) steady iterations: a row per environment and repeat, a column per n.
     """
-    runs = timed(bench.runs).dropna(subset=["startup", "steady"])
-    runs = runs[runs["size"] == size]
-    cells = runs.groupby(["env_id", "repeat", "mode"])[["startup", "steady"]].mean().unstack("mode")
-    modes = list(runs["mode"].value_counts().index)
-    parts = [cells[x] for x in ("startup", "steady")] if modes else []
-    while modes and parts[0][modes].dropna().empty:
-        modes.pop()
-    if not modes:
-        return Curves(iterations, {}, pd.Series(dtype="str"))
-    startup, steady = (x[modes].dropna() for x in parts)
-    logs = {
-        mode: np.log(
-            startup[mode].to_numpy()[:, None] + steady[mode].to_numpy()[:, None] * (iterations - 1)
-        )
-        for mode in mode_order(modes)
-    }
-    return Curves(iterations, logs, pd.Series(startup.index.get_level_values("env_id")))
+    runs = timed(runs).dropna(subset=["startup", "steady"])
+    cells = runs.groupby(["mode", "env_id", "repeat"])[["startup", "steady"]].mean()
+    found = {}
+    for mode in mode_order(runs["mode"]):
+        part = cells.loc[mode]
+        seconds = part["startup"].to_numpy()[:, None] + np.outer(part["steady"], iterations - 1)
+        found[mode] = pd.DataFrame(np.log(seconds), index=part.index)
+    return found
 
 
-def lines(bench: Bench, longest: float = 0) -> pd.DataFrame:
+def mean_curve(logs: pd.DataFrame) -> stats.Interval:
+    return stats.mean_interval(logs.to_numpy(), logs.index.get_level_values("env_id"))
+
+
+def lines(bench: Bench) -> pd.DataFrame:
     """Return seconds against iterations: size, mode, iterations, estimate, low, high."""
     parts = []
     for size in size_order(bench.runs["size"]):
-        last = bench.runs.loc[bench.runs["size"] == size, "num_iterations"].max()
-        end = max(1000, 3 * (0 if np.isnan(last) else last), longest)
-        found = curves(bench, size, np.geomspace(1, end, 60))
-        for mode, logs in found.logs.items():
-            interval = stats.Interval(*np.exp(stats.mean_interval(logs, found.envs)))
-            part = {"size": size, "mode": mode, "iterations": found.iterations}
+        runs = bench.runs[bench.runs["size"] == size]
+        iterations = np.geomspace(1, max([1000, *3 * runs["num_iterations"].dropna()]), 60)
+        runs = shared(timed(runs).dropna(subset=["startup", "steady"]))
+        for mode, logs in curves(runs, iterations).items():
+            interval = stats.Interval(*np.exp(mean_curve(logs)))
+            part = {"size": size, "mode": mode, "iterations": iterations}
             parts.append(pd.DataFrame(part | interval._asdict()))
     columns = ["size", "mode", "iterations", *stats.Interval._fields]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
@@ -158,19 +145,22 @@ def crossings(bench: Bench) -> pd.DataFrame:
     grid = np.geomspace(1, LONGEST, 601)
     rows = []
     for size in size_order(bench.runs["size"]):
-        found = curves(bench, size, grid)
-        for sooner, later in permutations(found.logs, 2):
-            ratio = stats.mean_interval(found.logs[later] - found.logs[sooner], found.envs)
+        found = curves(bench.runs[bench.runs["size"] == size], grid)
+        for sooner, later in permutations(found, 2):
+            ratios = (found[later] - found[sooner]).dropna()
+            if ratios.empty:
+                continue
+            ratio = mean_curve(ratios)
             if ratio.estimate[0] <= 0 or ratio.estimate[-1] >= 0:
                 continue
-            at = np.exp(np.interp(0, -ratio.estimate, np.log(grid)))
-            row = {"size": size, "sooner": sooner, "later": later, "iterations": float(at)}
+            at = float(np.exp(np.interp(0, -ratio.estimate, np.log(grid))))
+            row = {"size": size, "sooner": sooner, "later": later, "iterations": at}
             if not np.isnan(ratio.low[0]):
                 ahead = grid[ratio.high < 0]
                 row["low"] = float(grid[ratio.low <= 0][0])
                 row["high"] = float(ahead[0]) if len(ahead) else np.inf
-            mean = stats.mean_interval(found.logs[later], found.envs).estimate
-            row["seconds"] = float(np.exp(np.interp(at, grid, mean)))
+            seconds = mean_curve(found[later].loc[ratios.index]).estimate
+            row["seconds"] = float(np.exp(np.interp(at, grid, seconds)))
             rows.append(row)
     numbers = ["iterations", "low", "high", "seconds"]
     table = pd.DataFrame(rows, columns=["size", "sooner", "later", *numbers])
@@ -196,29 +186,22 @@ def decisions(bench: Bench) -> pd.DataFrame:
             part = runs[runs["env_id"].isin(envs)]
             batch = part["batch_size"].dropna().unique()
             for budget in BUDGETS if len(batch) == 1 else ():
-                count = np.array([max(1.0, np.ceil(budget / batch[0]))])
-                found = curves(bench._replace(runs=part), size, count)
-                if found.logs:
+                count = max(1.0, np.ceil(budget / batch[0]))
+                found = curves(shared(timed(part).dropna(subset=["steady"])), np.array([count]))
+                if found:
                     row = {"size": size, "environments": name, "budget": budget}
-                    rows.append(row | {"iterations": count[0], **first_done(found)})
+                    rows.append(row | {"iterations": count, **first_done(found)})
     columns = ["size", "environments", "budget", "iterations", "mode", "seconds", "ties"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def first_done(found: Curves) -> dict[str, Any]:
+def first_done(found: dict[str, pd.DataFrame]) -> dict[str, Any]:
     """Return the mode with the shortest mean time, that time, and the modes like it."""
-    means = {
-        x: float(stats.mean_interval(y, found.envs).estimate[0]) for x, y in found.logs.items()
-    }
+    means = {mode: float(mean_curve(logs).estimate[0]) for mode, logs in found.items()}
     best = min(means, key=lambda mode: means[mode])
-    ties: list[str] | None = []
-    for mode in found.logs:
-        low = stats.mean_interval((found.logs[mode] - found.logs[best])[:, 0], found.envs).low
-        if mode != best and np.isnan(low):
-            ties = None
-            break
-        if mode != best and low <= 0:
-            ties.append(mode)
+    others = {x: (found[x] - found[best]).dropna() for x in found if x != best}
+    lows = {x: mean_curve(y).low[0] for x, y in others.items() if len(y)}
+    ties = None if any(map(np.isnan, lows.values())) else [x for x in lows if lows[x] <= 0]
     return {"mode": best, "seconds": float(np.exp(means[best])), "ties": ties}
 
 
