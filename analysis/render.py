@@ -63,6 +63,7 @@ class Table(NamedTuple):
     caption: str
     frame: pd.DataFrame  # raw numbers, for the CSV file
     cells: pd.DataFrame  # text, for reading
+    note: str = ""  # shown below it
 
 
 Block = Text | Bullets | Plot | Table
@@ -140,6 +141,11 @@ def plain(table: Table) -> str:
         width = max(map(len, texts))
         columns.append([x.rjust(width) if right else x.ljust(width) for x in texts])
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def markdown_table(cells: pd.DataFrame) -> str:
+    """Return a table alone in Markdown."""
+    return MARKDOWN.get_template("table.md").render(cells=cells).rstrip("\n")
 
 
 def csv_text(frame: pd.DataFrame) -> str:

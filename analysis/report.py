@@ -28,8 +28,8 @@ from analysis.schema import SourceError
 from analysis.stats import Interval
 
 RETURNS = (
-    "Final returns: their mean, median with its 95% interval from six runs on, lowest and highest, "
-    "and the test of equivalence with the baseline's mean"
+    "The median has its 95% interval from six runs on. Equivalent: the 90% interval of the "
+    "difference of means lies within the margin."
 )
 MOST_CHAPTERS = 8  # benches that have one each
 PART_NAMES = {"imports": "imports", "setup": "set-up", "first": "iteration 0", "rest": "the rest"}
@@ -46,12 +46,16 @@ class Request(NamedTuple):
 
 # === Tables =====================================================================================
 def table_of(
-    name: str, caption: str, frame: pd.DataFrame, columns: dict[str, Callable[[pd.Series], str]]
+    name: str,
+    caption: str,
+    frame: pd.DataFrame,
+    columns: dict[str, Callable[[pd.Series], str]],
+    note: str = "",
 ) -> Table:
     """Return a table whose cells are made by a function of each row; empty columns are left out."""
     cells = {title: [cell(row) for _, row in frame.iterrows()] for title, cell in columns.items()}
     kept = {title: x for title, x in cells.items() if any(y not in ("", "-") for y in x)}
-    return Table(name, caption, frame, pd.DataFrame(kept))
+    return Table(name, caption, frame, pd.DataFrame(kept), note)
 
 
 def span(prefix: str = "") -> Callable[[pd.Series], str]:
@@ -91,12 +95,12 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     }
     envs = [str(x) for x in dict.fromkeys(bench.runs["env_id"])]
     where = envs[0] if len(envs) == 1 else "geometric means over environments"
-    caption = (
-        f"{where}, {bench.title}. Startup: process start to the end of iteration 0, where "
-        "everything compiles. Iteration: the mean from iteration 8 on. Whole trainings include the "
-        "startup. Brackets: 95% intervals."
+    note = (
+        "Startup: process start to the end of iteration 0, where everything compiles. Iteration: "
+        "the mean from iteration 8 on. Whole trainings include the startup. Brackets: 95% "
+        "intervals."
     )
-    return table_of("answer", caption, frame, columns)
+    return table_of("answer", f"{where}, {bench.title}", frame, columns, note)
 
 
 def decision_table(bench: Bench) -> Table:
@@ -111,13 +115,13 @@ def decision_table(bench: Bench) -> Table:
             done = f"{case['mode']}{also}: {duration(case['seconds'])}{once}"
             row[f"{readings.compact(case['budget'])} steps"] = done
         rows.append(row)
-    caption = (
-        "Which script is done first, by network, cost of the environment and budget of steps, with "
-        "its time from the start of the process. Scripts after 'or' cannot be told from it at 95%. "
-        "Environments are ranked by the baseline's iteration on this machine."
+    caption = "Which script is done first, by network, environment and budget of steps, and when"
+    note = (
+        "From the start of the process. Scripts after 'or' cannot be told from the one before it "
+        "at 95%. Environments are ranked by an iteration of the baseline on this machine."
     )
     flat = frame.assign(ties=frame["ties"].map(lambda x: "" if x is None else " ".join(x)))
-    return Table("decisions", caption, flat, pd.DataFrame(rows))
+    return Table("decisions", caption, flat, pd.DataFrame(rows), note)
 
 
 def crossing_table(bench: Bench) -> Table:
@@ -128,14 +132,14 @@ def crossing_table(bench: Bench) -> Table:
         "after iterations": span(),
         "that is": lambda row: duration(row["seconds"]),
     }
-    caption = (
-        "Break-even of every two scripts of which one starts sooner and the other has the shorter "
-        "iteration. Brackets: from where on the 95% interval of their ratio does not rule out that "
+    caption = "Break-even of every two scripts: one starts sooner, the other overtakes it"
+    note = (
+        "Brackets: from where on the 95% interval of their ratio does not rule out that "
         "it has happened, and from where on it says so; with 'no end' it never does, and there may "
         "be none."
     )
     frame = frame.rename(columns={"iterations": "estimate"})
-    return table_of("break_even", caption, frame, columns)
+    return table_of("break_even", caption, frame, columns, note)
 
 
 def return_table(bench: Bench, environments: dict[str, Environment]) -> Table:
@@ -154,7 +158,8 @@ def return_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         "margin": value("margin"),
         "verdict": text("verdict"),
     }
-    return table_of("returns", RETURNS, frame, columns)
+    caption = f"Final returns, and their equivalence with {bench.baseline}'s"
+    return table_of("returns", caption, frame, columns, RETURNS)
 
 
 def target_table(bench: Bench, environments: dict[str, Environment]) -> Table:
@@ -166,12 +171,12 @@ def target_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         "runs that reached it": lambda row: f"{row['reached']} of {row['runs']}",
         "seconds": span(),
     }
-    caption = (
-        "When the mean return of an iteration first reached the target, from the start of the "
-        "process: the median, and from six runs on its 95% interval. A run that never did counts "
-        "as slower than all others."
+    note = (
+        "From the start of the process to the first iteration whose mean return is the target: the "
+        "median, and from six runs on its 95% interval. A run that never gets there counts as "
+        "slower than all others."
     )
-    return table_of("targets", caption, frame, columns)
+    return table_of("targets", "Time to a target return", frame, columns, note)
 
 
 def score_table(bench: Bench, environments: dict[str, Environment]) -> Table:
@@ -182,11 +187,11 @@ def score_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         "score": value("score"),
         f"minus {bench.baseline}'s": span(),
     }
-    caption = (
-        "Score: 0 is an untrained agent's return and 1 the environment's reference; the mean over "
-        "environments, and its difference with a 95% interval"
+    note = (
+        "0 is an untrained agent's return and 1 the environment's reference; the mean over "
+        "environments, and its difference with a 95% interval."
     )
-    return table_of("scores", caption, frame, columns)
+    return table_of("scores", "Score over environments", frame, columns, note)
 
 
 def cell_table(bench: Bench, environments: dict[str, Environment]) -> Table:
@@ -233,6 +238,44 @@ def memory_table(bench: Bench) -> Table:
     )
 
 
+def startup_table(bench: Bench) -> Table:
+    frame = study.startups(bench).dropna(subset=["startup"])
+    columns = model(frame) | {
+        "script": text("mode"),
+        **{f"{PART_NAMES[x]} (s)": value(x) for x in PARTS},
+        "startup (s)": value("startup"),
+        f"seconds more than {bench.baseline}": span(),
+    }
+    return table_of("startup", "Startup and its parts", frame, columns)
+
+
+def phase_table(bench: Bench) -> Table:
+    frame = study.phases(bench)
+    columns = model(frame) | {
+        "script": text("mode"),
+        "rollout (ms)": value("rollout", 1000),
+        "update (ms)": value("update", 1000),
+        "share of the rollout": lambda row: f"{100 * row['share']:.0f}%",
+        f"rollout, times as long as {bench.synced_baseline}": span("rollout_"),
+        "update, times as long": span("update_"),
+    }
+    return table_of("phases", "A steady iteration of synchronised runs", frame, columns)
+
+
+def compile_table(bench: Bench) -> Table:
+    runs = study.most_modes(pd.concat([bench.runs, bench.synced]).drop_duplicates("run"))
+    frame = study.compiling(runs)
+    names = {"steady": "a steady iteration", "first": "iteration 0"}
+    columns = model(frame) | {
+        "script": text("mode"),
+        "duration": lambda row: names[row["value"]],
+        "times as long": span(),
+        "as": text("compiled"),
+    }
+    caption = "What leaving compiling out, or doing it otherwise, costs in each framework"
+    return table_of("compile_modes", caption, frame, columns)
+
+
 # === Sections of a bench ========================================================================
 def looks_of(runs: pd.DataFrame) -> dict[str, Look]:
     frameworks = runs.drop_duplicates("mode").set_index("mode")["framework"]
@@ -264,17 +307,20 @@ def answer_section(bench: Bench, environments: dict[str, Environment]) -> Sectio
             "startup and rises by a steady iteration each."
         )
         blocks.append(Plot("answer", figure, caption))
+    blocks.append(Text(answer_text(bench, environments)))
+    return Section("The answer", blocks)
+
+
+def answer_text(bench: Bench, environments: dict[str, Environment]) -> str:
+    frame = study.summary(bench, environments)
     what = [("steady", "a steady iteration"), ("process", "a whole training")]
     sentences = [
-        readings.ratios(
-            table.frame, bench.baseline, words, tuple(f"{x}_{y}" for y in Interval._fields)
-        )
+        readings.ratios(frame, bench.baseline, words, tuple(f"{x}_{y}" for y in Interval._fields))
         for x, words in what
-        if f"{x}_low" in table.frame
+        if f"{x}_low" in frame
     ]
     sentences += [readings.crossings(bench), readings.noise(bench)]
-    blocks.append(Text(" ".join(filter(None, sentences))))
-    return Section("The answer", blocks)
+    return " ".join(filter(None, sentences))
 
 
 def training_bars(bench: Bench, looks: dict[str, Look]) -> list[Block]:
@@ -315,60 +361,32 @@ def environment_section(bench: Bench) -> Section | None:
 
 
 def startup_section(bench: Bench) -> Section | None:
-    frame = study.startups(bench).dropna(subset=["startup"])
-    if frame.empty:
+    table = startup_table(bench)
+    if table.frame.empty:
         return None
-    columns = model(frame) | {
-        "script": text("mode"),
-        **{f"{PART_NAMES[x]} (s)": value(x) for x in PARTS},
-        "startup (s)": value("startup"),
-        f"seconds more than {bench.baseline}": span(),
-    }
     blocks: list[Block] = [Text(readings.startup(bench))]
-    names = {x: PART_NAMES[x] for x in PARTS if frame[x].notna().all()}
+    names = {x: PART_NAMES[x] for x in PARTS if table.frame[x].notna().all()}
     if names:
-        figure = figures.bars(frame, names, "s", looks_of(bench.runs))
-        blocks.append(
-            Plot("startup", figure, "From the start of the process to the end of iteration 0")
-        )
-    blocks.append(table_of("startup", "Startup and its parts", frame, columns))
-    return Section("Startup", blocks)
+        figure = figures.bars(table.frame, names, "s", looks_of(bench.runs))
+        caption = "From the start of the process to the end of iteration 0"
+        blocks.append(Plot("startup", figure, caption))
+    return Section("Startup", [*blocks, table])
 
 
 def phase_section(bench: Bench) -> Section | None:
     if timed(bench.synced).empty:
         return None
-    frame = study.phases(bench)
-    columns = model(frame) | {
-        "script": text("mode"),
-        "rollout (ms)": value("rollout", 1000),
-        "update (ms)": value("update", 1000),
-        "share of the rollout": lambda row: f"{100 * row['share']:.0f}%",
-        f"rollout, times as long as {bench.synced_baseline}": span("rollout_"),
-        "update, times as long": span("update_"),
-    }
-    parts = frame.assign(**{x: 1000 * frame[x] for x in ("rollout", "update")})
+    table = phase_table(bench)
+    parts = table.frame.assign(**{x: 1000 * table.frame[x] for x in ("rollout", "update")})
     names = {"rollout": "rollout", "update": "update"}
     figure = figures.bars(parts, names, "ms", looks_of(bench.synced))
-    caption = "A steady iteration of synchronised runs"
-    blocks = [Text(readings.phases(bench)), Plot("phases", figure, caption)]
-    return Section("Rollout and update", [*blocks, table_of("phases", caption, frame, columns)])
+    plot = Plot("phases", figure, table.caption)
+    return Section("Rollout and update", [Text(readings.phases(bench)), plot, table])
 
 
 def compile_section(bench: Bench) -> Section | None:
-    runs = study.most_modes(pd.concat([bench.runs, bench.synced]).drop_duplicates("run"))
-    frame = study.compiling(runs)
-    if frame.empty:
-        return None
-    names = {"steady": "a steady iteration", "first": "iteration 0"}
-    columns = model(frame) | {
-        "script": text("mode"),
-        "duration": lambda row: names[row["value"]],
-        "times as long": span(),
-        "as": text("compiled"),
-    }
-    caption = "What leaving compiling out, or doing it otherwise, costs in each framework"
-    return Section("Compile modes", [table_of("compile_modes", caption, frame, columns)])
+    table = compile_table(bench)
+    return Section("Compile modes", [table]) if len(table.frame) else None
 
 
 def curve_plots(bench: Bench, axis: str, looks: dict[str, Look]) -> list[Block]:

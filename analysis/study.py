@@ -119,18 +119,23 @@ def lines(bench: Bench) -> pd.DataFrame:
 
 
 def measured(bench: Bench) -> pd.DataFrame:
-    """Return the whole trainings that belong to the lines: size, mode, iterations, seconds."""
+    """Return what the lines' runs took to the length that all have, in seconds.
+
+    Columns: size, mode, iterations, seconds.
+    """
     rows = []
+    ends = bench.iterations.set_index(["run", "iteration"])["time/elapsed"].dropna()
     for size in size_order(bench.runs["size"]):
-        runs = timed(bench.runs).dropna(subset=["process"])
-        runs = runs[runs["size"] == size]
-        drawn = set(shared(runs.dropna(subset=["steady"]))["env_id"])
-        for length, group in runs.groupby("num_iterations"):
-            for mode in mode_order(group["mode"]):
-                part = group[group["mode"] == mode]
-                if set(part["env_id"]) == drawn:  # or the line is of other environments
-                    row = {"size": size, "mode": mode, "iterations": length}
-                    rows.append(row | {"seconds": mean_seconds(part, "process")})
+        runs = timed(bench.runs[bench.runs["size"] == size]).dropna(subset=["startup", "steady"])
+        runs = shared(runs)
+        length = runs["num_iterations"].min()
+        at = pd.MultiIndex.from_product([runs["run"], [length - 1]])
+        seconds = runs["imports"] + ends.reindex(at).to_numpy()
+        whole = runs["process"].where(runs["num_iterations"] == length)
+        runs = runs.assign(seconds=seconds.fillna(whole)).dropna(subset=["seconds"])
+        for mode in mode_order(runs["mode"]):
+            row = {"size": size, "mode": mode, "iterations": length}
+            rows.append(row | {"seconds": mean_seconds(runs[runs["mode"] == mode], "seconds")})
     return pd.DataFrame(rows, columns=["size", "mode", "iterations", "seconds"])
 
 

@@ -1,0 +1,105 @@
+"""Write the numbers of README.md and docs/ from the studies in results/.
+
+    python -m analysis.docs            # write every block anew
+    python -m analysis.docs --check    # say which are not what the results give
+
+A block begins with a comment such as <!-- answer of results/cpu in CartPole-v1 --> and ends with
+<!-- end -->: what lies between comes from the results, and is not written by hand.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import learning, readings, render, report, schema
+from analysis.bench import Bench, benches
+from analysis.learning import Environment
+from analysis.render import Table
+from analysis.runs import load
+from analysis.schema import SourceError
+
+ROOT = Path(__file__).parent.parent
+FILES = ("README.md", "docs/results.md", "docs/benchmark.md", "analysis/README.md")
+BLOCK = re.compile(
+    r"(<!-- (?P<name>\w+) of (?P<source>\S+)(?: in (?P<env_id>\S+))? -->\n).*?(<!-- end -->)",
+    re.DOTALL,
+)
+Known = dict[str, Environment]
+TABLES: dict[str, Callable[[Bench, Known], Table]] = {
+    "answer": report.answer_table,
+    "decisions": lambda bench, known: report.decision_table(bench),
+    "break_even": lambda bench, known: report.crossing_table(bench),
+    "startup": lambda bench, known: report.startup_table(bench),
+    "phases": lambda bench, known: report.phase_table(bench),
+    "compile_modes": lambda bench, known: report.compile_table(bench),
+    "returns": report.return_table,
+    "targets": report.target_table,
+    "scores": report.score_table,
+    "cells": report.cell_table,
+}
+SENTENCES: dict[str, Callable[[Bench, Known], str]] = {
+    "sentences": lambda bench, known: report.answer_text(bench, known),
+    "startups": lambda bench, known: readings.startup(bench),
+    "learning": lambda bench, known: readings.learned(learning.returns(bench, known), bench, known),
+}
+
+
+@cache
+def bench_of(source: str, env_id: str | None) -> Bench:
+    """Return the largest bench of a source, or of one environment in it."""
+    data = load(ROOT / source)
+    if env_id:
+        data = data._replace(runs=data.runs[data.runs["env_id"] == env_id])
+    if data.runs.empty:
+        raise SourceError(f"{source} has no run in {env_id}")
+    return benches(data)[0]
+
+
+def block(name: str, source: str, env_id: str | None) -> str:
+    """Return what belongs into a block, in Markdown."""
+    if name == "columns":
+        return schema.dictionary(schema.RUNS if source == "runs" else schema.ITERATIONS)
+    if name == "environments":
+        table = pd.read_csv(ROOT / source, dtype="str", keep_default_na=False)
+        return render.markdown_table(table)
+    known = learning.load_environments()
+    if name in TABLES:
+        return render.markdown_table(TABLES[name](bench_of(source, env_id), known).cells)
+    if name in SENTENCES:
+        return render.markdown_value(SENTENCES[name](bench_of(source, env_id), known))
+    raise SourceError(f"no block is called {name}")
+
+
+def renewed(text: str) -> str:
+    """Return a document with its blocks as the results give them."""
+    return BLOCK.sub(lambda x: f"{x[1]}{block(x['name'], x['source'], x['env_id'])}\n{x[5]}", text)
+
+
+def main() -> None:
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog="python -m analysis.docs", description=lines[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it would")
+    check, stale = parser.parse_args().check, []
+    try:
+        for path in [ROOT / name for name in FILES]:
+            text = path.read_text()
+            new = renewed(text)
+            if new != text:
+                stale.append(str(path.relative_to(ROOT)))
+                if not check:
+                    path.write_text(new)
+    except (SourceError, OSError) as error:
+        print(f"analysis.docs: {error}", file=sys.stderr)
+        sys.exit(2)
+    words = "not what the results give" if check else "written"
+    print(f"{readings.join(stale)}: {words}" if stale else "All blocks are what the results give.")
+    sys.exit(1 if stale and check else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Pack a folder of runs into a study: one table of runs, one of iterations, and their report.
+
+    python -m analysis.pack runs/cpu results/cpu        # check, then write results/cpu
+    python -m analysis.pack --check results/cpu         # check only
+
+It names what a reader would hold against the study. Then it packs nothing, unless with --anyway.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+
+from analysis import learning, report
+from analysis.bench import mode_order, timed
+from analysis.readings import counted, join, some
+from analysis.runs import TABLES, Data, load, save
+from analysis.schema import SourceError
+
+ONE = {"platform": "platforms", "settings": "sets of hyperparameters", "commit": "commits"}
+VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
+
+
+def problems(data: Data) -> list[str]:
+    """Return what a reader would hold against a study, in sentences; of a sound one, none."""
+    runs, found = data.runs, []
+    if data.left_out:
+        found.append(
+            f"{counted([len(data.left_out)], 'run')} left out: {some(list(data.left_out), 3)}"
+        )
+    for name, words in ONE.items():
+        if runs[name].nunique() > 1:
+            found.append(f"{runs[name].nunique()} {words}, where a study has one")
+    if len(runs[list(VERSIONS)].drop_duplicates()) > 1:
+        found.append("different versions of Python or packages")
+    if (runs["commit"] == "").any() or runs["commit"].str.endswith("-dirty").any():
+        found.append("runs of scripts that are not committed, so nobody can make them again")
+    resumed = len(runs) - len(timed(runs))
+    if resumed:
+        found.append(f"{counted([resumed], 'run')} stopped and resumed")
+    busy = int((runs["load"] > runs["cores"] + 1).sum())
+    if busy:
+        found.append(f"{counted([busy], 'run')} made while others used the machine")
+    return found + missing(runs)
+
+
+def missing(runs: pd.DataFrame) -> list[str]:
+    """Name the modes that lack a run which another mode has in the same grid."""
+    grid = ["sync", "env_id", "size", "num_iterations", "repeat"]
+    blocks = runs[grid].drop_duplicates()
+    lines = []
+    for mode in mode_order(runs["mode"]):
+        lacking = len(blocks) - len(runs.loc[runs["mode"] == mode, grid].drop_duplicates())
+        if lacking:
+            lines.append(f"{mode} lacks {counted([lacking], 'run')} that others have")
+    return lines
+
+
+def pack(data: Data, out: Path) -> None:
+    """Write data as a study into the folder out, with its report."""
+    if (out / "run.json").exists() or (out.exists() and not out.is_dir()):
+        raise SourceError(f"{out} must be a folder for a study, not a run or a file")
+    save(data._replace(runs=data.runs.assign(source="")), out)
+    known = learning.load_environments()
+    report.write_report(data, out / "report", report.Request(known))
+
+
+def main() -> None:
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog="python -m analysis.pack", description=lines[0])
+    parser.add_argument("runs", help="folder of runs, table, or wandb:entity/project")
+    parser.add_argument("out", nargs="?", type=Path, help="folder to write, as results/my-gpu")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--anyway", action="store_true", help="pack it in spite of what is found")
+    args = parser.parse_args()
+    if (args.out is None) != args.check:
+        parser.error("give a folder to write, or --check")
+    mpl.use("agg")
+    try:
+        data = load(args.runs)
+        found = problems(data)
+        for line in found:
+            print(f"analysis.pack: {line}", file=sys.stderr)
+        if found and not args.anyway:
+            sys.exit(1)
+        if not args.check:
+            pack(data, args.out)
+    except (SourceError, OSError) as error:
+        print(f"analysis.pack: {error}", file=sys.stderr)
+        sys.exit(2)
+    done = "checked" if args.check else f"packed into {args.out / TABLES[0]}"
+    print(f"{counted([len(data.runs)], 'run')} of {join(mode_order(data.runs['mode']))} {done}.")
+
+
+if __name__ == "__main__":
+    main()
