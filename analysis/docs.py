@@ -43,7 +43,6 @@ TABLES: dict[str, Callable[[Bench, Known], Table]] = {
     "cells": report.cell_table,
 }
 SENTENCES: dict[str, Callable[[Bench, Known], str]] = {
-    "sentences": lambda bench, known: report.answer_text(bench, known),
     "startups": lambda bench, known: readings.startup(bench),
     "learning": lambda bench, known: readings.learned(learning.returns(bench, known), bench, known),
 }
@@ -70,6 +69,9 @@ def block(name: str, source: str, env_id: str | None) -> str:
     known = learning.load_environments()
     if name in TABLES:
         return render.markdown_table(TABLES[name](bench_of(source, env_id), known).cells)
+    if name == "sentences":
+        lines = report.answer_lines(bench_of(source, env_id), known)
+        return "\n".join(f"- {render.markdown_value(x)}" for x in lines)
     if name in SENTENCES:
         return render.markdown_value(SENTENCES[name](bench_of(source, env_id), known))
     raise SourceError(f"no block is called {name}")

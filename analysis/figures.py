@@ -1,557 +1,616 @@
-"""The figures of the report and of the notebooks; each function returns a matplotlib figure.
+"""The figures of the report: the answer, bars, forest and curves. Each returns a Figure.
 
-Hue stands for the framework, shade and marker for the model size. The hues are Okabe and Ito's,
-which colour-blind readers tell apart, and everything they say is also said by a label or a marker.
+Hue stands for the framework, in Okabe and Ito's colours, which colour-blind readers tell apart;
+shade, line and marker stand for the mode. Whatever they say, a label says too.
+Modes, sizes, panels and rows are strangers' text: it is drawn to the letter, never as mathematics.
+Of the frame that a figure is about at least one row must have a number.
 """
 
-import json
+import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, cast
+from typing import Any, NamedTuple, ParamSpec
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib import cbook
+from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-from scipy.stats import gaussian_kde
+from matplotlib.patches import Patch
+from matplotlib.text import Annotation, Text
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from scipy.optimize import isotonic_regression
 
-from analysis import readings, stats
-from analysis.runs import SourceError
+P = ParamSpec("P")
 
-TIMINGS = Path(__file__).parent.parent / "results" / "env_timing.json"
-MODES = (
-    *("torch none", "torch env.jit", "torch compile", "linen none", "linen jit", "nnx none"),
-    *("nnx jit", "nnx cached_partial"),
-)
-HUES = {"torch": "#D55E00", "linen": "#0072B2", "nnx": "#009E73"}
-OTHER_HUE = "#555555"
-WHITE_SHARE = {"small": 0.5, "medium": 0.2, "large": 0.0}
-MARKERS = {"small": "o", "medium": "s", "large": "^"}
-# Of two modes of a framework, one is a broad and light line, the other a thin and dark one on it.
-BROAD: dict[str, Any] = {"linewidth": 2.6, "zorder": 2}
-THIN: dict[str, Any] = {"linewidth": 1.1, "zorder": 3}
-DASHES = {"none": ":", "cached_partial": "--", "compile": "--"}
-TITLES = {
-    "total": "Training of {length}, from its start to its end",
-    "startup": "Startup: process start to the end of iteration 0",
-    "first": "Iteration 0",
-    "early": "Iterations 1-7, mean",
-    "steady": "Iterations 8 and later, mean",
-    "rollout_steady": "Rollout, iterations 8 and later",
-    "update_steady": "Update, iterations 8 and later",
+ALL = "all environments"  # the row that a forest sets apart
+WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
+LONGEST = 32  # characters of a name
+FAMILIES = {  # framework -> hue, and a marker for each of its modes
+    "torch": ("#D55E00", "sXp"),
+    "linen": ("#0072B2", "o*H"),
+    "nnx": ("#009E73", "^vP"),
+    "equinox": ("#CC79A7", "Ph8"),
 }
+STRANGERS = (("#E69F00", "h*p"), ("#56B4E9", "pX8"), ("#666666", "8Ph"))
+LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+SHADES = (("black", 0), ("black", 0.4), ("white", 0.35), ("black", 0.65))
+HATCHES = ("", "////", "", "\\\\\\\\")
+DARK, GREY, PALE, MARGIN = "#333333", "#666666", "#E4E4E4", "#FAF4BE"
+RING: dict[str, Any] = {"facecolor": "white", "edgecolor": "black", "linewidth": 0.9}
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
+POINTS: dict[str, Any] = {"textcoords": "offset points"}
 STYLE: dict[Any, Any] = {
+    "text.parse_math": False,
+    "svg.hashsalt": "figures",
     "font.size": 9,
-    "axes.titlesize": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#888888",
     "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
+    "axes.grid": True,
+    "grid.color": PALE,
     "grid.linewidth": 0.7,
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
+    "xtick.color": DARK,
+    "ytick.color": DARK,
+    "hatch.linewidth": 0.6,
     "legend.frameon": False,
-    "figure.constrained_layout.use": True,
+    "legend.handlelength": 2.8,
+    "figure.constrained_layout.w_pad": 0.06,
+    "figure.constrained_layout.h_pad": 0.06,
 }
-LEAST_FOR_VIOLIN = 6  # values
-CLOUD = slice(0.06, 0.42)  # where the points of a slot lie; its violins lie left of it
 
 
-class Complexity(NamedTuple):
-    """Where each environment lies on the small axis that every slot of a figure has."""
+class Look(NamedTuple):
+    """How a mode is drawn."""
 
-    position: dict[str, float]  # environment -> 0 to 1
-    ticks: list[tuple[float, str]]
-    label: str
+    colour: str
+    line: Any
+    marker: str
+
+    def key(self, line: Any = None) -> Any:
+        """Return what stands for the mode in a legend."""
+        form: dict[str, Any] = {"linestyle": line or self.line, "marker": self.marker}
+        return Line2D([], [], color=self.colour, markersize=5, **form)
 
 
-P = ParamSpec("P")
+@contextmanager
+def in_style() -> Generator[None]:
+    """Set this module's style on matplotlib's defaults, and leave matplotlib as it was."""
+    with style.context(["default", STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a name that the font lacks: a box is drawn
+        yield
+
+
+def fit(text: Text, room: float) -> None:
+    """Let a text be no wider than so many pixels, in smaller letters if it must."""
+    while text.get_window_extent().width > room and float(text.get_fontsize()) > 2:
+        text.set_fontsize(0.95 * float(text.get_fontsize()))
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Let a function draw in this module's style, and leave matplotlib as it was.
-
-    The figure is closed, that is forgotten by pyplot: the caller alone shows, saves and frees it.
-    """
+    """Let a function draw in this module's style, to the last tick: late ones would lack it."""
 
     @wraps(draw)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with plt.rc_context(STYLE):
+        with in_style():
             figure = draw(*args, **kwargs)
-            plt.close(figure)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+            for text in figure.texts:
+                fit(text, 0.98 * figure.bbox.width)
+            for axes in figure.axes:
+                fit(axes.set_title(axes.get_title("left")), axes.bbox.width)
             return figure
 
     return draw_in_style
 
 
+def saved(figure: Figure, kind: str, **metadata: None) -> bytes:
+    """Return the file of a figure, without the metadata that would differ from day to day."""
+    buffer = io.BytesIO()
+    with in_style():
+        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as PNG."""
+    return saved(figure, "png", Software=None)
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure as SVG, its text as shapes."""
+    return saved(figure, "svg", Date=None, Creator=None)
+
+
+# === Names, numbers and looks ===================================================================
+def short(name: object, longest: int = LONGEST) -> str:
+    """Return a name in one line of printable characters, its middle cut out if it is long."""
+    text = "".join(x if x.isprintable() else " " for x in str(name))
+    text, tail = " ".join(text.split()) or "(no name)", longest // 3
+    return text if len(text) <= longest else f"{text[: longest - tail - 1]}…{text[-tail:]}"
+
+
+def plain(value: float, _: Any = None) -> str:
+    """Return 0.001, 1.5 or 1,000: neither powers of ten nor the noise of floats."""
+    text = f"{value:,.10f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def rounded(value: float) -> str:
+    """Return 0.082, 6.4, 21.2 or 1,234."""
+    digits = 1 - math.floor(math.log10(value)) if 0 < value < 1 else int(value < 99.95)
+    return f"{value:,.{min(digits, 9)}f}"
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    """Return a colour with a share of another."""
+    red, green, blue = (1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(other))
+    return to_hex((red, green, blue))
+
+
+def looks(modes: pd.DataFrame) -> dict[str, Look]:
+    """Return the look of every mode, in the order given. modes has the columns mode, framework.
+
+    Within a framework looks go by name, so that a mode looks the same in whatever order it comes.
+    """
+    framework = dict(zip(modes["mode"], modes["framework"], strict=True))
+    strangers = sorted(set(framework.values()) - set(FAMILIES), key=str)
+    families = FAMILIES | {x: STRANGERS[i % len(STRANGERS)] for i, x in enumerate(strangers)}
+    result = {}
+    for mode, family in framework.items():
+        siblings = [x for x in framework if framework[x] == family]
+        rank = sorted(siblings, key=lambda x: (" " in str(x), str(x))).index(mode)
+        hue, markers = families[family]
+        shade = mix(hue, *SHADES[rank % len(SHADES)])
+        result[mode] = Look(shade, LINES[rank % len(LINES)], markers[rank % len(markers)])
+    return result
+
+
 # === Axes =======================================================================================
-def load_complexity(path: str | Path = TIMINGS) -> dict[str, float] | None:
-    """Return each environment's step time in units of the fastest's, from env_timing's JSON.
-
-    Without the default file it is None. Raise SourceError for a file that is not env_timing's.
-    """
-    if path == TIMINGS and not TIMINGS.exists():
-        return None
-    try:
-        rows = json.loads(Path(path).read_text())["environments"]
-        seconds = {str(row["env_id"]): float(row["median"]) for row in rows}
-        return {env_id: x / min(seconds.values()) for env_id, x in seconds.items()}
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-        raise SourceError(f"{path} is not what analysis.env_timing writes") from None
+def present(looks: dict[str, Look], column: Iterable[Any]) -> list[str]:
+    """Return the modes of a column once each, in the order of looks."""
+    return sorted(set(column), key=list(looks).index)
 
 
-def place(runs: pd.DataFrame, complexity: Mapping[str, float] | None) -> Complexity:
-    """Place the environments of runs by complexity, on a log scale, or else by name."""
-    envs = sorted(runs["env_id"].unique())
-    if len(envs) == 1:
-        return Complexity({envs[0]: 0.5}, [], f"environment: {envs[0]}")
-    if complexity is None or not set(envs) <= set(complexity):
-        position = {env_id: i / (len(envs) - 1) for i, env_id in enumerate(envs)}
-        return Complexity(position, [], "within a slot, left to right: environments by name")
-    known = {env_id: complexity[env_id] for env_id in envs}
-    low, high = min(known.values()), max(known.values())
-    scale = math.log(high / low) or 1
-    position = {env_id: math.log(x / low) / scale for env_id, x in known.items()}
-    label = "small axes: time of an environment's step, relative to the fastest"
-    return Complexity(position, [(0, f"{low:.0f}x"), (1, f"{high:.0f}x")], label)
+def finite(frame: pd.DataFrame, *columns: str, above: float = -np.inf) -> pd.DataFrame:
+    """Return the rows whose columns hold numbers, above a bound and below infinity."""
+    kept = [frame[x].astype(float).between(above, np.inf, inclusive="neither") for x in columns]
+    return frame[np.all(kept, axis=0)]
 
 
-def mode_order(modes: Sequence[str]) -> list[str]:
-    """Return the modes once each: those of the benchmark in its order, then the others."""
-    return [mode for mode in MODES if mode in set(modes)] + sorted(set(modes) - set(MODES))
+def round_numbers(low: float, high: float, log: bool, most: int) -> list[float]:
+    """Return about so many round numbers from low to high, evenly spread on their scale."""
+    if not log or high / low < 3:
+        ticks = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        return [x for x in ticks if low <= x <= high]
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = []
+    for steps in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        ticks = [x for i in decades for step in steps if low <= (x := step * 10.0**i) <= high]
+        if len(ticks) <= most:
+            break
+    return ticks[:: math.ceil(len(ticks) / most)]
 
 
-def paired_modes(runs: pd.DataFrame, value: str, baseline: str) -> list[str]:
-    """Return the other modes that share a block with the baseline."""
-    others = [mode for mode in mode_order(runs["mode"]) if mode != baseline]
-    return [mode for mode in others if len(stats.pair(runs, value, baseline, mode))]
+def set_scale(axes: Axes, letter: str, low: float, high: float, log: bool, most: int = 8) -> None:
+    """Let the axis x or y reach from low to high, with plain numbers on it."""
+    axes.set(**{f"{letter}scale": "log" if log else "linear", f"{letter}lim": (low, high)})
+    axis = axes.xaxis if letter == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator(round_numbers(low, high, log, most)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(plain))
 
 
-def paired_sizes(runs: pd.DataFrame, value: str, baseline: str) -> list[str]:
-    """Return the model sizes of the blocks that another mode shares with the baseline."""
-    modes = stats.candidates(runs, baseline)
-    return stats.sizes(pd.concat([stats.pair(runs, value, baseline, mode) for mode in modes]))
+def make_panels(
+    titles: list[str], columns: int, row: float, extra: float = 0, sharey: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its panels; row and extra are inches of height, per row and besides."""
+    rows = math.ceil(len(titles) / columns)
+    size = LONE if columns == 1 else WIDTH, rows * row + extra
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+    for panel in axes[len(titles) :]:
+        panel.remove()
+    for panel, title in zip(axes, titles, strict=False):
+        panel.set_title(title)
+    return figure, axes[: len(titles)]
 
 
-def shade(mode: str, size: str) -> tuple[float, float, float]:
-    """Return the colour of a framework, lighter for smaller models."""
-    share = WHITE_SHARE.get(size, 0.3)
-    red, green, blue = to_rgb(HUES.get(mode.partition(" ")[0], OTHER_HUE))
-    return (red + (1 - red) * share, green + (1 - green) * share, blue + (1 - blue) * share)
+def set_rows(axes: Axes, places: Iterable[float], names: Iterable[object]) -> None:
+    """Write names beside an axis, the first on top."""
+    places = list(places)
+    axes.set_yticks(places, [short(name) for name in names])
+    axes.set_ylim(places[-1] + 0.55, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
 
 
-def plain_number(value: float, _: Any = None) -> str:
-    """Return 0.001, 1.5 or 1,000 rather than powers of ten."""
-    return f"{value:,g}"
+def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
+    """Explain lines, markers and shades above the figure, in as few rows as fit."""
+    handles, labels = zip(*entries, strict=True)
+    for rows in range(1, len(entries) + 1):
+        columns = math.ceil(len(entries) / rows)
+        legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            break
+        legend.remove()
 
 
-def ratio_text(ratio: float) -> str:
-    """Return a ratio with three digits."""
-    return f"{readings.number(ratio)}x"
+# === The answer =================================================================================
+def spread(wanted: Iterable[float], gap: float, low: float, high: float) -> np.ndarray:
+    """Return the places nearest to those wanted that lie gap apart, between low and high."""
+    places = np.array(list(wanted))
+    order, steps = np.argsort(places, kind="stable"), gap * np.arange(len(places))
+    free = isotonic_regression(places[order] - steps).x
+    places[order] = np.clip(free, low, max(low, high - steps[-1])) + steps
+    return places
 
 
-def set_log(axis: Axes, values: pd.Series, unit: str = "") -> None:
-    """Make the y axis logarithmic, with room around values and plain numbers on it."""
+def spread_labels(axes: Axes) -> None:
+    """Move the labels at the lines' ends up and down until none lies on another."""
+    labels = [x for x in axes.texts if isinstance(x, Annotation) and x.arrow_patch]
+    box = axes.get_window_extent()
+    height = max(Text.get_window_extent(x).height for x in labels) / box.height
+    wanted = (axes.transData.transform([x.xy for x in labels])[:, 1] - box.y0) / box.height
+    places = spread(wanted, 1.12 * height, height / 2, 1 - height / 2)
+    for label, place in zip(labels, places, strict=True):
+        label.set_position((label.get_position()[0], place))
+
+
+def inches(text: str) -> float:
+    """Return how wide small text is drawn."""
+    return Figure(dpi=100).text(0, 0, text, fontsize=8.5).get_window_extent().width / 100
+
+
+def draw_line(axes: Axes, line: pd.DataFrame, measured: float, look: Look) -> None:
+    """Draw a mode's line with its band: to the measured length boldly, beyond it thin and pale."""
+    x, y, *band = line[["iterations", "estimate", "low", "high"]].to_numpy(dtype=float).T
+    bottom, top = axes.get_ylim()
+    band = np.clip(band, bottom / 10, top * 10)  # a log axis has no place for 0 and infinity
+    axes.fill_between(x, *band, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
+    measured = float(np.clip(np.nan_to_num(measured), x[0], x[-1]))
+    near, far = np.union1d(x[x < measured], measured), np.union1d(x[x > measured], measured)
+    for at, width, alpha in ((near, 2, 1), (far, 1, 0.55)):
+        seconds = np.exp(np.interp(np.log(at), np.log(x), np.log(y)))
+        axes.plot(at, seconds, ls=look.line, color=look.colour, linewidth=width, alpha=alpha)
+    if len(x) == 1:
+        axes.plot(x, y, "_", color=look.colour, markersize=12)
+
+
+def draw_size(axes: Axes, lines: pd.DataFrame, dots: pd.DataFrame, looks: dict[str, Look]) -> None:
+    """Draw the lines of one size, its measured trainings, and a label at the end of each line."""
+    for mode in present(looks, [*lines["mode"], *dots["mode"]]):
+        line = lines[lines["mode"] == mode].sort_values("iterations")
+        runs = dots[dots["mode"] == mode].sort_values("iterations")[["iterations", "seconds"]]
+        look = looks[mode]
+        if len(line):
+            draw_line(axes, line, runs["iterations"].max(), look)
+        edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5, "zorder": 4}
+        axes.scatter(*runs.to_numpy().T, s=24, marker=look.marker, color=look.colour, **edge)
+        end = tuple((line[["iterations", "estimate"]] if len(line) else runs).iloc[-1])
+        place: dict[str, Any] = {"xytext": (1.05, 0.5), "textcoords": "axes fraction"}
+        form: dict[str, Any] = {"color": mix(look.colour, "black", 0.35), "va": "center"}
+        leader = {"arrowstyle": "-", "color": look.colour, "linewidth": 0.7, "relpos": (0, 0.5)}
+        leader["linestyle"] = "-" if len(line) > 1 else ":"  # where it is not taken for a line
+        form |= {"fontsize": 8.5, "annotation_clip": False, "arrowprops": leader}
+        axes.annotate(short(mode), end, **place, **form)
+
+
+def sentence(sooner: str, later: str, iterations: float, low: float, high: float) -> str:
+    """Return "A overtakes B after 77 [52, 130] iterations", the interval as far as there is one."""
+    count, interval = f"{iterations:,.0f}", ""
+    if not (np.isnan(low) and np.isnan(high)):
+        first = f"{max(low, 0):,.0f}" if np.isfinite(low) else "start"
+        last = f"{high:,.0f}" if np.isfinite(high) else "no end"
+        interval = f" [{first}, {last}]"
+    unit = "iteration" if count == "1" and not interval else "iterations"
+    return f"{short(later)} overtakes {short(sooner)} after {count}{interval} {unit}"
+
+
+def draw_crossings(axes: Axes, crossings: pd.DataFrame, characters: int) -> None:
+    """Ring the first three crossings, and say below the panel what they mean."""
+    crossings = finite(crossings, "iterations").head(3)
+    names, text = ["sooner", "later", "iterations", "low", "high", "seconds"], []
+    for i, row in enumerate(crossings[names].itertuples(index=False, name=None)):
+        at, said = (row[2], row[5]), f"{i + 1}  {sentence(*row[:5])}"
+        axes.scatter(*at, s=95, zorder=5, **RING)
+        axes.text(*at, str(i + 1), fontsize=7, zorder=6, clip_on=True, **CENTRED)
+        said = said.replace(", ", ",\xa0")  # an interval stays in its line
+        text += textwrap.wrap(said, characters, subsequent_indent="    ")
+    below: dict[str, Any] = {"xycoords": "axes fraction", "va": "top", "linespacing": 1.35}
+    axes.annotate("\n".join(text), (0, 0), (0, -34), **POINTS, **below)
+
+
+def reach(values: pd.Series, share: float) -> tuple[float, float]:
+    """Return limits around values on a log axis, with a share of their span at either side."""
     low, high = values.min(), values.max()
-    margin = max(1.15, (high / low) ** 0.06)
-    axis.set_yscale("log")
-    axis.set_ylim(low / margin, high * margin)
-    span = high / low * margin**2
-    if span > 100:
-        axis.yaxis.set_major_locator(LogLocator())
-    elif span > 3:
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span > 10 else (1, 2, 3, 5, 7)))
-    else:
-        axis.yaxis.set_major_locator(MaxNLocator(6))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda x, _: plain_number(x) + unit))
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.grid(axis="y")
+    margin = (high / low) ** share if high > low else 2
+    return low / margin, high * margin
 
 
-def set_slots(axis: Axes, slots: Sequence[str], where: Complexity) -> None:
-    """Name the slots below the axis, and give each its small axis of environment complexity."""
-    axis.set_xticks(range(len(slots)), [slot.replace(" ", "\n", 1) for slot in slots])
-    axis.tick_params(axis="x", length=0, pad=16 if where.ticks else 4)
-    axis.set_xlim(-0.5, len(slots) - 0.5)
-    transform = axis.get_xaxis_transform()
-    for i in range(len(slots)):
-        if i:
-            axis.axvline(i - 0.5, color="#E4E4E4", linewidth=0.7, zorder=0)
-        for x, label in where.ticks:
-            at = i + CLOUD.start + x * (CLOUD.stop - CLOUD.start)
-            style: dict[str, Any] = {"transform": transform, "color": "#777777", "clip_on": False}
-            axis.plot([at, at], [0, -0.015], linewidth=0.7, **style)
-            style = {"transform": transform, "color": "#777777", "fontsize": 6}
-            axis.text(at, -0.025, label, ha="center", va="top", **style)
+def answer_note(lines: pd.DataFrame, dots: pd.DataFrame) -> str:
+    """Return what the marks of the answer mean, of those that it has."""
+    ends, measured = (x.groupby(["size", "mode"])["iterations"].max() for x in (lines, dots))
+    beyond = ends > 1.001 * measured.reindex(ends.index).astype(float).fillna(0)
+    notes = {
+        "marker: a whole training, measured": len(dots),
+        "band: 95% interval": lines[["low", "high"]].notna().all(axis=1).any(),
+        "thin and pale: extrapolated, beyond the longest training measured": beyond.any(),
+    }
+    return "; ".join(note for note, applies in notes.items() if applies)
 
 
-def legend(figure: Figure, sizes: Sequence[str], where: Complexity, mean: str = "") -> None:
-    """Explain the markers above the figure, and the small axes below it; mean names the bars."""
-    handles = [
-        Line2D([], [], marker=MARKERS.get(size, "D"), linestyle="", color=shade("", size))
-        for size in sizes
-    ]
-    labels = [f"{size} model" for size in sizes]
-    if mean:
-        handles.append(Line2D([], [], color="black", linewidth=1.4, marker="_", markersize=9))
-        over = " over all model sizes" if len(sizes) > 1 else ""
-        labels.append(f"{mean}{over}, 95% interval")
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(handles), fontsize=8)
-    figure.supxlabel(where.label, fontsize=8, color="#555555")
+@styled
+def answer(
+    lines: pd.DataFrame,
+    dots: pd.DataFrame,
+    crossings: pd.DataFrame,
+    looks: dict[str, Look],
+    title: str = "",
+) -> Figure:
+    """Plot the seconds of a training against its iterations: a line per mode, a panel per size.
 
-
-# === Clouds =====================================================================================
-def draw_clouds(
-    axis: Axes,
-    table: pd.DataFrame,
-    slots: Sequence[str],
-    where: Complexity,
-    group: str,
-    violins: bool = True,
-) -> None:
-    """Draw each slot's rows: half a violin per model size, and a point per row beside it.
-
-    table has the columns `group`, mode, size, env_id and value. The violins are estimated on the
-    scale of the axis, which must be set before.
+    lines: size, mode, iterations, estimate, low, high: a row per point of a line; seconds from the
+        start of the process to the end of so many iterations. low and high may be NaN.
+    dots: size, mode, iterations, seconds: a row per whole training that was measured. Beyond the
+        longest of its mode and size a line is pale, and the figure says that it is extrapolated.
+    crossings: size, sooner, later, iterations, low, high, seconds: `later` overtakes `sooner`
+        after so many iterations, at so many seconds. Of each size the first three are shown. A
+        bound that is NaN or infinite is not known; where both are NaN there is no interval.
+    Sizes come in the order of lines, then of dots; modes in that of looks. Lines and dots without
+    a positive number are left out, and so are crossings without a finite one.
     """
-    forward = axis.yaxis.get_transform()
-    backward = forward.inverted()
-    for _, rows in table.groupby([group, "mode", "size"], sort=False):
-        slot, mode, size = (rows[name].iloc[0] for name in (group, "mode", "size"))
-        i, values, colour = slots.index(slot), rows["value"].to_numpy(), shade(mode, size)
-        offset = rows["env_id"].map(where.position).to_numpy(dtype=float)
-        axis.scatter(
-            i + CLOUD.start + offset * (CLOUD.stop - CLOUD.start),
-            values,
-            s=14,
-            marker=MARKERS.get(size, "D"),
-            color=colour,
-            edgecolor="#333333",
-            linewidth=0.3,
-            zorder=3,
-        )
-        scaled = forward.transform(values)
-        if not violins or len(values) < LEAST_FOR_VIOLIN or np.ptp(scaled) < 1e-9:
-            continue
-        shape = cbook.violin_stats(scaled, lambda x, at: gaussian_kde(x)(at))[0]
-        names = ("coords", "mean", "median", "min", "max")
-        shape |= {name: backward.transform(np.asarray(shape[name])) for name in names}
-        parts = axis.violin(
-            [shape], [i], widths=0.8, side="low", showmeans=False, showextrema=False
-        )
-        for body in cast(list[Any], parts["bodies"]):
-            body.set(facecolor=colour, edgecolor=colour, alpha=0.6, linewidth=0.8)
+    lines = finite(lines, "iterations", "estimate", above=0)
+    dots = finite(dots, "iterations", "seconds", above=0)
+    points = pd.concat([lines.rename(columns={"estimate": "seconds"}), dots])
+    sizes, names = list(points["size"].unique()), [short(x) for x in points["mode"].unique()]
+    limits = [reach(points.loc[points["size"] == size, "seconds"], 0.05) for size in sizes]
+    whole = reach(points["seconds"], 0.05)
+    # A scale for all lets sizes be compared, unless it presses the lines of each together.
+    shared = np.ptp(np.log(whole)) < 2 * max(np.ptp(np.log(x)) for x in limits)
+    widths = [inches(name) for name in names]
+    columns = max(1, min(len(sizes), int(WIDTH / (2.1 + max(widths)))))
+    character = max(0.066, *(width / len(name) for width, name in zip(widths, names, strict=True)))
+    titles, row = [f"{short(size)} model" for size in sizes], max(4.4, 1.2 + 0.17 * len(names))
+    figure, panels = make_panels(titles, columns, row, 0.6, sharey=shared)
+    for i, (axes, size) in enumerate(zip(panels, sizes, strict=True)):
+        parts = [frame[frame["size"] == size] for frame in (points, lines, dots, crossings)]
+        set_scale(axes, "y", *(whole if shared else limits[i]), log=True)
+        set_scale(axes, "x", *reach(parts[0]["iterations"], 0.006), log=True, most=6)
+        draw_size(axes, parts[1], parts[2], looks)
+        draw_crossings(axes, parts[3], int((figure.get_figwidth() / columns - 0.6) / character))
+        axes.set_xlabel("iterations")
+        if i % columns == 0:
+            axes.set_ylabel("seconds, from the start of the process")
+    figure.supxlabel(answer_note(lines, dots), fontsize=8, color=GREY, x=0.01, ha="left")
+    figure.suptitle(short(title, 110) if title else "", x=0.01, ha="left", weight="bold")
+    figure.draw_without_rendering()  # which gives panels and labels their sizes
+    for axes in panels:
+        spread_labels(axes)
+    return figure
 
 
-def draw_means(
-    axis: Axes, slots: Sequence[str], means: Mapping[str, tuple[float, float, float]], unit: str
-) -> None:
-    """Draw the mean of each slot and its interval, and write the mean above."""
-    for i, slot in enumerate(slots):
-        if slot not in means:
-            continue
-        mean, low, high = means[slot]
-        if not np.isnan(low):
-            axis.plot([i, i], [low, high], color="black", linewidth=1.4, zorder=4)
-        axis.plot(i, mean, marker="_", markersize=9, color="black", zorder=4)
-        style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8, "zorder": 5}
-        style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        above = ("data", "axes fraction")
-        axis.annotate(f"{readings.number(mean)}{unit}", (i, 1), xycoords=above, **style)
+# === Bars =======================================================================================
+def part_style(colour: str, i: int, count: int) -> dict[str, Any]:
+    """Return the shade and hatch of part i of count: the first is the palest."""
+    face = mix(colour, "white", 0.72 * (count - 1 - i) / max(count - 1, 1))
+    hatch = {"hatch": HATCHES[i % len(HATCHES)], "hatchcolor": mix(face, "white", 0.5)}
+    return {"facecolor": face, "edgecolor": "white", "linewidth": 0.4} | hatch
 
 
-def timed(runs: pd.DataFrame, *values: str) -> list[str]:
-    """Return the durations that any run is long enough to have."""
-    return [value for value in values if runs[value].notna().any()]
+def draw_bar(axes: Axes, y: int, values: list[float], colour: str, unit: str) -> None:
+    """Draw a bar of parts, and its total at its end if every part is known."""
+    left = 0.0
+    for i, value in enumerate(values):
+        if value > 0:
+            axes.barh(y, value, 0.62, left, **part_style(colour, i, len(values)))
+            left += value
+    total = "" if np.isnan(values).any() else f"{rounded(left)} {unit}"
+    axes.annotate(total, (left, y), (5, 0), va="center", **POINTS)
 
 
-def durations_axis(
-    axis: Axes, runs: pd.DataFrame, value: str, slots: Sequence[str], where: Complexity
-) -> None:
-    """Draw a duration in seconds by mode, on a log axis."""
-    table = runs.assign(value=runs[value]).dropna(subset=["value"])
-    set_log(axis, table["value"])
-    draw_clouds(axis, table, slots, where, "mode")
-    set_slots(axis, slots, where)
-    axis.set(title=title(runs, value), ylabel="seconds")
+def write_parts(axes: Axes, high: float) -> None:
+    """Make room for bars, dots and totals, and write into each part its number where it fits."""
+    space = axes.get_window_extent().width
+    widest = max(text.get_window_extent().width for text in axes.texts) + 12
+    high = (high or 1) / max(0.2, 1 - widest / space)
+    set_scale(axes, "x", 0, high, log=False, most=max(2, min(8, int(space / 60))))
+    for bar in [bar for bars in axes.containers for bar in bars]:
+        (x, y), width, face = bar.get_center(), bar.get_width(), bar.get_facecolor()
+        ink = "white" if np.dot(face[:3], (0.3, 0.6, 0.1)) < 0.55 else "black"
+        patch = {"facecolor": face, "edgecolor": "none", "pad": 1}
+        text = axes.text(x, y, rounded(width), fontsize=8, color=ink, bbox=patch, **CENTRED)
+        if text.get_window_extent().width + 6 > width / high * space:
+            text.remove()
 
 
-def title(runs: pd.DataFrame, value: str) -> str:
-    """Return what a duration is; of whole trainings, how long they are."""
-    length = readings.counted(runs["num_iterations"], "iteration")
-    return TITLES.get(value, value).format(length=length)
-
-
-def speedups_axis(
-    axis: Axes,
-    runs: pd.DataFrame,
-    value: str,
-    baseline: str,
-    slots: Sequence[str],
-    where: Complexity,
-    contender: str = "mode",
-) -> None:
-    """Draw how many times faster than baseline each slot is, block by block, and on average."""
-    parts = []
-    for slot in slots:
-        pairs = stats.pair(runs, value, baseline, slot, contender)
-        speedups = pairs["baseline"] / pairs["candidate"]
-        parts.append(pairs.assign(value=speedups, **{contender: slot}))
-    table = pd.concat(parts)
-    means = stats.speedup_table(runs, value, baseline, contender)
-    means = means[means["blocks"] > 0].groupby("candidate").last()  # over all sizes
-    # An interval from two runs can span powers of ten: it may leave the axis, the points may not.
-    low, high = table["value"].min() / 2, table["value"].max() * 2
-    ends = [means["low"].clip(lower=low), means["high"].clip(upper=high), pd.Series([1.0])]
-    set_log(axis, pd.concat([table["value"], *ends]), unit="x")
-    axis.axhline(1, color="#333333", linewidth=0.8, zorder=1)
-    draw_clouds(axis, table, slots, where, contender)
-    set_slots(axis, slots, where)
-    intervals = {slot: tuple(row) for slot, *row in means[["paired", "low", "high"]].itertuples()}
-    draw_means(axis, slots, intervals, "x")
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high * (high / low) ** 0.1)  # room for the numbers
-    axis.set(title=title(runs, value), ylabel=f"speedup over {baseline}")
-
-
-def width(slots: Sequence[str], panels: int = 1) -> float:
-    """Return the inches that a figure of some slots needs."""
-    return max(6.2, min(13, panels * (0.8 + 0.95 * len(slots))))
-
-
-# === Durations ==================================================================================
 @styled
-def durations(
-    runs: pd.DataFrame, value: str = "total", complexity: Mapping[str, float] | None = None
+def bars(
+    parts: pd.DataFrame,
+    part_names: dict[str, str],
+    unit: str,
+    looks: dict[str, Look],
+    totals: pd.DataFrame | None = None,
 ) -> Figure:
-    """Plot a duration of every run by mode."""
-    slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    figure, axis = plt.subplots(figsize=(width(slots), 4.2))
-    durations_axis(axis, runs, value, slots, where)
-    legend(figure, stats.sizes(runs), where)
-    return figure
+    """Plot what a time is made of: a stacked bar per mode, a panel per size.
 
-
-@styled
-def speedups(
-    runs: pd.DataFrame,
-    baseline: str,
-    value: str = "total",
-    complexity: Mapping[str, float] | None = None,
-) -> Figure:
-    """Plot the speedup of every mode over baseline, within blocks."""
-    slots, where = paired_modes(runs, value, baseline), place(runs, complexity)
-    figure, axis = plt.subplots(figsize=(width(slots), 4.2))
-    speedups_axis(axis, runs, value, baseline, slots, where)
-    legend(figure, paired_sizes(runs, value, baseline), where, "geometric mean")
-    return figure
-
-
-@styled
-def overhead(runs: pd.DataFrame, complexity: Mapping[str, float] | None = None) -> Figure:
-    """Plot startup, iteration 0, iterations 1-7 and the steady state of every run by mode."""
-    slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    values = timed(runs, "startup", "first", "early", "steady")
-    rows = 2 if len(values) == 4 else 1
-    columns = len(values) // rows
-    size = (width(slots, columns), 3.4 * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
-    for axis, value in zip(axes.flat, values, strict=True):
-        durations_axis(axis, runs, value, slots, where)
-    legend(figure, stats.sizes(runs), where)
-    return figure
-
-
-@styled
-def overhead_differences(
-    runs: pd.DataFrame, baseline: str, complexity: Mapping[str, float] | None = None
-) -> Figure:
-    """Plot what every mode's startup and first iterations take beyond the baseline's."""
-    slots, where = paired_modes(runs, "startup", baseline), place(runs, complexity)
-    values = timed(runs, "startup", "first", "early")
-    size = (width(slots, len(values)), 4.2)
-    figure, axes = plt.subplots(1, len(values), figsize=size, squeeze=False)
-    for axis, value in zip(axes.flat, values, strict=True):
-        pairs = pd.concat([stats.pair(runs, value, baseline, x).assign(mode=x) for x in slots])
-        table = pairs.assign(value=pairs["candidate"] - pairs["baseline"])
-        means = stats.difference_table(runs, value, baseline).groupby("candidate").last()
-        intervals = {slot: tuple(row) for slot, *row in means[["mean", "low", "high"]].itertuples()}
-        draw_clouds(axis, table, slots, where, "mode", violins=False)
-        low, high = table["value"].min(), table["value"].max()
-        low, high = min(low, 0), max(high, 0)
-        margin = 0.1 * (high - low) or 1
-        # As with speedups, an interval may leave the axis, and the numbers need room.
-        axis.set_ylim(low - margin, high + 2 * margin)
-        axis.axhline(0, color="#333333", linewidth=0.8, zorder=1)
-        axis.grid(axis="y")
-        set_slots(axis, slots, where)
-        draw_means(axis, slots, intervals, " s")
-        axis.set(title=title(runs, value).split(":")[0], ylabel=f"more than {baseline} (s)")
-    legend(figure, paired_sizes(runs, "startup", baseline), where, "mean")
-    return figure
-
-
-@styled
-def phases(
-    runs: pd.DataFrame, baseline: str, complexity: Mapping[str, float] | None = None
-) -> Figure:
-    """Plot rollout and update of synchronised runs: seconds above, speedups below."""
-    slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    others = paired_modes(runs, "rollout_steady", baseline)
-    rows, values = 2 if others else 1, timed(runs, "rollout_steady", "update_steady")
-    size = (width(slots, len(values)), 3.6 * rows)
-    figure, axes = plt.subplots(rows, len(values), figsize=size, squeeze=False)
-    for column, value in zip(axes.T, values, strict=True):
-        durations_axis(column[0], runs, value, slots, where)
-        if others:
-            speedups_axis(column[1], runs, value, baseline, others, where)
-            column[1].set_title("")
-    legend(figure, stats.sizes(runs), where, "geometric mean" if others else "")
-    return figure
-
-
-@styled
-def compilation(runs: pd.DataFrame, complexity: Mapping[str, float] | None = None) -> Figure:
-    """Plot iteration 0 and, where runs are long enough, the steady state of every compile mode."""
-    slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    values = timed(runs, "first", "steady")
-    size = (width(slots), 0.4 + 3.4 * len(values))
-    figure, axes = plt.subplots(len(values), 1, figsize=size, squeeze=False)
-    for axis, value in zip(axes.flat, values, strict=True):
-        durations_axis(axis, runs, value, slots, where)
-    legend(figure, stats.sizes(runs), where)
-    return figure
-
-
-@styled
-def platforms(
-    runs: pd.DataFrame,
-    baseline: str,
-    candidate: str,
-    value: str = "steady",
-    complexity: Mapping[str, float] | None = None,
-) -> Figure:
-    """Plot a duration on two platforms side by side, and the speedup of the second."""
-    runs = runs[runs["platform"].isin([baseline, candidate])]
-    slots, where = mode_order(runs["mode"]), place(runs, complexity)
-    figure, axes = plt.subplots(1, 3, figsize=(width(slots, 3), 4.4))
-    axes[1].sharey(axes[0])
-    for axis, platform in zip(axes, (baseline, candidate), strict=False):
-        durations_axis(axis, runs[runs["platform"] == platform], value, slots, where)
-        axis.set_title(platform)
-    axes[1].set_ylabel("")
-    set_log(axes[0], runs[value])
-    pairs = stats.pair(runs, value, baseline, candidate, "platform")
-    table = pairs.assign(value=pairs["baseline"] / pairs["candidate"])
-    set_log(axes[2], pd.concat([table["value"], pd.Series([1.0])]), unit="x")
-    axes[2].axhline(1, color="#333333", linewidth=0.8, zorder=1)
-    draw_clouds(axes[2], table, slots, where, "mode")
-    set_slots(axes[2], slots, where)
-    axes[2].set(title="Speedup of the second over the first", ylabel="")
-    legend(figure, stats.sizes(runs), where)
-    return figure
-
-
-# === Learning ===================================================================================
-def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure of count panels, four in a row, and the panels."""
-    columns = min(count, 4)
-    rows = math.ceil(count / columns)
-    # A lone panel is large enough for the legend above it and the labels beside it.
-    size = max(7.0, 0.8 + 3 * columns), max(3.6, 0.8 + 2.2 * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size)
-    axes = list(np.atleast_1d(axes).flat)
-    for axis in axes[count:]:
-        axis.remove()
-    return figure, axes[:count]
-
-
-def panel_title(axis: Axes, runs: pd.DataFrame) -> None:
-    """Name the environment of a panel, and say how many runs each of its modes has."""
-    counts = runs.groupby("mode").size()
-    axis.set_title(f"{runs['env_id'].iloc[0]}, {readings.counted(counts, 'run')} per mode")
-
-
-def curve_style(mode: str) -> dict[str, Any]:
-    """Return the line of a mode: its hue is the framework's, and its form the compile mode's."""
-    dashes = DASHES.get(mode.split(maxsplit=1)[-1])
-    style = THIN | {"linestyle": dashes} if dashes else BROAD
-    return style | {"color": shade(mode, "large" if dashes else "small")}
-
-
-@styled
-def learning_curves(runs: pd.DataFrame, iterations: pd.DataFrame) -> Figure:
-    """Plot the return of each environment: the mean over repeats, and a band around them all.
-
-    An iteration without the end of an episode has the return of the one before it. A curve begins
-    where all of its runs have a return, or its mean would jump as runs come and go. Runs of several
-    model sizes or workloads must not be mixed: give those of one.
+    parts: size, mode, and a column per key of part_names, in the unit, stacked in their order. A
+        part that is NaN is left out, and its bar has no total.
+    part_names: column -> what the legend calls it.
+    unit: "s", "ms" or any other.
+    totals: size, mode, seconds (in the unit as well): a ring per run, below its mode's bar.
+    Sizes and modes come in the order of parts, the first mode on top.
     """
-    runs = runs.dropna(subset=["final_return"])
-    envs, modes = list(dict.fromkeys(runs["env_id"])), mode_order(runs["mode"])
-    figure, axes = panels(len(envs))
-    rows = iterations.merge(runs[["run", "env_id", "mode"]], on="run")
-    for axis, env_id in zip(axes, envs, strict=True):
-        for mode in modes:
-            part = rows[(rows["env_id"] == env_id) & (rows["mode"] == mode)]
-            returns = part.pivot(
-                index="global_step", columns="run", values="charts/episodic_return"
-            )
-            returns = returns.ffill().dropna()
-            marker = "." if len(returns) < 3 else ""  # too few iterations for a line to show
-            axis.plot(returns.index, returns.mean(axis=1), marker=marker, **curve_style(mode))
-            low, high, colour = returns.min(axis=1), returns.max(axis=1), shade(mode, "large")
-            axis.fill_between(returns.index, low, high, color=colour, alpha=0.12, linewidth=0)
-        panel_title(axis, runs[runs["env_id"] == env_id])
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axis.grid()
-    lines = "line: mean over runs, each with its last return; band: lowest to highest run"
-    figure.supxlabel(f"environment steps ({lines})", fontsize=9)
-    figure.supylabel("mean episodic return", fontsize=9)
-    handles = [Line2D([], [], **curve_style(mode)) for mode in modes]
-    figure.legend(handles, modes, loc="outside upper center", ncols=min(len(modes), 4), fontsize=8)
+    parts = parts[parts[list(part_names)].notna().any(axis=1)]
+    totals = finite(parts.assign(seconds=np.nan) if totals is None else totals, "seconds")
+    sizes, modes = list(parts["size"].unique()), list(parts["mode"].unique())
+    titles = [f"{short(size)} model" for size in sizes]
+    figure, panels = make_panels(titles, min(len(sizes), 3), 0.8 + 0.36 * len(modes), 0.5)
+    longest = []
+    for axes, size in zip(panels, sizes, strict=True):
+        part = parts[parts["size"] == size]
+        values = part[list(part_names)].to_numpy(dtype=float)
+        for mode, row in zip(part["mode"], values, strict=True):
+            draw_bar(axes, modes.index(mode), row.tolist(), looks[mode].colour, unit)
+        dots = totals[(totals["size"] == size) & totals["mode"].isin(part["mode"])]
+        places = [modes.index(mode) + 0.42 for mode in dots["mode"]]
+        axes.scatter(dots["seconds"], places, s=11, zorder=4, **RING)
+        longest.append(max([*np.nansum(values, axis=1), *dots["seconds"]]))
+        set_rows(axes, range(len(modes)), modes)
+        axes.set_xlabel({"s": "seconds", "ms": "milliseconds"}.get(unit, unit))
+    styles = [part_style(GREY, i, len(part_names)) for i in range(len(part_names))]
+    entries = [(Patch(**x), name) for x, name in zip(styles, part_names.values(), strict=True)]
+    ring = Line2D([], [], marker="o", markersize=3.5, linestyle="", color="black", mfc="white")
+    add_legend(figure, entries + [(ring, "a run")] * bool(len(totals)))
+    figure.draw_without_rendering()  # which gives panels and texts their sizes
+    for axes, high in zip(panels, longest, strict=True):
+        write_parts(axes, high)
     return figure
 
 
+# === Forest =====================================================================================
+def view(rows: pd.DataFrame, marks: list[float], log: bool) -> tuple[float, float]:
+    """Return where the axis begins and ends: estimates and marks lie in it, intervals may leave.
+
+    An interval from two runs can span powers of ten; it has half of the estimates' span to show.
+    """
+    change, back = (np.log, np.exp) if log else (np.asarray, np.asarray)
+    points = change(np.array([*rows["estimate"], *marks], dtype=float))
+    ends = np.concatenate([rows["low"].dropna(), rows["high"].dropna()])
+    ends = change(np.maximum(ends, 1e-12 if log else -np.inf))
+    spare = 0.5 * np.ptp(points) or 0.1
+    shown = np.concatenate([points, np.clip(ends, points.min() - spare, points.max() + spare)])
+    margin = 0.05 * np.ptp(shown) or 0.1
+    low, high = back(np.array([shown.min() - margin, shown.max() + margin]))
+    return float(low), float(high)
+
+
+def draw_interval(
+    axes: Axes, y: float, estimate: float, low: float, high: float, look: Look
+) -> None:
+    """Draw an estimate and its interval, with an arrow head where the interval leaves the axis."""
+    left, right = axes.get_xlim()
+    known = not (np.isnan(low) or np.isnan(high))
+    if known:
+        axes.plot([max(low, left), min(high, right)], [y, y], color=look.colour, linewidth=1.4)
+        for outside, x, head in ((low < left, left, "<"), (high > right, right, ">")):
+            if outside:
+                axes.plot(x, y, head, color=look.colour, markersize=4, clip_on=False)
+    size, face = 6 if look.marker == "D" else 5, look.colour if known else "white"
+    axes.plot(estimate, y, look.marker, color=look.colour, mfc=face, markersize=size, zorder=3)
+
+
+def draw_rows(
+    axes: Axes, rows: pd.DataFrame, places: dict[str, float], looks: dict[str, Look]
+) -> None:
+    """Draw the rows of a panel at their places, in each the modes one below the other."""
+    set_rows(axes, places.values(), places)
+    for i in range(0, len(places) - (ALL in places), 2):
+        axes.axhspan(i - 0.5, i + 0.5, color="#F5F5F5", linewidth=0, zorder=0)
+    if ALL in places and len(places) > 1:
+        axes.axhline(places[ALL] - 0.65, color=DARK, linewidth=0.9)
+    columns = rows[["row", "mode", "estimate", "low", "high"]]
+    for name, mode, *interval in columns.itertuples(index=False, name=None):
+        y = places[name] + 0.84 * ((list(looks).index(mode) + 0.5) / len(looks) - 0.5)
+        look = looks[mode]._replace(marker="D") if name == ALL else looks[mode]
+        draw_interval(axes, y, *interval, look)
+
+
 @styled
-def final_returns(runs: pd.DataFrame) -> Figure:
-    """Plot each run's final return by environment and mode, with their IQM and its interval."""
-    runs = runs.dropna(subset=["final_return"])
-    envs, modes = list(dict.fromkeys(runs["env_id"])), mode_order(runs["mode"])
-    figure, axes = panels(len(envs))
-    style: dict[str, Any] = {"color": "black", "linewidth": 1, "marker": "|"}
-    handles = [
-        Line2D([], [], color=OTHER_HUE, marker="o", markersize=4, linestyle=""),
-        Line2D([], [], **style),
-    ]
-    least = f"from {stats.LEAST_RETURNS} runs on with its 95% interval"
-    labels = ["a run", f"interquartile mean (IQM), {least}"]
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
-    for panel, (axis, env_id) in enumerate(zip(axes, envs, strict=True)):
-        for i, mode in enumerate(modes):
-            rows = runs[(runs["env_id"] == env_id) & (runs["mode"] == mode)]
-            values, y = rows["final_return"].to_numpy(), len(modes) - 1 - i
-            if not len(values):
-                continue
-            jitter = np.linspace(-0.15, 0.15, len(values)) if len(values) > 1 else np.zeros(1)
-            colours = [shade(mode, size) for size in rows["size"]]
-            axis.scatter(values, y + jitter, s=14, color=colours)
-            estimate, low, high = stats.iqm_interval([values])
-            axis.plot(estimate, y, **style)
-            axis.plot([low, high], [y, y], color="black", linewidth=1)
-        panel_title(axis, runs[runs["env_id"] == env_id])
-        axis.set_ylim(-0.6, len(modes) - 0.4)
-        names = modes[::-1] if panel % 4 == 0 else [""] * len(modes)
-        axis.set_yticks(range(len(modes)), names)
-        axis.grid(axis="x")
-    figure.supxlabel("return of the last iteration in which an episode ended", fontsize=9)
+def forest(
+    rows: pd.DataFrame,
+    looks: dict[str, Look],
+    xlabel: str,
+    reference: float = 1.0,
+    log: bool = True,
+    band: tuple[float, float] | None = None,
+) -> Figure:
+    """Plot estimates with their intervals: environments as rows, a dot per mode.
+
+    rows: panel, row, mode, estimate, low, high. Panels and rows come in this order, modes in that
+        of looks; the row ALL comes last, set apart. Without low and high (NaN) a dot is hollow;
+        without an estimate there is none.
+    xlabel: what is estimated, such as "times as long as ppo_linen".
+    reference: where the line stands that estimates are compared with.
+    band: from where to where differences count as none.
+    """
+    rows = finite(rows, "estimate", above=0 if log else -np.inf)
+    panels, modes = list(rows["panel"].unique()), present(looks, rows["mode"])
+    names = sorted(rows["row"].unique(), key=lambda name: name == ALL)
+    places = {name: i + 0.3 * (name == ALL) for i, name in enumerate(names)}
+    columns, row = min(len(panels), 3), 0.7 + len(names) * (0.13 + 0.088 * len(modes))
+    figure, axs = make_panels([short(panel) for panel in panels], columns, row, 0.6)
+    low, high = view(rows, [reference, *(band or ())], log)
+    for axes, panel in zip(axs, panels, strict=True):
+        set_scale(axes, "x", low, high, log, most=10 if columns == 1 else 6)
+        axes.axvline(reference, color=DARK, linewidth=0.9, zorder=1)
+        if band:
+            axes.axvspan(*band, color=MARGIN, linewidth=0, zorder=0.5)
+        draw_rows(axes, rows[rows["panel"] == panel], places, {x: looks[x] for x in modes})
+    figure.supxlabel(short(xlabel, 110), fontsize=9)
+    entries = [(looks[mode].key(line="-"), short(mode)) for mode in modes]
+    if rows[["low", "high"]].isna().any(axis=None):
+        hollow = Line2D([], [], color=GREY, linestyle="", marker="o", mfc="white", markersize=5)
+        entries.append((hollow, "hollow: no interval"))
+    if band:
+        entries.append((Patch(color=MARGIN), f"equivalent: {plain(band[0])} to {plain(band[1])}"))
+    add_legend(figure, entries)
+    return figure
+
+
+# === Curves =====================================================================================
+def mean_curve(runs: list[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean over runs in at most 200 points, from where all have begun to the first end.
+
+    Beyond, it would jump as runs come and go. Between its points a run is taken to be straight.
+    """
+    start, end = max(run["x"].min() for run in runs), min(run["x"].max() for run in runs)
+    grid = np.unique(np.concatenate([run["x"] for run in runs]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    grid = np.linspace(start, end, 200) if len(grid) > 200 else grid
+    return grid, np.mean([np.interp(grid, run["x"], run["y"]) for run in runs], axis=0)
+
+
+@styled
+def curves(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str) -> Figure:
+    """Plot what runs come to: the mean of each mode's runs boldly, each run as a faint line.
+
+    points: panel, mode, run, x, y. Panels come in this order, modes in that of looks; rows where x
+        or y is NaN are left out. Runs of a mode may lie at different x, as where x is seconds.
+    """
+    points = finite(points, "x", "y")
+    panels, modes = list(points["panel"].unique()), present(looks, points["mode"])
+    columns, row = min(len(panels), 4), 4.4 if len(panels) == 1 else 2.3
+    figure, axs = make_panels([short(x) for x in panels], columns, row, 0.8, sharey=False)
+    marks = 5 if columns < 3 else 3
+    for axes, panel in zip(axs, panels, strict=True):
+        part = points[points["panel"] == panel].sort_values("x", kind="stable")
+        for k, mode in enumerate(present(looks, part["mode"])):
+            runs = [run for _, run in part[part["mode"] == mode].groupby("run", sort=False)]
+            colour, line, marker = looks[mode]
+            for run in runs if len(runs) > 1 else []:
+                axes.plot(*mean_curve([run]), color=colour, linewidth=0.7, alpha=0.35)
+            x, y = mean_curve(runs)
+            every = max(1, len(x) // marks)
+            form: dict[str, Any] = {"marker": marker, "markersize": 3 + marks / 2}
+            form["markevery"] = k * every // len(modes), every  # so that those of modes do not meet
+            axes.plot(x, y, color=colour, ls=line, lw=0.9 + marks / 5, mec="white", mew=0.4, **form)
+        set_scale(axes, "x", *axes.get_xlim(), log=False, most=marks + 2)
+        set_scale(axes, "y", *axes.get_ylim(), log=False, most=5)
+        if part["x"].abs().max() >= 10_000:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.supxlabel(short(xlabel, 110), fontsize=9)
+    figure.supylabel(short(ylabel, 60), fontsize=9)
+    add_legend(figure, [(looks[mode].key(), short(mode)) for mode in modes])
     return figure

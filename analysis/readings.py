@@ -61,7 +61,7 @@ def ratios(
     baseline: str,
     what: str,
     columns: tuple[str, ...] = ("estimate", "low", "high"),
-) -> str:
+) -> list[str]:
     """Return how long each mode takes relative to the baseline, a sentence per size.
 
     table has the columns size, mode and those of an interval.
@@ -74,18 +74,19 @@ def ratios(
         if all(np.isnan(x[1]) for x in values.values()):
             continue  # what was measured once is in the table, and is no claim
         differ = [
-            f"{interval(*x)} times as long in {mode}"
-            for mode, x in values.items()
-            if x[1] > 1 or x[2] < 1
+            f"{interval(*x)} {'times as long ' * (i == 0)}in {mode}"
+            for i, (mode, x) in enumerate(
+                (mode, x) for mode, x in values.items() if x[1] > 1 or x[2] < 1
+            )
         ]
-        alike = [f"{mode} {interval(*x)}" for mode, x in values.items() if x[1] <= 1 <= x[2]]
+        alike = [f"{mode} ({interval(*x)})" for mode, x in values.items() if x[1] <= 1 <= x[2]]
         parts = [f"takes {join(differ)}"] if differ else []
-        parts += [f"cannot be told from it in {join(alike)}"] if alike else []
-        sentences.append(f"Relative to {baseline}, {what}{where} {'; it '.join(parts)}.")
-    return " ".join(sentences)
+        parts += [f"cannot be told apart in {join(alike)}"] if alike else []
+        sentences.append(f"Relative to {baseline}, {what}{where} {', and '.join(parts)}.")
+    return sentences
 
 
-def crossings(bench: Bench) -> str:
+def crossings(bench: Bench) -> list[str]:
     """Name the modes that start later and overtake, where both are clear."""
     table = study.clear(study.crossings(bench))
     sizes = size_order(bench.runs["size"])
@@ -95,7 +96,7 @@ def crossings(bench: Bench) -> str:
         f"{of_size(row['size'], sizes)}, {number(row['seconds'])} s."
         for _, row in table.iterrows()
     ]
-    return " ".join(sentences[:4])
+    return sentences[:4]
 
 
 def noise(bench: Bench) -> str:
@@ -172,8 +173,8 @@ def phases(bench: Bench) -> str:
         sentences.append(f"The rollout takes, of a steady iteration's time{where}, {join(parts)}.")
     for phase, what in (("rollout", "a rollout"), ("update", "an update")):
         columns = tuple(f"{phase}_{x}" for x in ("estimate", "low", "high"))
-        sentences.append(ratios(table, baseline, what, columns))
-    return " ".join(filter(None, sentences))
+        sentences += ratios(table, baseline, what, columns)
+    return " ".join(sentences)
 
 
 # === Learning ===================================================================================
@@ -208,12 +209,11 @@ def learned(table: pd.DataFrame, bench: Bench, environments: dict[str, Environme
     if alike:
         what = counted([alike], "comparison")
         sentences.append(f"In {what} all runs returned the same: nothing to tell apart.")
-    same = [
-        f"{mode} as {first}" for mode, first in learning.identical(bench).items() if mode != first
-    ]
+    same = [x for x in learning.identical(bench).items() if x[0] != x[1]]
     if same:
+        names = join([f"{mode} and {first}" for mode, first in same])
         sentences.append(
-            f"Of the same seed the same numbers come out of {join(same)}: they count once."
+            f"From the same seed the same numbers come out of {names}: they count once."
         )
     unknown = [str(x) for x in dict.fromkeys(table["env_id"]) if x not in environments]
     if unknown:

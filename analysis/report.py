@@ -27,6 +27,10 @@ from analysis.runs import PARTS, Data, load
 from analysis.schema import SourceError
 from analysis.stats import Interval
 
+ANSWER = (
+    "Startup: process start to the end of iteration 0, where everything compiles. Iteration: the "
+    "mean from iteration 8 on. Whole trainings include the startup. Brackets: 95% intervals."
+)
 RETURNS = (
     "The median has its 95% interval from six runs on. Equivalent: the 90% interval of the "
     "difference of means lies within the margin."
@@ -80,10 +84,7 @@ def model(frame: pd.DataFrame) -> dict[str, Callable[[pd.Series], str]]:
 def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     frame = study.summary(bench, environments)
     whole = f"{counted(frame['length'], 'iteration')} (s)"
-    columns = model(frame)
-    if frame["environments"].max() > 1:
-        columns["environments"] = text("environments")
-    columns |= {
+    columns = model(frame) | {
         "script": text("mode"),
         "startup (s)": value("startup"),
         "iteration (ms)": value("steady", 1000),
@@ -94,12 +95,14 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         "score": lambda row: number(row["score"]) if np.isnan(row["return"]) else "-",
     }
     envs = [str(x) for x in dict.fromkeys(bench.runs["env_id"])]
-    where = envs[0] if len(envs) == 1 else "geometric means over environments"
-    note = (
-        "Startup: process start to the end of iteration 0, where everything compiles. Iteration: "
-        "the mean from iteration 8 on. Whole trainings include the startup. Brackets: 95% "
-        "intervals."
-    )
+    where, note = envs[0], ANSWER
+    if len(envs) > 1:
+        counts = frame.groupby("size", sort=False)["environments"].max()
+        parts = [
+            f"{counted([x], 'environment')} with the {size} network" for size, x in counts.items()
+        ]
+        where = "Geometric means over environments"
+        note += f" Over {readings.join(parts)}."
     return table_of("answer", f"{where}, {bench.title}", frame, columns, note)
 
 
@@ -112,14 +115,16 @@ def decision_table(bench: Bench) -> Table:
             rivals = case["ties"]
             also = f" or {readings.join(rivals, 'or')}" if rivals else ""
             once = ", measured once" if rivals is None else ""
-            done = f"{case['mode']}{also}: {duration(case['seconds'])}{once}"
+            done = f"{duration(case['seconds'])}: {case['mode']}{also}{once}"
             row[f"{readings.compact(case['budget'])} steps"] = done
         rows.append(row)
     caption = "Which script is done first, by network, environment and budget of steps, and when"
-    note = (
-        "From the start of the process. Scripts after 'or' cannot be told from the one before it "
-        "at 95%. Environments are ranked by an iteration of the baseline on this machine."
-    )
+    note = "From the start of the process. Scripts after 'or' cannot be told from the first at 95%."
+    for size in size_order(frame["size"]):
+        lists = {x: y for x, y in study.cost_classes(bench, size).items() if "cheapest" in x}
+        for name, envs in lists.items():
+            note += f" By an iteration on this machine, {name} with the {size} network are "
+            note += f"{readings.join(envs)}."
     flat = frame.assign(ties=frame["ties"].map(lambda x: "" if x is None else " ".join(x)))
     return Table("decisions", caption, flat, pd.DataFrame(rows), note)
 
@@ -307,20 +312,19 @@ def answer_section(bench: Bench, environments: dict[str, Environment]) -> Sectio
             "startup and rises by a steady iteration each."
         )
         blocks.append(Plot("answer", figure, caption))
-    blocks.append(Text(answer_text(bench, environments)))
+    blocks.append(Bullets("", answer_lines(bench, environments)))
     return Section("The answer", blocks)
 
 
-def answer_text(bench: Bench, environments: dict[str, Environment]) -> str:
+def answer_lines(bench: Bench, environments: dict[str, Environment]) -> list[str]:
+    """Return what the first table says, in sentences."""
     frame = study.summary(bench, environments)
-    what = [("steady", "a steady iteration"), ("process", "a whole training")]
-    sentences = [
-        readings.ratios(frame, bench.baseline, words, tuple(f"{x}_{y}" for y in Interval._fields))
-        for x, words in what
-        if f"{x}_low" in frame
-    ]
-    sentences += [readings.crossings(bench), readings.noise(bench)]
-    return " ".join(filter(None, sentences))
+    found = []
+    for name, words in (("steady", "a steady iteration"), ("process", "a whole training")):
+        columns = tuple(f"{name}_{x}" for x in Interval._fields)
+        if columns[1] in frame:
+            found += readings.ratios(frame, bench.baseline, words, columns)
+    return [*found, *readings.crossings(bench), readings.noise(bench)]
 
 
 def training_bars(bench: Bench, looks: dict[str, Look]) -> list[Block]:
@@ -348,11 +352,12 @@ def environment_section(bench: Bench) -> Section | None:
     if bench.runs["env_id"].nunique() < 2:
         return None
     blocks: list[Block] = []
-    titles = {"steady": "a steady iteration", "process": "a whole training"}
+    titles = {"steady": "A steady iteration", "process": "A whole training"}
     for name, words in titles.items():
         frame = study.by_environment(bench, name)
-        if len(frame):
-            rows = panels(frame).rename(columns={"env_id": "row"})
+        several = frame.groupby("size")["env_id"].transform("nunique") > 1
+        if several.any():
+            rows = panels(frame[several]).rename(columns={"env_id": "row"})
             label = f"{words}: times as long as {bench.baseline}"
             figure = figures.forest(rows, looks_of(bench.runs), label)
             caption = f"{label}, with 95% intervals; environments by what an iteration costs here"
@@ -386,7 +391,15 @@ def phase_section(bench: Bench) -> Section | None:
 
 def compile_section(bench: Bench) -> Section | None:
     table = compile_table(bench)
-    return Section("Compile modes", [table]) if len(table.frame) else None
+    if table.frame.empty:
+        return None
+    names = {"steady": "a steady iteration", "first": "iteration 0"}
+    titles = [f"{names[x]}, {y} network" for x, y in table.frame[["value", "size"]].to_numpy()]
+    rows = table.frame.assign(panel=titles, row=table.frame["mode"])
+    rows = rows.sort_values("value", ascending=False, kind="stable")
+    looks = looks_of(pd.concat([bench.runs, bench.synced]))
+    figure = figures.forest(rows, looks, "times as long as the compiled script of the framework")
+    return Section("Compile modes", [Plot("compile_modes", figure, table.caption), table])
 
 
 def curve_plots(bench: Bench, axis: str, looks: dict[str, Look]) -> list[Block]:
@@ -414,7 +427,7 @@ def learning_section(bench: Bench, environments: dict[str, Environment]) -> Sect
         names = ("difference", "difference_low", "difference_high")
         scaled = {x: rows[y] / rows["margin"] for x, y in zip(Interval._fields, names, strict=True)}
         rows = panels(rows.assign(**scaled)).rename(columns={"env_id": "row"})
-        label = f"final return minus {bench.baseline}'s, in margins"
+        label = f"Final return minus {bench.baseline}'s, in margins"
         figure = figures.forest(rows, looks, label, reference=0, log=False, band=(-1, 1))
         caption = f"{label}, with 90% intervals: within the band it is equivalent"
         blocks.append(Plot("equivalence", figure, caption))
@@ -425,24 +438,39 @@ def learning_section(bench: Bench, environments: dict[str, Environment]) -> Sect
     return Section("Learning", blocks)
 
 
-def appendices(bench: Bench, environments: dict[str, Environment]) -> list[Section]:
-    tables = [("Final returns and their equivalence", return_table(bench, environments))]
-    tables.append(("Memory", memory_table(bench)))
-    if not is_lone(bench):
-        tables.append(("Every cell", cell_table(bench, environments)))
-    return [Section(title, [table], folded=True) for title, table in tables if len(table.frame)]
+def return_section(bench: Bench, environments: dict[str, Environment]) -> Section | None:
+    table = return_table(bench, environments)
+    return Section("Final returns", [table], folded=True) if len(table.frame) else None
+
+
+def memory_section(bench: Bench) -> Section | None:
+    table = memory_table(bench)
+    return Section("Memory", [table], folded=True) if len(table.frame) else None
+
+
+def cell_section(bench: Bench, environments: dict[str, Environment]) -> Section | None:
+    if is_lone(bench):
+        return None
+    return Section("Every cell", [cell_table(bench, environments)], folded=True)
+
+
+SECTIONS: dict[str, Callable[[Bench, dict[str, Environment]], Section | None]] = {
+    "answer": answer_section,
+    "decisions": lambda bench, _: decision_section(bench),
+    "environments": lambda bench, _: environment_section(bench),
+    "startup": lambda bench, _: startup_section(bench),
+    "phases": lambda bench, _: phase_section(bench),
+    "compile modes": lambda bench, _: compile_section(bench),
+    "learning": learning_section,
+    "returns": return_section,
+    "memory": lambda bench, _: memory_section(bench),
+    "cells": cell_section,
+}
 
 
 def chapter(bench: Bench, request: Request) -> list[Section]:
     """Return all sections on one bench."""
-    environments = request.environments
-    found = [
-        answer_section(bench, environments),
-        decision_section(bench),
-        environment_section(bench),
-    ]
-    found += [startup_section(bench), phase_section(bench), compile_section(bench)]
-    found += [learning_section(bench, environments), *appendices(bench, environments)]
+    found = [make(bench, request.environments) for make in SECTIONS.values()]
     return [x for x in found if x]
 
 
@@ -458,7 +486,7 @@ def platform_section(several: Sequence[Bench], request: Request) -> Section | No
     frame = study.contenders(runs, "platform", baseline)
     if frame.empty:
         return Section("Platforms", [Text(f"No run was made alike on {readings.join(platforms)}.")])
-    label = f"a steady iteration: times as long as on {baseline}"
+    label = f"A steady iteration: times as long as on {baseline}"
     rows = panels(frame[frame["value"] == "steady"]).rename(columns={"mode": "row"})
     rows = rows.rename(columns={"platform": "mode"})
     looks = figures.looks(pd.DataFrame({"mode": platforms, "framework": platforms}))
@@ -541,7 +569,13 @@ def page(data: Data, request: Request) -> Page:
         sections.append(against_section(data.runs, request.against.runs))
     envs = [str(x) for x in dict.fromkeys(data.runs["env_id"])]
     where = envs[0] if len(envs) == 1 else f"{len(envs)} environments"
-    return Page(f"Benchmark report: {where}", [*sections, *end_sections(data, several)])
+    sections += end_sections(data, several)
+    return Page(f"Benchmark report: {where}", sections if len(several) > 1 else ordered(sections))
+
+
+def ordered(sections: Sequence[Section]) -> list[Section]:
+    """Return sections with those that are folded at the end."""
+    return sorted(sections, key=lambda x: x.folded)
 
 
 def nested(section: Section, prefix: str) -> Section:
@@ -559,7 +593,8 @@ def write_report(data: Data, out: Path, request: Request) -> str:
     render.write(made, out)
     answer = next(x for x in made.sections if x.title == "The answer")
     parts = [render.plain(x) for x in answer.blocks if isinstance(x, Table)]
-    return "\n\n".join(parts + [x.text for x in answer.blocks if isinstance(x, Text)])
+    lines = [line for x in answer.blocks if isinstance(x, Bullets) for line in x.items]
+    return "\n\n".join([*parts, "\n".join(f"- {render.clean(x)}" for x in lines)])
 
 
 def default_out(sources: Sequence[str]) -> Path:

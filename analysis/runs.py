@@ -33,6 +33,7 @@ IDENTITY = (
     *("mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"),
 )
 PARTS = ("imports", "setup", "first")  # of startup
+SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
@@ -85,16 +86,12 @@ def load(
     """
     if cache and (Path(cache) / TABLES[0]).exists():
         return load(cache)
-    if not isinstance(source, (str, Path)):
-        parts = [load(x, filters) for x in source]
-        names = [str(x).rstrip("/") for x in source]
-        data = merge([rename(part, name) for part, name in zip(parts, names, strict=True)])
-    elif str(source).startswith("wandb:"):
-        data = tabulate(*read_wandb(str(source).removeprefix("wandb:"), filters))
-    elif Path(source).suffix in (".csv", ".parquet"):
-        data = merge([load_table(Path(source), "")])
+    if isinstance(source, (str, Path)):
+        parts = read(source, filters)
     else:
-        data = read_folder(Path(source))
+        names = dict.fromkeys(str(Path(x)) for x in source)
+        parts = [rename(part, name) for name in names for part in read(name, filters)]
+    data = merge(parts or [tabulate([], {})])
     if data.runs.empty:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(data.left_out.items())[:3])
         more = f" ({len(data.left_out)} left out, e.g. {reasons})" if data.left_out else ""
@@ -102,6 +99,15 @@ def load(
     if cache:
         save(data, cache)
     return data
+
+
+def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
+    """Return what a source holds, in parts, and with runs that were made twice."""
+    if str(source).startswith("wandb:"):
+        return [tabulate(*read_wandb(str(source).removeprefix("wandb:"), filters))]
+    if Path(source).suffix in (".csv", ".parquet"):
+        return [load_table(Path(source), "")]
+    return read_folder(Path(source))
 
 
 def rename(data: Data, source: str) -> Data:
@@ -112,7 +118,7 @@ def rename(data: Data, source: str) -> Data:
 
 
 # === Folders ====================================================================================
-def read_folder(folder: Path) -> Data:
+def read_folder(folder: Path) -> list[Data]:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs")
@@ -130,7 +136,7 @@ def read_folder(folder: Path) -> Data:
             left_out[run] = str(error)
     complete_runs = {record.run for record in records}
     failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
-    return merge([tabulate(records, left_out | failed), *studies])
+    return [tabulate(records, left_out | failed), *studies]
 
 
 def failures(folder: Path) -> Iterator[tuple[str, str]]:
@@ -139,11 +145,11 @@ def failures(folder: Path) -> Iterator[tuple[str, str]]:
         for line in log.read_text(errors="replace").splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # half a line, from a driver that was killed as it wrote
             if isinstance(event, dict) and event.get("completed") == "no" and event.get("run"):
                 run = log.parent.relative_to(folder) / str(event["run"])
-                yield schema.clean(str(run)), schema.clean(str(event.get("reason") or "it failed"))
+                yield str(run), str(event.get("reason") or "it failed")
 
 
 def find_runs(folder: Path) -> Iterator[tuple[Path, bool]]:

@@ -4,7 +4,7 @@ A process is one observation: iterations within it are not independent. Runs are
 block, which is one environment, model size and repeat; the repeat's seed is the same in all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,8 +28,10 @@ class Interval(NamedTuple):
     high: Any
 
 
-def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index) -> Interval:
-    """Return the mean over environments of the mean over repeats, and its 95% interval.
+def mean_interval(
+    values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index, confidence: float = CONFIDENCE
+) -> Interval:
+    """Return the mean over environments of the mean over repeats, and its interval, at 95%.
 
     values has a row per run, and may have a column per quantity; envs names each row's environment.
 
@@ -50,7 +52,7 @@ def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index
     if num_envs > 1:
         between = means.var(axis=0, ddof=1)
     estimate = means.mean(0)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, num_envs - 1 if num_envs > 1 else freedom)
+    quantile = stats.t.ppf((1 + confidence) / 2, num_envs - 1 if num_envs > 1 else freedom)
     half_width = quantile * np.sqrt(np.maximum(between, noise) / num_envs)  # NaN without freedom
     fields = (estimate, estimate - half_width, estimate + half_width)
     return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
@@ -77,31 +79,60 @@ def pair(
     return left.merge(right, on=keys, validate="one_to_one")
 
 
+def of_length(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs, or pairs, of the length that most of the most environments have."""
+    lengths = runs.groupby("num_iterations")["env_id"].agg(["nunique", "size"])
+    if lengths.empty:
+        return runs.head(0)
+    length = lengths.sort_values(["nunique", "size"]).index[-1]
+    return runs[runs["num_iterations"] == length]
+
+
+def ratio(pairs: pd.DataFrame) -> Interval:
+    """Return candidate over baseline: the geometric mean over repeats, then over environments."""
+    logs = np.log(pairs["candidate"] / pairs["baseline"])
+    return Interval(*np.exp(mean_interval(logs.to_numpy(), pairs["env_id"])))
+
+
+def difference(pairs: pd.DataFrame) -> Interval:
+    """Return candidate minus baseline: the mean over repeats, then over environments."""
+    values = pairs["candidate"] - pairs["baseline"]
+    return mean_interval(values.to_numpy(), pairs["env_id"])
+
+
+def more_seconds(pairs: pd.DataFrame) -> Interval:
+    """Return the candidate's geometric mean minus the baseline's.
+
+    The interval is the delta method's: a mean changes by itself times the change of its logarithm.
+    """
+    logs = np.log(pairs[["baseline", "candidate"]].to_numpy())
+    baseline, candidate = np.exp(mean_interval(logs, pairs["env_id"]).estimate)
+    interval = mean_interval(logs @ [-baseline, candidate], pairs["env_id"])
+    return Interval(*(np.array(interval) - interval.estimate + candidate - baseline))
+
+
 def compare(
     runs: pd.DataFrame,
     value: str,
     baseline: str,
     contender: str = "mode",
     by: Sequence[str] = ("size",),
-    difference: bool = False,
+    as_: Callable[[pd.DataFrame], Interval] = ratio,
 ) -> pd.DataFrame:
     """Return how many times as long each candidate takes as baseline, in each group of `by`.
 
-    The ratio is the candidate's `value` over the baseline's within blocks: its geometric mean over
-    repeats and then over environments. With difference, it is the mean of candidate minus baseline,
-    in seconds. Columns: contender, those of by, estimate, low, high, environments and blocks.
+    as_ says what is compared: the ratio, or the difference of means or of geometric means. A value
+    of the whole run is compared at one length, the commonest of the pairs in the group. Columns:
+    contender, those of by, estimate, low, high, environments and blocks.
     """
     rows = []
     for candidate in dict.fromkeys(runs.loc[runs[contender] != baseline, contender]):
         pairs = pair(runs, value, baseline, candidate, contender)
-        values = pairs["candidate"] - pairs["baseline"]
-        if not difference:
-            values = np.log(pairs["candidate"] / pairs["baseline"])
-        for _, group in pairs.assign(value=values).groupby(list(by), sort=False, dropna=False):
-            interval = mean_interval(group["value"].to_numpy(), group["env_id"])
+        for _, group in pairs.groupby(list(by), sort=False, dropna=False):
+            if value in WHOLE_RUN:
+                group = of_length(group)
             row = {contender: candidate} | {name: group[name].iloc[0] for name in by}
-            interval = interval if difference else Interval(*np.exp(interval))
-            row |= {name: float(x) for name, x in interval._asdict().items()}
+            row |= {name: float(x) for name, x in as_(group)._asdict().items()}
             envs = {"environments": group["env_id"].nunique(), "blocks": len(group)}
             rows.append(row | envs)
     columns = [contender, *by, *Interval._fields, "environments", "blocks"]

@@ -229,7 +229,7 @@ def cost_classes(bench: Bench, size: str) -> dict[str, list[str]]:
     groups = {EVERY: envs} if envs else {}
     if len(envs) >= 6:
         cheap, dear = envs[:half], envs[half:]
-        groups |= {f"cheap: {', '.join(cheap)}": cheap, f"costly: {', '.join(dear)}": dear}
+        groups |= {f"the {half} cheapest": cheap, f"the {len(dear)} costliest": dear}
     return groups
 
 
