@@ -46,9 +46,6 @@ def describe_benches(groups: Sequence[pd.DataFrame]) -> list[str]:
     settings = [as_object(x["settings"].iloc[0]) for x in groups]
     names = sorted({name for x in settings for name in x})
     differ = [x for x in names if len({json.dumps(y.get(x)) for y in settings}) > 1]
-    if not any(settings):  # of a foreign table they may be any text, or none
-        texts = [x["settings"].iloc[0] for x in groups]
-        settings, differ = [{"settings": x} for x in texts], ["settings"] * (len(set(texts)) > 1)
     titles = []
     for group, own in zip(groups, settings, strict=True):
         platform = group["platform"].iloc[0] or "platform not named"
@@ -56,12 +53,13 @@ def describe_benches(groups: Sequence[pd.DataFrame]) -> list[str]:
     return titles
 
 
-def as_object(text: str) -> dict[str, Any]:
+def as_object(settings: str) -> dict[str, Any]:
+    """Return hyperparameters by name; in a foreign table they may be any text, or none."""
     try:
-        found = json.loads(text)
+        found = json.loads(settings)
     except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = None
+    return found if isinstance(found, dict) else {"settings": settings} if settings else {}
 
 
 def make_bench(title: str, runs: pd.DataFrame, data: Data, baseline: str | None) -> Bench:
@@ -101,10 +99,9 @@ def timed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs in environments that have every mode, or all if there are none.
+    """Return the runs in environments that have every mode, which may be none.
 
-    A mean over environments may be compared only if they are the same ones.
+    Means over environments may be compared only if they are the same ones.
     """
     counts = runs.groupby("env_id")["mode"].transform("nunique")
-    common = runs[counts == runs["mode"].nunique()]
-    return common if len(common) else runs
+    return runs[counts == runs["mode"].nunique()]

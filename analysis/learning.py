@@ -36,17 +36,6 @@ def load_environments(path: str | Path = ENVIRONMENTS) -> dict[str, Environment]
         raise SourceError(f"{path} is not a CSV file with the columns {columns}") from None
 
 
-def mean_return(runs: pd.DataFrame, environments: dict[str, Environment]) -> dict[str, float]:
-    """Return the mean final return of one environment's runs, and the score over several."""
-    means = runs.groupby("env_id")["final_return"].mean().dropna()
-    scores = [score(x, environments.get(str(env_id))) for env_id, x in means.items()]
-    known = [x for x in scores if not np.isnan(x)]
-    return {
-        "return": float(means.iloc[0]) if len(means) == 1 else np.nan,
-        "score": float(np.mean(known)) if known else np.nan,
-    }
-
-
 def score(value: float, environment: Environment | None) -> float:
     """Return where a return lies between the untrained agent's, 0, and the reference, 1."""
     if environment is None:
@@ -57,15 +46,19 @@ def score(value: float, environment: Environment | None) -> float:
 def learned(runs: pd.DataFrame) -> pd.DataFrame:
     """Return, of each environment and size, the runs of its commonest length that have a return."""
     runs = runs.dropna(subset=["final_return"])
-    lengths = runs["num_iterations"].groupby([runs["env_id"], runs["size"]])
-    return runs[runs["num_iterations"] == lengths.transform(lambda x: x.mode().iloc[0])]
+    cells = [stats.of_length(cell) for _, cell in runs.groupby(["size", "env_id"], sort=False)]
+    return pd.concat([runs.head(0), *cells])
 
 
 def fingerprints(bench: Bench) -> pd.Series:
-    """Return a hash of all that each run computed: its metrics without times."""
+    """Return a hash of all that each run computed: its metrics without times.
+
+    Without losses there is none: returns alone may be equal by a cap that all runs reach.
+    """
     names = [x for x in bench.iterations if x.startswith(("charts/", "losses/"))]
     names = [x for x in names if x != "charts/SPS"]
-    known = bench.iterations.dropna(subset=names, how="all")
+    losses = [x for x in names if x.startswith("losses/")]
+    known = bench.iterations.dropna(subset=losses, how="all")
     groups = known.sort_values("iteration").groupby("run")[["iteration", *names]]
     return pd.Series({run: hash(x.to_numpy().tobytes()) for run, x in groups}, dtype="object")
 
@@ -73,14 +66,16 @@ def fingerprints(bench: Bench) -> pd.Series:
 def identical(bench: Bench) -> dict[str, str]:
     """Return each mode and the first mode that computed the same in all the blocks they share.
 
-    Two programs that give the same numbers are one observation of learning, and not two.
+    Two programs that give the same numbers are one observation of learning, and not two. The
+    baseline comes before all others.
     """
     runs = bench.runs.assign(print=bench.runs["run"].map(fingerprints(bench)))
     keys = ["env_id", "size", "num_iterations", "repeat"]
     prints = runs.dropna(subset=["print"]).drop_duplicates([*keys, "mode"])
     table = prints.pivot(index=keys, columns="mode", values="print")
     first: dict[str, str] = {}
-    for mode in mode_order(bench.runs["mode"]):
+    order = mode_order(bench.runs["mode"])
+    for mode in sorted(order, key=lambda x: x != bench.baseline):
         first[mode] = mode
         for other in [x for x in first if first[x] == x and x != mode and {x, mode} <= set(table)]:
             both = table[[other, mode]].dropna()
@@ -95,12 +90,13 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
 
     Columns: env_id, size, mode, runs, mean, median with low and high, lowest, highest, score, and
     against the baseline difference, with low and high of its 90% interval, margin and verdict: ""
-    for the baseline, "as MODE" for a mode that computed the same as another, "no margin" if none
-    was fixed, "all alike" if no run of any mode differs, or equivalence()'s.
+    for the baseline and without one, "as MODE" for a mode that computed the same as another,
+    "no margin" if none was fixed, "all alike" if no run of any mode differs, or equivalence()'s.
     """
     rows, same = [], identical(bench)
     for _, cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
         known = environments.get(str(cell["env_id"].iloc[0]))
+        margin = known.margin if known else np.nan
         base = cell.loc[cell["mode"] == bench.baseline, "final_return"].to_numpy()
         for mode in mode_order(cell["mode"]):
             values = cell.loc[cell["mode"] == mode, "final_return"].to_numpy()
@@ -113,16 +109,16 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
             median, low, high = stats.median_interval(values)
             row |= {"median": median, "low": low, "high": high}
             row |= {"lowest": values.min(), "highest": values.max()}
-            row |= {"margin": known.margin if known else np.nan, "verdict": ""}
-            if same[mode] != mode:
+            row |= {"margin": margin, "verdict": ""}
+            if same[mode] != mode and same[mode] in set(cell["mode"]):
                 row["verdict"] = f"as {same[mode]}"
             elif mode != bench.baseline and len(base):
-                test = stats.equivalence(base, values, known.margin if known else np.nan)
+                test = stats.equivalence(base, values, margin)
                 names = ("difference", "difference_low", "difference_high", "verdict")
                 row |= dict(zip(names, test, strict=True))
                 if cell["final_return"].nunique() == 1:
                     row["verdict"] = "all alike"
-                elif known is None:
+                elif np.isnan(margin):
                     row["verdict"] = "no margin"
             rows.append(row)
     columns = ["env_id", "size", "mode", "runs", "mean", "median", "low", "high", "lowest"]
@@ -146,7 +142,8 @@ def scores(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     rows = []
     for size in size_order(runs["size"]):
         part = shared(runs[runs["size"] == size])
-        table = stats.compare(part, "score", bench.baseline, difference=True).set_index("mode")
+        table = stats.compare(part, "score", bench.baseline, contrast=stats.difference)
+        table = table.set_index("mode")
         for mode in mode_order(part["mode"]):
             envs = part[part["mode"] == mode].groupby("env_id")["score"].mean()
             row = {"size": size, "mode": mode, "environments": len(envs), "score": envs.mean()}
@@ -176,21 +173,20 @@ def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
 
     Columns: size, env_id, mode, target, runs, reached, and the median of the seconds from the start
     of the process: estimate, low, high. A run that never got there counts as one that takes longer
-    than all others, so the median is infinite unless more than half did.
+    than all others, so the median is infinite unless more than half did. Environments and sizes in
+    which no run of any mode did are not there.
     """
     rows = []
     for size in size_order(bench.runs["size"]):
         points = learning(bench._replace(runs=timed(bench.runs)), size)
         points["target"] = points["env_id"].map({x: y.target for x, y in environments.items()})
         points = points.dropna(subset=["target", "seconds"])
+        points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
+        points = points[np.isfinite(points.groupby("env_id")["hit"].transform("min"))]
         for _, group in points.groupby(["env_id", "mode"], sort=False):
-            hit = group["return"] >= group["target"]
-            seconds = group["seconds"].where(hit, np.inf).groupby(group["run"]).min().to_numpy()
-            if np.isfinite(seconds).any():
-                first = group.iloc[0]
-                row = {"size": size, "env_id": first["env_id"], "mode": first["mode"]}
-                row |= {"target": first["target"], "runs": len(seconds)}
-                row |= {"reached": int(np.isfinite(seconds).sum())}
-                rows.append(row | stats.median_interval(seconds)._asdict())
+            seconds = group.groupby("run")["hit"].min().to_numpy()
+            row = {x: group[x].iloc[0] for x in ("env_id", "mode", "target")} | {"size": size}
+            row |= {"runs": len(seconds), "reached": int(np.isfinite(seconds).sum())}
+            rows.append(row | stats.median_interval(seconds)._asdict())
     columns = ["size", "env_id", "mode", "target", "runs", "reached", *stats.Interval._fields]
     return in_order(pd.DataFrame(rows, columns=columns))

@@ -67,9 +67,9 @@ def pair(
     Runs of different lengths pair, unless the value is of the whole run; of several runs of one
     block the mean counts. The values are in the columns baseline and candidate.
     """
-    block = (*BLOCK, "num_iterations") if value in WHOLE_RUN else BLOCK
-    keys = [name for name in block if name != contender]
-    runs = runs.dropna(subset=[value])
+    length = ["num_iterations"] if value in WHOLE_RUN else []
+    keys = [name for name in (*BLOCK, *length) if name != contender]
+    runs = runs.dropna(subset=[value, *length])
     sides = [
         runs[runs[contender] == side].groupby(keys, as_index=False, sort=False, dropna=False)[value]
         for side in (baseline, candidate)
@@ -81,11 +81,10 @@ def pair(
 
 def of_length(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs, or pairs, of the length that most of the most environments have."""
-    lengths = runs.groupby("num_iterations")["env_id"].agg(["nunique", "size"])
-    if lengths.empty:
-        return runs.head(0)
-    length = lengths.sort_values(["nunique", "size"]).index[-1]
-    return runs[runs["num_iterations"] == length]
+    envs = runs.groupby("num_iterations")["env_id"]
+    counts = pd.DataFrame({"environments": envs.nunique(), "runs": envs.size()})
+    commonest = counts.sort_values(["environments", "runs"]).index[-1:]  # the longest of equals
+    return runs[runs["num_iterations"].isin(commonest)]
 
 
 def ratio(pairs: pd.DataFrame) -> Interval:
@@ -117,13 +116,13 @@ def compare(
     baseline: str,
     contender: str = "mode",
     by: Sequence[str] = ("size",),
-    as_: Callable[[pd.DataFrame], Interval] = ratio,
+    contrast: Callable[[pd.DataFrame], Interval] = ratio,
 ) -> pd.DataFrame:
     """Return how many times as long each candidate takes as baseline, in each group of `by`.
 
-    as_ says what is compared: the ratio, or the difference of means or of geometric means. A value
-    of the whole run is compared at one length, the commonest of the pairs in the group. Columns:
-    contender, those of by, estimate, low, high, environments and blocks.
+    contrast may also be the difference of means or of geometric means. A value of the whole run is
+    compared at one length, the commonest of the pairs in the group. Columns: contender, those of
+    by, estimate, low, high, environments and blocks.
     """
     rows = []
     for candidate in dict.fromkeys(runs.loc[runs[contender] != baseline, contender]):
@@ -132,7 +131,7 @@ def compare(
             if value in WHOLE_RUN:
                 group = of_length(group)
             row = {contender: candidate} | {name: group[name].iloc[0] for name in by}
-            row |= {name: float(x) for name, x in as_(group)._asdict().items()}
+            row |= {name: float(x) for name, x in contrast(group)._asdict().items()}
             envs = {"environments": group["env_id"].nunique(), "blocks": len(group)}
             rows.append(row | envs)
     columns = [contender, *by, *Interval._fields, "environments", "blocks"]

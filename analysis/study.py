@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.bench import Bench, in_order, mode_order, shared, size_order, timed
-from analysis.learning import Environment, mean_return
+from analysis.learning import Environment, learned, scores
 from analysis.runs import PARTS
 
 # Of a framework's compile modes, the first that was run is what the others are compared with.
@@ -24,13 +24,6 @@ LONGEST = 1e6  # iterations: a crossing beyond that is none
 
 
 # === The answer =================================================================================
-def length_of(runs: pd.DataFrame) -> float:
-    """Return the number of iterations that most runs of the most environments have, or NaN."""
-    lengths = runs["num_iterations"].dropna().unique()
-    envs = {float(x): runs.loc[runs["num_iterations"] == x, "env_id"] for x in lengths}
-    return max(envs, key=lambda x: (envs[x].nunique(), len(envs[x])), default=np.nan)
-
-
 def mean_seconds(runs: pd.DataFrame, value: str) -> float:
     """Return the geometric mean over environments of that over repeats, or NaN."""
     logs = np.log(runs[value]).groupby(runs["env_id"]).mean().dropna()
@@ -40,38 +33,56 @@ def mean_seconds(runs: pd.DataFrame, value: str) -> float:
 def summary(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return a row per model size and mode: durations in seconds, ratios, and the return.
 
-    process is of whole trainings of `length` iterations. return is the mean final return of these
-    runs if they are of one environment, and score the mean over environments of the score.
+    process is of whole trainings of `length` iterations. return is the mean final return if the
+    size was run in one environment, and score that of learning.scores(). environments and
+    process_environments count those behind steady, or else startup, and behind process.
     """
+    known = scores(bench, environments).set_index(["size", "mode"])["score"]
     rows = []
     for size in size_order(bench.runs["size"]):
         runs = bench.runs[bench.runs["size"] == size]
-        length = length_of(runs)
-        whole = runs[runs["num_iterations"] == length]
+        whole = stats.of_length(timed(runs))
         steady = ratio_of(runs, "steady", bench.baseline)
         process = ratio_of(whole, "process", bench.baseline)
+        counted = "steady" if timed(runs)["steady"].notna().any() else "startup"
         for mode in mode_order(runs["mode"]):
             rows.append(
                 {
                     "size": size,
                     "mode": mode,
                     "runs": int((runs["mode"] == mode).sum()),
-                    "environments": shared(timed(runs)).query("mode == @mode")["env_id"].nunique(),
+                    "environments": cells_of(runs, mode, counted)["env_id"].nunique(),
                     "startup": seconds_of(runs, mode, "startup"),
                     "steady": seconds_of(runs, mode, "steady"),
                     **{f"steady_{x}": y for x, y in steady.get(mode, {}).items()},
-                    "length": length,
+                    "length": whole["num_iterations"].max(),
+                    "process_environments": cells_of(whole, mode, "process")["env_id"].nunique(),
                     "process": seconds_of(whole, mode, "process"),
                     **{f"process_{x}": y for x, y in process.get(mode, {}).items()},
-                    **mean_return(whole[whole["mode"] == mode], environments),
+                    "return": return_of(runs, mode),
+                    "score": float(known.get((size, mode), np.nan)),
                 }
             )
     return pd.DataFrame(rows)
 
 
+def return_of(runs: pd.DataFrame, mode: str) -> float:
+    """Return the mean final return of a mode, if there is but one environment, or NaN."""
+    runs = learned(runs)
+    values = runs.loc[runs["mode"] == mode, "final_return"]
+    return float(values.mean()) if runs["env_id"].nunique() == 1 else np.nan
+
+
+def cells_of(runs: pd.DataFrame, mode: str, value: str) -> pd.DataFrame:
+    """Return a mode's runs with a duration, in the environments that every mode has, if any."""
+    known = timed(runs).dropna(subset=[value])
+    common = shared(known)
+    known = common if len(common) else known
+    return known[known["mode"] == mode]
+
+
 def seconds_of(runs: pd.DataFrame, mode: str, value: str) -> float:
-    runs = shared(timed(runs).dropna(subset=[value]))
-    return mean_seconds(runs[runs["mode"] == mode], value)
+    return mean_seconds(cells_of(runs, mode, value), value)
 
 
 def ratio_of(runs: pd.DataFrame, value: str, baseline: str) -> dict[str, dict[str, float]]:
@@ -99,8 +110,9 @@ def curves(runs: pd.DataFrame, iterations: np.ndarray) -> dict[str, pd.DataFrame
     return found
 
 
-def mean_curve(logs: pd.DataFrame) -> stats.Interval:
-    return stats.mean_interval(logs.to_numpy(), logs.index.get_level_values("env_id"))
+def mean_curve(logs: pd.DataFrame, confidence: float = stats.CONFIDENCE) -> stats.Interval:
+    envs = logs.index.get_level_values("env_id")
+    return stats.mean_interval(logs.to_numpy(), envs, confidence)
 
 
 def lines(bench: Bench) -> pd.DataFrame:
@@ -144,8 +156,8 @@ def crossings(bench: Bench) -> pd.DataFrame:
 
     sooner and later are the modes; iterations is where their mean times are equal. From low on the
     95% interval of their ratio no longer says that later is behind, and from high on it says that
-    it is ahead (Fieller's method): high is infinite if it never does, both are NaN without an
-    interval, and low is 1 if the startups cannot be told apart. seconds is the time by then.
+    it is ahead (Fieller's method): high is infinite if it does not to the end, both are NaN without
+    an interval, and low is 1 if the startups cannot be told apart. seconds is the time by then.
     """
     grid = np.geomspace(1, LONGEST, 601)
     rows = []
@@ -158,18 +170,31 @@ def crossings(bench: Bench) -> pd.DataFrame:
             ratio = mean_curve(ratios)
             if ratio.estimate[0] <= 0 or ratio.estimate[-1] >= 0:
                 continue
-            at = float(np.exp(np.interp(0, -ratio.estimate, np.log(grid))))
+            at = end_of(ratio.estimate > 0, ratio.estimate, grid)
             row = {"size": size, "sooner": sooner, "later": later, "iterations": at}
             if not np.isnan(ratio.low[0]):
-                ahead = grid[ratio.high < 0]
-                row["low"] = float(grid[ratio.low <= 0][0])
-                row["high"] = float(ahead[0]) if len(ahead) else np.inf
+                row["low"] = end_of(np.minimum.accumulate(ratio.low > 0), ratio.low, grid)
+                row["high"] = end_of(ratio.high >= 0, ratio.high, grid)
             seconds = mean_curve(found[later].loc[ratios.index]).estimate
             row["seconds"] = float(np.exp(np.interp(at, grid, seconds)))
             rows.append(row)
     numbers = ["iterations", "low", "high", "seconds"]
     table = pd.DataFrame(rows, columns=["size", "sooner", "later", *numbers])
     return table.astype(dict.fromkeys(numbers, "float64"))
+
+
+def end_of(true: np.ndarray, values: np.ndarray, grid: np.ndarray) -> float:
+    """Return where on the grid values are 0 after the last point at which something is true.
+
+    It is 1 if that is so nowhere, and infinite if it is so to the end.
+    """
+    if not true.any():
+        return 1.0
+    last = int(np.flatnonzero(true)[-1])
+    if last == len(grid) - 1:
+        return np.inf
+    part = slice(last, last + 2)
+    return float(np.exp(np.interp(0, -values[part], np.log(grid[part]))))
 
 
 def clear(table: pd.DataFrame) -> pd.DataFrame:
@@ -182,7 +207,7 @@ def decisions(bench: Bench) -> pd.DataFrame:
     """Return which mode is done first, by model size, environments' cost and budget of steps.
 
     Columns: size, environments, budget (steps), iterations, mode, seconds, and ties: the modes that
-    the 95% interval cannot tell from it. Without an interval, ties is None: it is no claim.
+    cannot be told from it. Without any interval, ties is None: it is no claim.
     """
     rows = []
     for size in size_order(bench.runs["size"]):
@@ -192,8 +217,9 @@ def decisions(bench: Bench) -> pd.DataFrame:
             batch = part["batch_size"].dropna().unique()
             for budget in BUDGETS if len(batch) == 1 else ():
                 count = max(1.0, np.ceil(budget / batch[0]))
-                found = curves(shared(timed(part).dropna(subset=["steady"])), np.array([count]))
-                if found:
+                known = timed(part).dropna(subset=["startup", "steady"])
+                found = curves(shared(known), np.array([count]))
+                if len(found) > 1:
                     row = {"size": size, "environments": name, "budget": budget}
                     rows.append(row | {"iterations": count, **first_done(found)})
     columns = ["size", "environments", "budget", "iterations", "mode", "seconds", "ties"]
@@ -201,13 +227,21 @@ def decisions(bench: Bench) -> pd.DataFrame:
 
 
 def first_done(found: dict[str, pd.DataFrame]) -> dict[str, Any]:
-    """Return the mode with the shortest mean time, that time, and the modes like it."""
+    """Return the mode with the shortest mean time, that time, and the modes like it.
+
+    The best of many is so by luck as well, and each of the others may be the one that it beat. With
+    the 5% shared out among them (Bonferroni), mode and ties hold the truly first 95 times in 100.
+    """
     means = {mode: float(mean_curve(logs).estimate[0]) for mode, logs in found.items()}
     best = min(means, key=lambda mode: means[mode])
-    others = {x: (found[x] - found[best]).dropna() for x in found if x != best}
-    lows = {x: mean_curve(y).low[0] for x, y in others.items() if len(y)}
-    ties = None if any(map(np.isnan, lows.values())) else [x for x in lows if lows[x] <= 0]
-    return {"mode": best, "seconds": float(np.exp(means[best])), "ties": ties}
+    confidence = 1 - 2 * (1 - stats.CONFIDENCE) / max(2, len(found) - 1)
+    lows = {}
+    for mode in found.keys() - {best}:
+        pairs = (found[mode] - found[best]).dropna()
+        lows[mode] = mean_curve(pairs, confidence).low[0] if len(pairs) else np.nan
+    ties = [x for x in found if x in lows and not lows[x] > 0]
+    known = any(not np.isnan(x) for x in lows.values())
+    return {"mode": best, "seconds": float(np.exp(means[best])), "ties": ties if known else None}
 
 
 def env_costs(bench: Bench, size: str) -> pd.Series:
@@ -237,24 +271,32 @@ def cost_classes(bench: Bench, size: str) -> dict[str, list[str]]:
 def by_environment(bench: Bench, value: str) -> pd.DataFrame:
     """Return ratios to the baseline by size and environment, cheapest first, then over all.
 
-    Columns: size, env_id (EVERY for all), mode, estimate, low, high, environments, blocks.
+    Environments come in one order for all sizes. Whole trainings are those of a size's commonest
+    length. Columns: size, env_id (EVERY for all), mode, estimate, low, high, environments, blocks.
     """
     runs = timed(bench.runs)
+    if value in stats.WHOLE_RUN:
+        sizes = [stats.of_length(group) for _, group in runs.groupby("size", sort=False)]
+        runs = pd.concat([runs.head(0), *sizes])
     each = stats.compare(runs, value, bench.baseline, by=("size", "env_id"))
     every = stats.compare(runs, value, bench.baseline).assign(env_id=EVERY)
     several = every[every["environments"] > 1]
     order = [x for size in size_order(runs["size"]) for x in env_costs(bench, size).index]
+    order = list(dict.fromkeys([*order, *each["env_id"]]))  # those too short for a cost come last
     each = each.sort_values("env_id", key=lambda x: x.map(order.index), kind="stable")
     table = in_order(pd.concat([each, several], ignore_index=True))
     return table[["size", "env_id", "mode", *stats.Interval._fields, "environments", "blocks"]]
 
 
 def split(runs: pd.DataFrame, mode: str, total: str, parts: Sequence[str]) -> dict[str, float]:
-    """Return a duration and its parts, which add up to it: each by its mean share."""
-    seconds = seconds_of(runs, mode, total)
-    known = shared(timed(runs).dropna(subset=[total]))
-    known = known[known["mode"] == mode]
-    shares = known[list(parts)].div(known[total], axis=0).groupby(known["env_id"]).mean().mean()
+    """Return a duration and its parts, which add up to it: each by its mean share.
+
+    A part that is not known of every run is NaN.
+    """
+    cells = cells_of(runs, mode, total)
+    seconds = mean_seconds(cells, total)
+    shares = cells[list(parts)].div(cells[total], axis=0)
+    shares = shares.groupby(cells["env_id"]).mean().mean().where(shares.notna().all())
     return {x: float(shares[x]) * seconds for x in parts} | {total: seconds}
 
 
@@ -263,7 +305,8 @@ def startups(bench: Bench) -> pd.DataFrame:
     rows = []
     for size in size_order(bench.runs["size"]):
         runs = timed(bench.runs[bench.runs["size"] == size])
-        more = stats.compare(runs, "startup", bench.baseline, difference=True).set_index("mode")
+        more = stats.compare(runs, "startup", bench.baseline, contrast=stats.more_seconds)
+        more = more.set_index("mode")
         for mode in mode_order(runs["mode"]):
             row: dict[str, Any] = {"size": size, "mode": mode}
             row |= split(runs, mode, "startup", PARTS)
@@ -279,13 +322,11 @@ def trainings(bench: Bench) -> pd.DataFrame:
     iteration 0."""
     rows = []
     for size in size_order(bench.runs["size"]):
-        runs = timed(bench.runs[bench.runs["size"] == size])
-        length = length_of(runs)
-        whole = runs[runs["num_iterations"] == length]
+        whole = stats.of_length(timed(bench.runs[bench.runs["size"] == size]))
         whole = whole.assign(rest=whole["process"] - whole["startup"])
         for mode in mode_order(whole["mode"]):
-            parts = split(whole, mode, "process", (*PARTS, "rest"))
-            rows.append({"size": size, "mode": mode, "length": length} | parts)
+            row = {"size": size, "mode": mode, "length": whole["num_iterations"].iloc[0]}
+            rows.append(row | split(whole, mode, "process", (*PARTS, "rest")))
     return pd.DataFrame(rows, columns=["size", "mode", "length", *PARTS, "rest", "process"])
 
 
