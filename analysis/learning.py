@@ -179,7 +179,8 @@ def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     rows = []
     for size in size_order(bench.runs["size"]):
         points = learning(bench._replace(runs=timed(bench.runs)), size)
-        points["target"] = points["env_id"].map({x: y.target for x, y in environments.items()})
+        known = {x: y.target for x, y in environments.items()}
+        points["target"] = points["env_id"].map(known).astype("float64")
         points = points.dropna(subset=["target", "seconds"])
         points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
         points = points[np.isfinite(points.groupby("env_id")["hit"].transform("min"))]

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import schema
-from analysis.schema import INPUTS, ITERATIONS, RUNS, SourceError
+from analysis.schema import INPUTS, ITERATIONS, RUNS, Column, SourceError
 
 SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
 # Arguments that say who and where, not how much work; all others are the column `settings`.
@@ -141,7 +141,8 @@ def read_folder(folder: Path) -> list[Data]:
 
 def failures(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the runs that failed under benchmark.sh, and why, from the logs that it keeps."""
-    for log in sorted([*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]):
+    logs = [*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]
+    for log in sorted(x for x in logs if x.is_file()):
         for line in log.read_text(errors="replace").splitlines():
             try:
                 event = json.loads(line)
@@ -165,19 +166,21 @@ def find_runs(folder: Path) -> Iterator[tuple[Path, bool]]:
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return run.json and the lines of metrics.jsonl; raise ValueError if the run is no good."""
-    if not (path / "run.json").exists():
+    files = path / "run.json", path / "metrics.jsonl"
+    if not files[0].exists():
         raise ValueError("no run.json: it was killed or stopped, or is still running")
+    for file in files:
+        if not file.is_file():  # but a folder or a pipe, if it is there
+            raise ValueError(f"no file {file.name}" if file.exists() else f"no {file.name}")
     try:
-        info = json.loads((path / "run.json").read_text())
-    except ValueError:
+        info = json.loads(files[0].read_text())
+    except (ValueError, RecursionError):
         raise ValueError("run.json is not JSON") from None
     try:
-        lines = (path / "metrics.jsonl").read_text().splitlines()
+        lines = files[1].read_text().splitlines()
         # JSON has no NaN; what writes it means null.
         metrics = [json.loads(line, parse_constant=lambda _: None) for line in lines]
-    except FileNotFoundError:
-        raise ValueError("no metrics.jsonl") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("metrics.jsonl is not JSON lines") from None
     return info, metrics
 
@@ -218,18 +221,17 @@ def read_history(run: Any) -> list[dict[str, Any]]:
     """
     rows = run.scan_history()
     rows = [{name: x for name, x in row.items() if not name.startswith("_")} for row in rows]
-    return list({row.get("iteration"): row for row in rows}.values())
+    return list({str(row.get("iteration")): row for row in rows}.values())
 
 
 # === Runs =======================================================================================
 def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
-    """Check the records and describe each by a row; of runs made twice, keep the latest."""
+    """Check the records and describe each by a row."""
     rows, metrics, left_out = [], [], dict(left_out)
     for record in records:
         try:
-            info = check_run(record)
-            rows.append(describe(record, info))
-        except ValueError as error:
+            rows.append(describe(record, check_run(record)))
+        except (ValueError, RecursionError) as error:
             left_out[record.run] = str(error)
         else:
             metrics += [{"run": record.run} | row for row in record.metrics]
@@ -237,27 +239,43 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
     iterations = schema.complete(pd.DataFrame(metrics), ITERATIONS)
     stopped = iterations["run"].isin(runs.loc[runs["resumed"], "run"])
     iterations.loc[stopped, list(SPEEDS)] = float("nan")
-    return merge([Data(runs, iterations, left_out)])
+    return Data(runs, iterations, left_out)
 
 
 def merge(parts: Sequence[Data]) -> Data:
     """Return the parts as one; of runs made twice, the latest counts, and left_out says so."""
     runs, iterations = (pd.concat([part[i] for part in parts], ignore_index=True) for i in (0, 1))
     left_out = {name: reason for part in parts for name, reason in part.left_out.items()}
+    twice = runs.duplicated("run")  # as where a folder is given, and one within it
+    left_out |= dict.fromkeys(
+        runs.loc[twice, "run"], "its name is there twice, and the first counts"
+    )
+    runs = number_repeats(runs[~twice])
     started = pd.to_datetime(runs["started"], format="ISO8601", utc=True, errors="coerce")
     # A run without a stop has all that a resumed one has, and durations: old or not, it counts.
     order = runs.assign(started=started).sort_values(
         ["resumed", "started"], ascending=[False, True], kind="stable", na_position="first"
     )
-    copies = order.duplicated(list(IDENTITY), keep="last")
-    kept = order[~copies].set_index(list(IDENTITY))[["run", "resumed"]]
-    for _, copy in order[copies].iterrows():
-        better = kept.loc[tuple(copy[list(IDENTITY)])]
-        why = "newer" if better["resumed"] == copy["resumed"] else "not a resumed one"
-        left_out[copy["run"]] = f"same settings as {better['run']}, which is {why}"
-    runs = runs.loc[order.index[~copies]].sort_values("run", ignore_index=True)
-    iterations = iterations[iterations["run"].isin(runs["run"])].reset_index(drop=True)
-    return Data(runs, iterations, left_out, tuple(x for part in parts for x in part.notes))
+    copies = order.index[order.duplicated(list(IDENTITY), keep="last")]
+    better = order.groupby(list(IDENTITY), dropna=False)[["run", "resumed"]].transform("last")
+    for i in copies:
+        alike = better.at[i, "resumed"] == order.at[i, "resumed"]
+        why = "newer" if alike else "not a resumed one"
+        left_out[order.at[i, "run"]] = f"same settings as {better.at[i, 'run']}, which is {why}"
+    runs = runs.drop(copies).sort_values("run", ignore_index=True)
+    iterations = iterations[iterations["run"].isin(runs["run"])]
+    iterations = iterations.drop_duplicates(["run", "iteration"], ignore_index=True)
+    left_out = {schema.clean(name): schema.clean(reason) for name, reason in left_out.items()}
+    notes = tuple(schema.clean(x) for part in parts for x in part.notes)
+    return Data(runs, iterations, left_out, notes)
+
+
+def number_repeats(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs whose repeat is known or, in the order of the rows of a cell, a number."""
+    cells = [name for name in IDENTITY if name != "repeat"]
+    most = runs.groupby(cells, dropna=False)["repeat"].transform("max").fillna(0)
+    number = runs[runs["repeat"].isna()].groupby(cells, dropna=False).cumcount() + 1
+    return runs.assign(repeat=runs["repeat"].fillna(most + number))
 
 
 def check_run(record: Record) -> dict[str, Any]:
@@ -292,7 +310,7 @@ def check_run(record: Record) -> dict[str, Any]:
             raise ValueError(f"iteration {i}: {error}") from None
     if record.metrics[0]["time/elapsed"] <= record.metrics[0]["time/iteration"]:
         raise ValueError("iteration 0: time/elapsed is not above time/iteration")
-    return values
+    return {name: x for name, x in values.items() if not schema.is_missing(x)}
 
 
 def count_iterations(args: dict[str, Any]) -> int:
@@ -304,10 +322,9 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
     info, args = record.info, record.info["args"]
     hidden = tuple(args["hidden_sizes"])
     versions = {str(name).lower(): str(x) for name, x in info["versions"].items()}
-    versions["python"] = str(info.get("python") or "")
+    versions["python"] = str(values.get("python", ""))
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
-    returns = [row.get("charts/episodic_return") for row in record.metrics]
-    returns = [float(x) for x in returns if x is not None]
+    returns = known_numbers(record.metrics, "charts/episodic_return")
     row = {x.name: values.get(x.source) for x in RUNS if x.source}
     row |= {x.name: versions.get(x.name) for x in RUNS if x.meaning == f"version of {x.name}"}
     row |= {
@@ -316,11 +333,11 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
         "size": SIZES.get(hidden, "x".join(map(str, hidden))),
         "hidden_sizes": " ".join(map(str, hidden)),
         "settings": json.dumps(settings),
-        "repeat": args["seed"] if info.get("repeat") is None else info["repeat"],
+        "repeat": values.get("repeat", args["seed"]),
         "num_iterations": count_iterations(args),
         "batch_size": args["num_envs"] * args["num_steps"],
-        "platform": describe_platform(info),
-        "resumed": bool(info.get("resumed")),
+        "platform": describe_platform(values),
+        "resumed": bool(values.get("resumed")),
         "final_return": returns[-1] if returns else None,
         "best_return": max(returns, default=None),
     }
@@ -328,12 +345,12 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
     return row | (dict.fromkeys([*durations, "saving"]) if row["resumed"] else measure(record))
 
 
-def describe_platform(info: dict[str, Any]) -> str:
+def describe_platform(values: dict[str, Any]) -> str:
     """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores": what durations depend on."""
-    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info.get("cpu") or "unknown CPU").strip()
-    gpu = [info["device"], f"driver {info.get('driver')}"] if info["device"] != "cpu" else []
-    system = "WSL2" if "microsoft" in info["os"].lower() else info["os"].split("-")[0]
-    return ", ".join([system, *gpu, cpu, f"{info.get('cores')} cores"])
+    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", values.get("cpu", "unknown CPU")).strip()
+    gpu = [values["device"], f"driver {values.get('driver')}"] if values["device"] != "cpu" else []
+    system = "WSL2" if "microsoft" in values["os"].lower() else values["os"].split("-")[0]
+    return ", ".join([system, *gpu, cpu, f"{values.get('cores')} cores"])
 
 
 def measure(record: Record) -> dict[str, float]:
@@ -343,11 +360,14 @@ def measure(record: Record) -> dict[str, float]:
     setup = metrics[0]["time/elapsed"] - first
     row = {"setup": setup, "startup": durations["imports"] + setup + first}
     for prefix, name in [("", "iteration"), ("rollout_", "rollout"), ("update_", "update")]:
-        found = [line.get(f"time/{name}") for line in metrics]
-        seconds = [float(x) for x in found if x is not None]
+        seconds = known_numbers(metrics, f"time/{name}")
         parts = {f"{prefix}{window}": seconds[part] for window, part in WINDOWS.items()}
         row |= {window: fmean(part) for window, part in parts.items() if part}
     return row
+
+
+def known_numbers(metrics: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in metrics if not schema.is_missing(row.get(name))]
 
 
 def fill(runs: pd.DataFrame) -> pd.DataFrame:
@@ -357,21 +377,32 @@ def fill(runs: pd.DataFrame) -> pd.DataFrame:
     of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
     mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
     runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
-    parts = [x for x in PARTS if runs[x].notna().all()]
-    runs["startup"] = runs["startup"].fillna(runs[parts].sum(axis=1, skipna=False, min_count=1))
-    runs["process"] = runs["process"].fillna(runs["imports"].fillna(0) + runs["total"])
+    for name, parts in SUMS.items():
+        known = known_parts(runs, parts)
+        if known == parts or runs[name].isna().all():  # or rows would differ in what is meant
+            runs[name] = runs[name].fillna(runs[[*known]].sum(axis=1, skipna=False))
     return runs
+
+
+def known_parts(runs: pd.DataFrame, parts: Sequence[str]) -> tuple[str, ...]:
+    """Return those parts of a duration that all rows have which have the last and longest."""
+    rows = runs[runs[parts[-1]].notna()]
+    return tuple(x for x in parts if rows[x].notna().all())
 
 
 # === Tables =====================================================================================
 def save(data: Data, folder: str | Path) -> None:
-    """Write data as a study: runs.csv, iterations.parquet and, of runs left out, left_out.json."""
+    """Write data as a study: runs.csv, iterations.parquet and, if there is more, about.json."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     data.iterations.to_parquet(folder / "iterations.parquet", compression="zstd")
-    if data.left_out:
-        (folder / "left_out.json").write_text(json.dumps(data.left_out, indent=1) + "\n")
-    data.runs.to_csv(folder / TABLES[0], index=False, lineterminator="\n")
+    (folder / "about.json").unlink(missing_ok=True)
+    if data.left_out or data.notes:
+        about = {"left_out": data.left_out, "notes": data.notes}
+        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+    part = folder / f".{TABLES[0]}"  # what makes the folder a study comes last, and whole
+    data.runs.to_csv(part, index=False, lineterminator="\n")
+    part.replace(folder / TABLES[0])
 
 
 def load_table(path: Path, name: str) -> Data:
@@ -379,51 +410,67 @@ def load_table(path: Path, name: str) -> Data:
 
     A row that is not a run is left out with a reason, as a folder would be.
     """
-    table = read_table(path)
-    missing = [x.name for x in RUNS if x.must == "table" and x.name not in table]
-    if missing:
-        raise SourceError(f"{path} is not a table of runs: no column {', '.join(missing)}")
-    if "run" not in table:
-        table["run"] = [f"row {i + 1}" for i in range(len(table))]
-    table["run"] = [f"{name}/{x}" if name else str(x) for x in table["run"]]
-    rows, left_out = [], {}
-    for i, cells in enumerate(table.to_dict("records")):
-        row = {x.name: schema.from_table(cells.get(x.name), x.kind) for x in RUNS}
-        try:
-            check_row(row, {x["run"] for x in rows})
-        except ValueError as error:
-            left_out[f"{row['run']} (row {i + 1})"] = str(error)
-        else:
-            rows.append(row)
-    runs, notes = number_repeats(fill(pd.DataFrame(rows, columns=[x.name for x in RUNS])), path)
-    if "startup" not in table:
-        parts = [x for x in PARTS if x in table and runs[x].notna().all()]
-        notes += (f"{path.name} has no startup, so {' + '.join(parts) or 'none'} stands for it",)
+    table = read_table(path, RUNS)
+    prefix = f"{name}/" if name else ""
+    runs, left_out = read_rows(table, prefix)
+    runs, notes = drop_repeats(runs, path.name)
+    for column, parts in SUMS.items():
+        known = known_parts(runs, parts)
+        if column not in table and known != parts and runs[column].notna().any():
+            notes.append(f"{path.name} has no {column}, so {' + '.join(known)} stands for it")
     iterations = pd.DataFrame()
     if path.name in TABLES:
-        iterations = load_table_of_iterations(path.parent, name)
-        if (path.parent / "left_out.json").exists():
-            left_out |= load_left_out(path.parent / "left_out.json")
-    return Data(runs, schema.complete(iterations, ITERATIONS), left_out, notes)
+        iterations = load_table_of_iterations(path.parent, prefix)
+        others, more = load_about(path.parent / "about.json")
+        left_out |= {f"{prefix}{run}": reason for run, reason in others.items()}
+        notes += more
+    iterations = schema.complete(iterations, ITERATIONS)
+    strangers = set(iterations["run"]) - set(runs["run"])
+    if strangers:
+        notes.append(f"{len(strangers)} runs of its iterations are not among those of {path.name}")
+    return Data(runs, iterations, left_out, tuple(f"{name}: {x}" if name else x for x in notes))
 
 
-def read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
     """Return a table as it is in a file; of .csv, every cell is text and an empty one missing."""
     try:
+        if not path.is_file():
+            raise ValueError("it is not there, or not a file")
         if path.suffix == ".parquet":
-            return pd.read_parquet(path)
-        return pd.read_csv(path, dtype="str", keep_default_na=False).replace("", None)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "it cannot be read"
+            table = pd.read_parquet(path).reset_index()  # an index may be a column: `run`
+        else:
+            table = pd.read_csv(path, dtype="str", keep_default_na=False).replace("", None)
+            if not isinstance(table.index, pd.RangeIndex):
+                raise ValueError("its rows are longer than its header")
+    except Exception as error:  # of a damaged file, pyarrow raises whatever it meets
+        reason = str(error).splitlines()[0] if str(error) else "it is damaged"
         raise SourceError(f"{path} is not a table that can be read: {reason:.80}") from None
+    missing = [x.name for x in columns if x.must == "table" and x.name not in table]
+    if missing:
+        raise SourceError(f"{path} has no column {', '.join(missing)}")
+    return table
 
 
-def check_row(row: dict[str, Any], names: set[str]) -> None:
+def read_rows(table: pd.DataFrame, prefix: str) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Return the rows that are runs, checked and filled in, and why others are left out."""
+    rows, left_out = {}, {}
+    for i, cells in enumerate(table.to_dict("records"), 1):
+        row = {x.name: schema.from_table(cells.get(x.name), x.kind) for x in RUNS}
+        name, row["run"] = row["run"], schema.clean(prefix + (row["run"] or f"row {i}"))
+        try:
+            check_row(row, rows)
+        except ValueError as error:
+            left_out[f"{row['run']} (row {i})" if name else row["run"]] = str(error)
+        else:
+            rows[row["run"]] = row
+    return fill(pd.DataFrame(list(rows.values()), columns=[x.name for x in RUNS])), left_out
+
+
+def check_row(row: dict[str, Any], names: Container[str]) -> None:
     """Raise ValueError, with one reason, for a row of a table that is no run."""
     schema.check(row, [x._replace(source="") for x in RUNS], ())
     for column in RUNS:
-        empty = schema.is_missing(row[column.name]) or row[column.name] == ""
-        if column.must == "table" and column.kind == "text" and empty:
+        if column.must == "table" and column.kind == "text" and not row[column.name]:
             raise ValueError(f"{column.name} is missing")
     if row["run"] in names:
         raise ValueError("another row has the same run")
@@ -432,45 +479,45 @@ def check_row(row: dict[str, Any], names: set[str]) -> None:
             raise ValueError(f"it has {name} but no num_iterations, on which that depends")
 
 
-def number_repeats(runs: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the rows of a table with repeats that are unique, numbered in their order if need be.
+def drop_repeats(runs: pd.DataFrame, name: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows of a table, without their repeats unless those are known and unique.
 
     Runs are compared within a repeat: if two rows share one, either could belong to it.
     """
-    cells = [name for name in IDENTITY if name != "repeat"]
     if runs["repeat"].notna().all() and not runs.duplicated(list(IDENTITY)).any():
-        return runs, ()
+        return runs, []
     why = "are not unique" if runs["repeat"].notna().all() else "are missing"
-    note = f"the repeats of {path.name} {why}, so its runs were numbered in the order of their rows"
-    return runs.assign(repeat=runs.groupby(cells).cumcount() + 1.0), (note,)
+    note = f"the repeats of {name} {why}, so its runs were numbered in the order of their rows"
+    return runs.assign(repeat=float("nan")), [note]
 
 
-def load_table_of_iterations(folder: Path, name: str) -> pd.DataFrame:
+def load_table_of_iterations(folder: Path, prefix: str) -> pd.DataFrame:
     """Return the iterations of a study, or an empty table if it has none."""
     [*paths] = [x for x in (folder / "iterations.parquet", folder / "iterations.csv") if x.exists()]
     if not paths:
         return pd.DataFrame()
-    table = read_table(paths[0])
-    missing = [x.name for x in ITERATIONS if x.must == "table" and x.name not in table]
-    if missing:
-        raise SourceError(f"{paths[0]} is no table of iterations: no column {', '.join(missing)}")
+    table = read_table(paths[0], ITERATIONS)
     for column in ITERATIONS[1:]:
         if column.name in table:
-            numbers = pd.to_numeric(table[column.name], errors="coerce").astype("float64")
-            wrong = table[column.name].notna() & ~(numbers.abs() < 1e300)
-            wrong |= (numbers <= 0) & (column.kind in ("seconds", "count"))
-            if wrong.any():
-                value = schema.clean(str(table.loc[wrong, column.name].iloc[0]))
-                words = schema.KINDS[column.kind].words
-                raise SourceError(f"{paths[0]}: {column.name} is {value:.40}, not {words}")
-            table[column.name] = numbers
-    table["run"] = [f"{name}/{x}" if name else str(x) for x in table["run"]]
+            try:
+                table[column.name] = schema.numbers(table[column.name], column)
+            except ValueError as error:
+                raise SourceError(f"{paths[0]}: {error}") from None
+    table["run"] = [schema.clean(f"{prefix}{x}") for x in table["run"]]
+    twice = table.loc[table.duplicated(["run", "iteration"]), ["run", "iteration"]]
+    if len(twice):
+        run, iteration = twice.iloc[0]
+        raise SourceError(f"{paths[0]}: {run} has iteration {iteration:.0f} twice")
     return table
 
 
-def load_left_out(path: Path) -> dict[str, str]:
+def load_about(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return what a study says of runs that were left out, and of what was filled in."""
+    if not path.exists():
+        return {}, []
     try:
-        found = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        raise SourceError(f"{path} is not a JSON object of runs and reasons") from None
-    return {schema.clean(str(run)): schema.clean(str(reason)) for run, reason in found.items()}
+        about = json.loads(path.read_text())
+        left_out = {str(run): str(reason) for run, reason in about["left_out"].items()}
+        return left_out, [str(x) for x in about["notes"]]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise SourceError(f"{path} is not JSON of left_out, an object, and notes, a list") from None

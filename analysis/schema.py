@@ -13,6 +13,9 @@ import pandas as pd
 class SourceError(ValueError):
     """A source that cannot be used; the message is one sentence for the user."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(clean(message))
+
 
 class Column(NamedTuple):
     """A column of a table, or a value of run.json that columns are worked out from."""
@@ -114,8 +117,8 @@ RUNS = (
     Column(
         "startup",
         "seconds",
-        "process start to the end of iteration 0; if missing, the sum of those of `imports`, "
-        "`setup` and `first` that all rows have",
+        "process start to the end of iteration 0; if missing, `imports` + `setup` + `first`, "
+        "or, if no row has it, those of them that all rows have",
     ),
     Column("first", "seconds", "iteration 0, in which everything compiles", "", "table"),
     Column("early", "seconds", "mean of iterations 1-7"),
@@ -125,7 +128,8 @@ RUNS = (
     Column(
         "process",
         "seconds",
-        "whole training, process start to end; if missing, `imports` (or 0) + `total`",
+        "whole training, process start to end; if missing, `imports` + `total`, "
+        "or, if no row has it and not all have `imports`, `total`",
         "durations.process",
     ),
     *(
@@ -208,7 +212,6 @@ def is_missing(x: Any) -> bool:
 
 def from_table(x: Any, kind: str) -> Any:
     """Return a cell of a foreign table as the kind has it, if it can be read as that."""
-    x = x.item() if hasattr(x, "item") else x
     if is_missing(x) or (kind != "text" and str(x).strip() == ""):
         return None
     if kind == "text":
@@ -216,9 +219,19 @@ def from_table(x: Any, kind: str) -> Any:
     if kind == "flag":
         return FLAGS.get(str(x).strip().lower(), x)
     try:
-        return float(x)
+        return x if isinstance(x, bool) else float(x)
     except (TypeError, ValueError):
         return x
+
+
+def numbers(values: pd.Series, column: Column) -> pd.Series:
+    """Return a foreign column as numbers; raise ValueError as check() if it holds anything else."""
+    known = values.dtype.kind in "iuf"
+    cells = values.astype("float64") if known else [from_table(x, column.kind) for x in values]
+    for x in cells:
+        if not of_kind(x, column.kind):
+            check({column.name: x}, [column], ("table",))
+    return pd.Series(cells, values.index, dtype="float64")
 
 
 def check(values: Mapping[str, Any], columns: Iterable[Column], must: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 # mode -> script, framework, compile mode, mean seconds of the first and of a steady iteration
 MODES: dict[str, tuple[str, str, str, float, float]] = {
@@ -127,3 +128,54 @@ def write_grid(
                     info = run_info(mode, env_id, size, seed, iterations, sync, **changes)
                     write_run(folder, info, metrics_rows(info, seconds, returns))
     return folder
+
+
+# === Tables from elsewhere, made of the documented columns alone ================================
+ENVS = (
+    *("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Catch-bsuite", "MemoryChain-bsuite"),
+    *("UmbrellaChain-bsuite", "BernoulliBandit-misc", "Asterix-MinAtar", "Breakout-MinAtar"),
+    *("Freeway-MinAtar", "Ant", "Hopper"),
+)
+PLATFORMS = ("Linux, Z1 GPU, driver 5, Zeta CPU, 16 cores", "macOS, M9, 10 cores")
+
+
+def foreign_runs(
+    platforms: tuple[str, ...] = PLATFORMS,
+    sizes: tuple[str, ...] = tuple(SIZES),
+    envs: tuple[str, ...] = ENVS,
+    modes: tuple[tuple[str, str], ...] = (("jaxrl", "jit"), ("torchrl", "compile")),
+    repeats: int = 2,
+    **columns: Any,
+) -> pd.DataFrame:
+    """Return a table of runs without scripts, seeds and repeats; columns add or replace some."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"platform": platform, "framework": framework, "compile_mode": compile_mode}
+        | {"env_id": env_id, "size": size}
+        | {"first": (5 + i) * rng.uniform(0.95, 1.05)}
+        | {"steady": 0.1 * COST[size] * (1 + i) * (1 + j) * (1 + k / 4) * rng.uniform(0.95, 1.05)}
+        for j, platform in enumerate(platforms)
+        for size in sizes
+        for k, env_id in enumerate(envs)
+        for i, (framework, compile_mode) in enumerate(modes)
+        for _ in range(repeats)
+    ]
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def foreign_iterations(runs: pd.DataFrame, iterations: int = 12) -> pd.DataFrame:
+    """Return the least that a table of iterations may hold: returns that rise, by run."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"run": np.repeat(runs["run"].to_numpy(), iterations)})
+    table["iteration"] = np.tile(np.arange(iterations), len(runs))
+    return table.assign(**{"charts/episodic_return": table["iteration"] + rng.random(len(table))})
+
+
+def write_table(path: Path, table: pd.DataFrame) -> Path:
+    """Write a table as its suffix says, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path)
+    return path
