@@ -9,7 +9,7 @@ usage() {
 Usage: ./benchmark.sh [PRESET] [FLAGS]
 
 Presets (runs for one repeat):
-  quick   the five scripts on CartPole-v1, small, 40 iterations (5); the default
+  quick   the five scripts on CartPole-v1, small, 25 iterations (5); the default, with 3 repeats
   async   12 environments x linen, nnx_cached, torch_compile x 3 sizes (108)
   sync    12 environments x 8 scripts and modes x small, then Acrobot-v1 x 8 x 3 sizes (96 + 24),
           all with --sync-for-timing
@@ -20,8 +20,9 @@ Or your own grid, each as LIST or one,two,...:
   --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024); default small
   --sync            wait for the device after each rollout, to time both phases
 
-  --iterations N    of 8192 steps each; default 100, quick 40
-  --repeats N       the whole grid N times, at most 1000; repeat r uses seed r in every script; default 1
+  --iterations N    of 8192 steps each; default 100, quick 25
+  --repeats N       the whole grid N times, at most 1000; repeat r uses seed r in every script;
+                    default 1, quick 3
   --seed N          seed of the order inside each (environment, size) block; default 1
   --only REGEX      keep the commands that match (extended regular expression); folders and --track
                     do not count
@@ -183,7 +184,7 @@ check_locks() {
   done
 }
 
-preset="" action=run iterations="" repeats=1 seed=1 only="" from=1 to="" runs_dir=runs
+preset="" action=run iterations="" repeats="" seed=1 only="" from=1 to="" runs_dir=runs
 timeout=86400 gpus=("") track="" notes="" report=yes sync="" own_grid=""
 environments=(CartPole-v1) sizes=(small) scripts=(torch torch_compile linen nnx nnx_cached)
 invocation=$(quoted "$0" "$@")
@@ -236,11 +237,12 @@ done
 if [[ $own_grid && $preset ]]; then
   fail "$own_grid makes a grid of your own, so leave out the preset '$preset', or use --only."
 fi
-if ((repeats > 1000)); then fail "--repeats must be at most 1000, not $repeats."; fi
 if ((from > ${to:-from})); then fail "--from is $from, which is after --to $to."; fi
 preset=${preset:-${own_grid:+custom}}
 preset=${preset:-quick}
-if [[ ! $iterations ]]; then if [[ $preset == quick ]]; then iterations=40; else iterations=100; fi; fi
+if [[ $preset == quick ]]; then iterations=${iterations:-25} repeats=${repeats:-3}; fi
+iterations=${iterations:-100} repeats=${repeats:-1}
+if ((repeats > 1000)); then fail "--repeats must be at most 1000, not $repeats."; fi
 here=$(readlink -f -- "$0")
 here=${here%/*}/
 if [[ ! . -ef $here ]]; then

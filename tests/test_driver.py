@@ -144,7 +144,9 @@ def processes_in(project):
 @pytest.mark.parametrize(
     "flags, runs",
     [
-        ([], 5),
+        ([], 15),
+        (["quick", "--iterations", "9"], 15),
+        (["--repeats", "1"], 5),
         (["async"], 108),
         (["sync"], 96 + 24),
         (["full"], 231),
@@ -166,8 +168,11 @@ def test_count(project, flags, runs):
 
 
 def test_presets_hold_what_they_say(project):
-    quick = cells(project)
-    assert {cell["script"] for cell in quick} == {x.removeprefix("ppo_") for x in SCRIPTS}
+    scripts = {x.removeprefix("ppo_") for x in SCRIPTS}
+    for repeat, block in groupby(cells(project), lambda x: x["seed"]):
+        block = list(block)
+        assert {cell["script"] for cell in block} == scripts and len(block) == 5, repeat
+        assert {cell["iterations"] for cell in block} == {"25"}
     full = cells(project, "full")
     assert [cell["study"] for cell in full[:4]] == ["warmup__"] * 3 + [None]
     overlapped = [cell for cell in full if cell["study"] is None]
@@ -238,7 +243,7 @@ def test_a_listed_line_can_be_pasted(project):
         (["--repeats", "999999999", "--only", "zzz"], "at most 1000"),
         (["--seed"], "--seed"),
         (["--timeout", "-1"], "--timeout"),
-        (["--from", "6"], "--from is 6, but the list ends at line 5."),
+        (["--from", "16"], "--from is 16, but the list ends at line 15."),
         (["--from", "5", "--to", "3"], "--from is 5, which is after --to 3."),
         (["--only", "("], "--only"),
         (["--only", "no such run"], "--only"),
@@ -269,7 +274,7 @@ def test_without_gpus_their_numbers_are_refused_where_they_would_be_used(project
         driver = bench(project, "--gpus", "0,1", *flags)
         assert (driver.returncode, driver.stdout) == (2, "")
         assert len(driver.stderr.splitlines()) == 1 and "not '0'" in driver.stderr
-    assert bench(project, "--gpus", "0,1", "--count").stdout == "5\n"
+    assert bench(project, "--gpus", "0,1", "--count").stdout == "15\n"
     assert list_names(project, "--gpus", "0,1") == list_names(project)
 
 
@@ -282,7 +287,7 @@ def test_gpus_may_be_named_as_nvidia_smi_does(project):
 def test_a_dry_run_changes_nothing(project):
     driver = bench(project, "--runs-dir", "a/b", "--dry-run")
     assert driver.returncode == 0 and not (project / "a").exists()
-    assert driver.stdout.splitlines()[-1] == "Runs missing: 5 of 5."
+    assert driver.stdout.splitlines()[-1] == "Runs missing: 15 of 15."
 
 
 @pytest.mark.parametrize("folder", ["dangling", "read-only", "read-only/a/b"])
@@ -351,7 +356,8 @@ def test_cdpath_does_not_lead_to_another_folder(project):
         shutil.copy(path, project / "here/checkout")
     (project / "here/own").symlink_to(sys.prefix)
     env = environment(project) | {"CDPATH": f"{project}/there:{project}/here", "VENV": "own"}
-    command = ["checkout/benchmark.sh", "--runs-dir", "checkout/runs", "--no-report"]
+    flags = ["--repeats", "1", "--runs-dir", "checkout/runs", "--no-report"]
+    command = ["checkout/benchmark.sh", *flags]
     driver = subprocess.run(command, cwd=project / "here", env=env, capture_output=True, text=True)
     assert (driver.returncode, driver.stderr) == (0, "")
     assert len(list(project.glob("here/checkout/runs/*/run.json"))) == 5
@@ -375,46 +381,56 @@ def test_ones_own_environment_is_found_from_any_folder(project):
 def test_the_same_command_resumes(project):
     driver = bench(project)
     assert driver.returncode == 0, driver.stdout + driver.stderr
-    assert "Runs complete: 5 of 5, in runs." in driver.stdout.splitlines()[-1]
+    assert "Runs complete: 15 of 15, in runs." in driver.stdout.splitlines()[-1]
     assert started(project) == list_names(project)
     again = bench(project)
-    assert again.returncode == 0 and len(started(project)) == 5
+    assert again.returncode == 0 and len(started(project)) == 15
     gone, killed = completed(project)[:2]
     shutil.rmtree(project / "runs" / gone)
     (project / "runs" / killed / "run.json").unlink()
-    assert "Runs missing: 2 of 5." in bench(project, "--dry-run").stdout
-    assert len(started(project)) == 5
+    assert "Runs missing: 2 of 15." in bench(project, "--dry-run").stdout
+    assert len(started(project)) == 15
     assert bench(project).returncode == 0
-    assert sorted(started(project)[5:]) == sorted([gone, killed])
-    assert len(completed(project)) == 5
+    assert sorted(started(project)[15:]) == sorted([gone, killed])
+    assert len(completed(project)) == 15
     (kept,) = (project / "runs/.benchmark/partial").iterdir()  # what a killed run had measured
     assert kept.name.startswith(killed) and (kept / "metrics.jsonl").exists()
 
 
+def test_more_repeats_go_on_from_fewer(project):
+    """A folder from when `quick` had one repeat of 40 iterations is gone on with too."""
+    for flags in ([], ["--iterations", "40"]):
+        first = list_names(project, *flags, "--repeats", "1")
+        every = list_names(project, *flags)
+        assert every[:5] == first and len(every) == 15
+        before = len(started(project))
+        for command in ([*flags, "--repeats", "1"], flags):
+            assert bench(project, *command, "--no-report").returncode == 0
+        assert started(project)[before:] == every  # none twice
+    assert len(completed(project)) == 30
+
+
 def test_only_a_file_with_something_in_it_makes_a_run_complete(project):
-    empty, folder, link = list_names(project)[:3]
+    flags = ("--repeats", "1")
+    empty, folder, link = list_names(project, *flags)[:3]
     (project / "runs" / empty).mkdir(parents=True)
     (project / "runs" / empty / "run.json").touch()
     (project / "runs" / folder / "run.json/folder").mkdir(parents=True)
     (project / "runs" / link).symlink_to("nowhere")
-    assert "Runs missing: 5 of 5." in bench(project, "--dry-run").stdout
-    driver = bench(project, "--no-report")
+    assert "Runs missing: 5 of 5." in bench(project, *flags, "--dry-run").stdout
+    driver = bench(project, *flags, "--no-report")
     assert (driver.returncode, driver.stderr) == (0, "")
-    assert started(project) == list_names(project)
+    assert started(project) == list_names(project, *flags)
     assert len(list((project / "runs/.benchmark/partial").iterdir())) == 3
 
 
 def test_the_log_says_what_ran_when(project):
     bench(project, "--notes", "@first=\n5", "--seed", "7")
     grid, *events = log(project)
-    assert (grid["event"], grid["preset"], grid["runs"], grid["order_seed"]) == (
-        "grid",
-        "quick",
-        5,
-        7,
-    )
+    assert (grid["event"], grid["preset"]) == ("grid", "quick")
+    assert (grid["runs"], grid["repeats"], grid["order_seed"]) == (15, 3, 7)
     assert grid["notes"] == "@first=\n5"
-    assert [event["event"] for event in events] == ["start", "end"] * 5
+    assert [event["event"] for event in events] == ["start", "end"] * 15
     for line, (before, after) in enumerate(zip(events[::2], events[1::2], strict=True), 1):
         assert before["line"] == line and before["run"] == after["run"]
         assert before["run"] == before["command"].split()[-1] and len(before["load"]) == 3
@@ -429,7 +445,7 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
         "linen": "killed",
         "nnx__": "silent",
     }
-    flags = ["--timeout", "2", "--no-report"]
+    flags = ["--timeout", "2", "--repeats", "1", "--no-report"]
     driver = bench(project, *flags, **plans)
     assert (driver.returncode, driver.stderr) == (1, "")
     assert [cell_of(name)["script"] for name in completed(project)] == ["nnx_cached"]
@@ -443,18 +459,21 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
     assert ends["nnx"]["exit_status"] == 0 and ends["nnx"]["completed"] == "no"
     summary = driver.stdout.splitlines()[-6:]
     assert summary[0] == "Runs not complete: 4 of 5:"
-    assert any("torch__40it__seed1: exit status 1, after 0 s" in line for line in summary)
-    assert any("torch_compile__40it__seed1: no end after 2 s; output" in line for line in summary)
-    assert summary[-1] == "To run them again: ./benchmark.sh --timeout 2 --no-report"
+    assert any("torch__25it__seed1: exit status 1, after 0 s" in line for line in summary)
+    assert any("torch_compile__25it__seed1: no end after 2 s; output" in line for line in summary)
+    assert summary[-1] == f"To run them again: ./benchmark.sh {' '.join(flags)}"
     again = bench(project, *flags)
     assert again.returncode == 0 and len(completed(project)) == 5
     assert len(started(project)) == 9
 
 
 def test_without_a_report_the_exit_status_is_the_grids(project):
-    driver = bench(project)  # there is no analysis beside this copy of the driver
+    driver = bench(project, "--repeats", "1")  # no analysis lies beside this copy of the driver
     assert driver.returncode == 0
-    assert "The report could not be made; the runs are in runs." in driver.stdout
+    assert driver.stdout.splitlines()[-2:] == [
+        "The report could not be made; the runs are in runs.",
+        "Runs complete: 5 of 5, in runs.",
+    ]
 
 
 @pytest.mark.parametrize("sent, status", [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
@@ -547,7 +566,7 @@ def overlaps(events):
 
 def test_two_drivers_share_a_grid(project):
     """They never run the same cell, nor at the same time: that would spoil both measurements."""
-    drivers = [start(project, "--repeats", "3", **{"__": "0.05"}) for _ in range(2)]
+    drivers = [start(project, **{"__": "0.05"}) for _ in range(2)]
     for driver in drivers:
         assert finish(driver).returncode == 0, driver.stderr
     assert sorted(started(project)) == completed(project)
@@ -590,17 +609,12 @@ def test_a_full_disk_stops_the_grid(project):
     wrapper = ("unshare", "--mount", "--map-root-user", "sh", "-c", f'{mount} "$0" "$@"')
     if subprocess.run([*wrapper, "true"], capture_output=True).returncode:
         pytest.skip("needs user namespaces, to mount a small disk")
-    names = list_names(project)
+    flags = ("--repeats", "1", "--no-report")
+    names = list_names(project, *flags)
     keep = f"; status=$?; cp -r {runs} {project}/kept; exit $status"
     wrapper = (*wrapper[:-1], f'{mount.removesuffix("exec")} "$0" "$@"{keep}')
-    driver = finish(
-        start(
-            project,
-            "--no-report",
-            wrapper=wrapper,
-            **{cell_of(names[2])["script"] + "__40": "fill"},
-        )
-    )
+    plan = {cell_of(names[2])["script"] + "__25": "fill"}
+    driver = finish(start(project, *flags, wrapper=wrapper, **plan))
     assert driver.returncode == 1
     assert "no room left in runs, so the grid stops" in driver.stderr
     assert started(project) == names[:3]
@@ -659,5 +673,9 @@ def test_a_small_real_grid(tmp_path):
     for path in (tmp_path / "runs").glob("*/run.json"):
         run = json.loads(path.read_text())
         assert run["status"] == "completed" and run["peak_host_bytes"] > 0
-    assert (tmp_path / "runs/report/report.md").exists()
-    assert "linen" in driver.stdout and "Runs complete: 2 of 2, in " in driver.stdout
+    report = tmp_path / "runs/report/report.html"
+    assert report.exists() and "ppo_nnx_cached" in driver.stdout
+    assert driver.stdout.splitlines()[-2:] == [
+        f"Report: {report}",
+        f"Runs complete: 2 of 2, in {tmp_path}/runs.",
+    ]

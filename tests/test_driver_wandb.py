@@ -124,7 +124,7 @@ def test_a_server_that_never_answers_does_not_stop_the_grid(project):
         os.environ |= {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
         mode = os.environ.pop("WANDB_MODE")
         try:
-            driver = bench(project, "--only", "linen", "--track")
+            driver = bench(project, "--only", "linen", "--repeats", "1", "--track")
         finally:
             os.environ["WANDB_MODE"] = mode
             del os.environ["WANDB_BASE_URL"], os.environ["WANDB_API_KEY"]
