@@ -26,7 +26,8 @@ from analysis.schema import SourceError
 ROOT = Path(__file__).parent.parent
 FILES = ("README.md", "docs/results.md", "docs/benchmark.md", "analysis/README.md")
 BLOCK = re.compile(
-    r"(<!-- (?P<name>\w+) of (?P<source>\S+)(?: in (?P<env_id>\S+))? -->\n).*?(<!-- end -->)",
+    r"(<!-- (?P<name>\w+) of (?P<source>\S+)(?: in (?P<where>.+?))?"
+    r"(?: over (?P<baseline>\S+))? -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 Known = dict[str, Environment]
@@ -42,44 +43,52 @@ TABLES: dict[str, Callable[[Bench, Known], Table]] = {
     "scores": report.score_table,
     "cells": report.cell_table,
 }
-SENTENCES: dict[str, Callable[[Bench, Known], str]] = {
-    "startups": lambda bench, known: readings.startup(bench),
-    "learning": lambda bench, known: readings.learned(learning.returns(bench, known), bench, known),
+SENTENCES: dict[str, Callable[[Bench, Known], list[str]]] = {
+    "sentences": report.answer_lines,
+    "startups": lambda bench, known: [readings.startup(bench)],
+    "learning": lambda bench, known: [
+        readings.learned(learning.returns(bench, known), bench, known)
+    ],
+    "spent": lambda bench, known: [readings.spent(bench.runs)],
 }
 
 
 @cache
-def bench_of(source: str, env_id: str | None) -> Bench:
-    """Return the largest bench of a source, or of one environment in it."""
+def bench_of(source: str, where: str | None, baseline: str | None) -> Bench:
+    """Return the largest bench of a source, where every word is an environment or a size."""
     data = load(ROOT / source)
-    if env_id:
-        data = data._replace(runs=data.runs[data.runs["env_id"] == env_id])
+    for word in (where or "").split():
+        here = (data.runs["env_id"] == word) | (data.runs["size"] == word)
+        data = data._replace(runs=data.runs[here])
     if data.runs.empty:
-        raise SourceError(f"{source} has no run in {env_id}")
-    return benches(data)[0]
+        raise SourceError(f"{source} has no run in {where}")
+    return benches(data, baseline)[0]
 
 
-def block(name: str, source: str, env_id: str | None) -> str:
+def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
     """Return what belongs into a block, in Markdown."""
     if name == "columns":
         return schema.dictionary(schema.RUNS if source == "runs" else schema.ITERATIONS)
     if name == "environments":
         table = pd.read_csv(ROOT / source, dtype="str", keep_default_na=False)
         return render.markdown_table(table)
-    known = learning.load_environments()
+    if name == "against" and baseline:
+        section = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
+        tables = [x for x in section.blocks if isinstance(x, Table)]
+        return render.markdown_table(tables[0].cells)
+    known, bench = learning.load_environments(), bench_of(source, where, baseline)
     if name in TABLES:
-        return render.markdown_table(TABLES[name](bench_of(source, env_id), known).cells)
-    if name == "sentences":
-        lines = report.answer_lines(bench_of(source, env_id), known)
-        return "\n".join(f"- {render.markdown_value(x)}" for x in lines)
+        return render.markdown_table(TABLES[name](bench, known).cells)
     if name in SENTENCES:
-        return render.markdown_value(SENTENCES[name](bench_of(source, env_id), known))
+        lines = SENTENCES[name](bench, known)
+        return "\n".join(f"- {render.markdown_value(x)}" for x in lines)
     raise SourceError(f"no block is called {name}")
 
 
 def renewed(text: str) -> str:
     """Return a document with its blocks as the results give them."""
-    return BLOCK.sub(lambda x: f"{x[1]}{block(x['name'], x['source'], x['env_id'])}\n{x[5]}", text)
+    names = ("name", "source", "where", "baseline")
+    return BLOCK.sub(lambda x: f"{x[1]}{block(*(x[y] for y in names))}\n{x[6]}", text)
 
 
 def main() -> None:

@@ -80,9 +80,10 @@ def ratios(
             )
         ]
         alike = [f"{mode} ({interval(*x)})" for mode, x in values.items() if x[1] <= 1 <= x[2]]
-        parts = [f"takes {join(differ)}"] if differ else []
-        parts += [f"cannot be told apart in {join(alike)}"] if alike else []
-        sentences.append(f"Relative to {baseline}, {what}{where} {', and '.join(parts)}.")
+        parts = [f"Relative to {baseline}, {what}{where} takes {join(differ)}."] if differ else []
+        if alike:
+            parts.append(f"{join(alike)} cannot be told from {baseline} by {what}{where}.")
+        sentences.append(" ".join(parts))
     return sentences
 
 
@@ -186,24 +187,21 @@ def learned(table: pd.DataFrame, bench: Bench, environments: dict[str, Environme
         ended |= bench.iterations["losses/entropy"].notna().any()
         silent = join([str(x) for x in dict.fromkeys(runs["env_id"])])
         return f"No episode ended in {silent}." if ended else "These data have no returns."
-    tested = table[table["verdict"].isin(["equivalent", "undecided", "different"])]
-    counts = tested["verdict"].value_counts()
+    counts = table["verdict"].value_counts()
+    found = {x: int(counts[x]) for x in ("equivalent", "undecided", "different") if x in counts}
     sentences = []
-    if len(tested):
-        names = [
-            f"{x['mode']} in {x['env_id']} ({x['size']})"
-            for _, x in tested[tested["verdict"] == "different"].iterrows()
-        ]
+    if found:
+        verdicts = join([f"{verdict} in {count}" for verdict, count in found.items()])
+        different = table[table["verdict"] == "different"]
+        names = [f"{x['mode']} in {x['env_id']} ({x['size']})" for _, x in different.iterrows()]
         sentences.append(
-            f"Against {bench.baseline}, the final returns are equivalent in "
-            f"{counts.get('equivalent', 0)} of {counted([len(tested)], 'comparison')} of a script "
-            f"in an environment and network, undecided in {counts.get('undecided', 0)} and "
-            f"different in {len(names)}{': ' + join(names) if names else ''} (two one-sided tests "
-            "at 5% within the margin that was fixed for each environment)."
+            f"Against {bench.baseline}, final returns are {verdicts} of "
+            f"{counted([sum(found.values())], 'comparison')}{': ' + join(names) if names else ''}, "
+            "by two one-sided tests at 5% within the margin that was fixed for each environment."
         )
     few = int((table["verdict"] == "too few runs").sum())
     if few:
-        what = counted([few], "comparison") if len(tested) else "Final returns"
+        what = counted([few], "comparison") if found else "Final returns"
         sentences.append(f"{what} could not be tested, for want of {stats.LEAST_RUNS} runs a side.")
     alike = int((table["verdict"] == "all alike").sum())
     if alike:
@@ -318,6 +316,12 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * unit:
             return f"{number(seconds / unit)} {name}"
     return f"{number(seconds)} s"
+
+
+def spent(runs: pd.DataFrame) -> str:
+    """Say how long all runs took."""
+    seconds = duration(runs["process"].sum())
+    return f"{counted([len(runs)], 'run')} took {seconds} in all."
 
 
 def scope(runs: pd.DataFrame) -> str:

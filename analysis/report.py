@@ -83,12 +83,14 @@ def model(frame: pd.DataFrame) -> dict[str, Callable[[pd.Series], str]]:
 
 def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     frame = study.summary(bench, environments)
-    whole = f"{counted(frame['length'], 'iteration')} (s)"
+    lone = frame["length"].nunique() == 1
+    whole = f"{counted(frame['length'], 'iteration')} (s)" if lone else "whole training (s)"
     columns = model(frame) | {
         "script": text("mode"),
         "startup (s)": value("startup"),
         "iteration (ms)": value("steady", 1000),
         f"times as long as {bench.baseline}": span("steady_"),
+        "iterations": value("length") if not lone else lambda row: "",
         whole: value("process"),
         "times as long": span("process_"),
         "return": value("return"),

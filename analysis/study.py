@@ -323,10 +323,12 @@ def trainings(bench: Bench) -> pd.DataFrame:
     rows = []
     for size in size_order(bench.runs["size"]):
         whole = stats.of_length(timed(bench.runs[bench.runs["size"] == size]))
-        whole = whole.assign(rest=whole["process"] - whole["startup"])
+        whole = whole.dropna(subset=["process"])
         for mode in mode_order(whole["mode"]):
             row = {"size": size, "mode": mode, "length": whole["num_iterations"].iloc[0]}
-            rows.append(row | split(whole, mode, "process", (*PARTS, "rest")))
+            row |= split(whole, mode, "startup", PARTS)
+            row["process"] = seconds_of(whole, mode, "process")
+            rows.append(row | {"rest": row["process"] - row["startup"]})
     return pd.DataFrame(rows, columns=["size", "mode", "length", *PARTS, "rest", "process"])
 
 

@@ -5,6 +5,9 @@ import re
 import pytest
 from conftest import ROOT
 
+from analysis import docs, pack
+from analysis.runs import load
+
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += [ROOT / "results" / "PERFORMANCE.md"]
 
@@ -32,3 +35,24 @@ def test_links(path):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= 1500
+
+
+@pytest.mark.parametrize("name", docs.FILES)
+def test_every_number_is_what_the_results_give(name):
+    """`python -m analysis.docs` writes them; a block that is written by hand would differ."""
+    text = (ROOT / name).read_text()
+    assert docs.renewed(text) == text
+    assert text.count("<!-- end -->") == len(docs.BLOCK.findall(text))
+
+
+def test_a_changed_number_is_written_anew():
+    text = (ROOT / "README.md").read_text()
+    assert docs.renewed(re.sub(r"\| ppo_torch \|.*", "| ppo_torch | 1 |", text)) == text
+
+
+def test_the_committed_studies_load_and_their_faults_are_known():
+    known = {"cpu-slow": 7, "cpu-linen": 1, "cpu-plain": 1}
+    studies = [path.parent for path in ROOT.glob("results/*/runs.csv")]
+    assert len(studies) >= 8
+    for study in studies:
+        assert len(pack.problems(load(study))) == known.get(study.name, 0), study.name
