@@ -57,7 +57,7 @@ def as_object(settings: str) -> dict[str, Any]:
     """Return hyperparameters by name; in a foreign table they may be any text, or none."""
     try:
         found = json.loads(settings)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"settings": settings} if settings else {}
 

@@ -33,6 +33,7 @@ IDENTITY = (
     *("mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"),
 )
 PARTS = ("imports", "setup", "first")  # of startup
+OWN = tuple(x._replace(source="") for x in RUNS)  # by their own names
 SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
@@ -230,10 +231,12 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
     rows, metrics, left_out = [], [], dict(left_out)
     for record in records:
         try:
-            rows.append(describe(record, check_run(record)))
+            row = describe(record, check_run(record))
+            schema.check(row, OWN, ())  # sums, too, must be what a study can hold
         except (ValueError, RecursionError) as error:
             left_out[record.run] = str(error)
         else:
+            rows.append(row)
             metrics += [{"run": record.run} | row for row in record.metrics]
     runs = fill(pd.DataFrame(rows, columns=None if rows else ["run"]))
     iterations = schema.complete(pd.DataFrame(metrics), ITERATIONS)
@@ -468,7 +471,7 @@ def read_rows(table: pd.DataFrame, prefix: str) -> tuple[pd.DataFrame, dict[str,
 
 def check_row(row: dict[str, Any], names: Container[str]) -> None:
     """Raise ValueError, with one reason, for a row of a table that is no run."""
-    schema.check(row, [x._replace(source="") for x in RUNS], ())
+    schema.check(row, OWN, ())
     for column in RUNS:
         if column.must == "table" and column.kind == "text" and not row[column.name]:
             raise ValueError(f"{column.name} is missing")

@@ -37,7 +37,7 @@ KINDS = {
     "text": Kind("text", "str", ""),
     "flag": Kind("true or false", "bool", False),
     "number": Kind("a number", "float64", math.nan),
-    "seconds": Kind("a number above 0", "float64", math.nan),
+    "seconds": Kind("a number above 1e-9 and below 1e9", "float64", math.nan),
     "count": Kind("a whole number above 0", "float64", math.nan),
     "widths": Kind("a list of whole numbers above 0", "object", None),
     "list": Kind("a list of whole numbers", "object", None),
@@ -191,7 +191,7 @@ def clean(text: str) -> str:
 
 
 def is_number(x: Any) -> bool:
-    return type(x) in (int, float) and abs(x) < 1e300  # neither a flag nor NaN nor infinite
+    return type(x) in (int, float) and abs(x) < 1e100  # neither a flag nor NaN nor infinite
 
 
 def of_kind(x: Any, kind: str) -> bool:
@@ -202,8 +202,9 @@ def of_kind(x: Any, kind: str) -> bool:
     if kind in ("widths", "list"):
         least = 1 if kind == "widths" else -math.inf
         return isinstance(x, list) and all(type(n) is int and n >= least for n in x)
-    whole = kind != "count" or (is_number(x) and x == int(x))
-    return is_number(x) and whole and (x > 0 or kind == "number")
+    if not is_number(x) or kind == "number":
+        return is_number(x)
+    return 1e-9 < x < 1e9 if kind == "seconds" else x == int(x) and 0 < x < 1e15
 
 
 def is_missing(x: Any) -> bool:
