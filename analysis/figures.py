@@ -231,7 +231,7 @@ def set_rows(axes: Axes, places: Iterable[float], names: Iterable[object]) -> No
     """Write names beside an axis, the first on top."""
     places = list(places)
     axes.set_yticks(places, [short(name) for name in names])
-    axes.set_ylim(places[-1] + 0.55, -0.5)
+    axes.set_ylim(places[-1] + 0.62, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
 
