@@ -135,7 +135,8 @@ def compare(
             envs = {"environments": group["env_id"].nunique(), "blocks": len(group)}
             rows.append(row | envs)
     columns = [contender, *by, *Interval._fields, "environments", "blocks"]
-    return pd.DataFrame(rows, columns=columns)
+    table = pd.DataFrame(rows, columns=columns)
+    return table.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
 
 
 # === Returns ====================================================================================
