@@ -382,7 +382,7 @@ def answer(
     widths = [inches(name) for name in names]
     columns = max(1, min(len(sizes), int(WIDTH / (2.1 + max(widths)))))
     character = max(0.066, *(width / len(name) for width, name in zip(widths, names, strict=True)))
-    titles, row = [f"{short(size)} model" for size in sizes], max(4.4, 1.2 + 0.17 * len(names))
+    titles, row = [f"{short(size)} network" for size in sizes], max(4.4, 1.2 + 0.17 * len(names))
     figure, panels = make_panels(titles, columns, row, 0.6, sharey=shared)
     for i, (axes, size) in enumerate(zip(panels, sizes, strict=True)):
         parts = [frame[frame["size"] == size] for frame in (points, lines, dots, crossings)]
@@ -455,7 +455,7 @@ def bars(
     parts = parts[parts[list(part_names)].notna().any(axis=1)]
     totals = finite(parts.assign(seconds=np.nan) if totals is None else totals, "seconds")
     sizes, modes = list(parts["size"].unique()), list(parts["mode"].unique())
-    titles = [f"{short(size)} model" for size in sizes]
+    titles = [f"{short(size)} network" for size in sizes]
     figure, panels = make_panels(titles, min(len(sizes), 3), 0.8 + 0.36 * len(modes), 0.5)
     longest = []
     for axes, size in zip(panels, sizes, strict=True):

@@ -157,7 +157,7 @@ def test_hostile_names_are_drawn_to_the_letter(draw):
     for name in ("a$\\undefined$b", "<script>alert(1)</script>", "(no name)", "$x^{$"):
         assert name in shown
     long = [x for x in shown if "WWW" in x and "overtakes" not in x]
-    assert long and all("…" in x and len(x) <= 32 + len(" model") for x in long)
+    assert long and all("…" in x and len(x) <= 32 + len(" network") for x in long)
     # As a notebook would, outside of the style: no text becomes mathematics, and no number does.
     figure.set_size_inches(5, 20)
     figure.draw_without_rendering()
