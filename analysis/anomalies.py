@@ -31,7 +31,8 @@ def find(data: Data) -> dict[str, list[str]]:
             found[f"Several versions: {what}"] = [str(x) or "unknown" for x in several]
     changed = int(data.runs["commit"].str.endswith("-dirty").sum())
     if changed:
-        found["Uncommitted changes"] = [f"{changed} runs were made with files changed since"]
+        what = readings.counted([changed], "run")
+        found["Uncommitted changes"] = [f"{what} made with files changed since the commit"]
     return {kind: lines for kind, lines in found.items() if lines}
 
 

@@ -46,9 +46,7 @@ TABLES: dict[str, Callable[[Bench, Known], Table]] = {
 SENTENCES: dict[str, Callable[[Bench, Known], list[str]]] = {
     "sentences": report.answer_lines,
     "startups": lambda bench, known: [readings.startup(bench)],
-    "learning": lambda bench, known: [
-        readings.learned(learning.returns(bench, known), bench, known)
-    ],
+    "learning": lambda bench, known: [readings.learned(learning.returns(bench, known), bench)],
     "spent": lambda bench, known: [readings.spent(bench.runs)],
 }
 

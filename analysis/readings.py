@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import learning, stats, study
-from analysis.bench import Bench, in_order, mode_order, size_order, timed
-from analysis.learning import Environment
+from analysis.bench import Bench, mode_order, shared, size_order, timed
 
 LATE_COMPILING = 1.25  # iterations 1-7 that take this many times a steady one
 
@@ -46,8 +45,9 @@ def interval(estimate: float, low: float, high: float) -> str:
     """Return "estimate [low, high]", or the estimate alone where there is no interval."""
     if not np.isfinite(estimate) or np.isnan(low):
         return number(estimate)
-    bottom = "<0.001" if 0 < low < 0.001 else number(low)
-    top = "no end" if np.isinf(high) else ">10,000" if high > 10_000 else number(high)
+    bottom = "<0.001" if 0 < low < 0.001 <= estimate else number(low)
+    top = ">1,000,000" if estimate <= 1e6 < high else number(high)
+    top = "no end" if np.isinf(high) else top
     return f"{number(estimate)} [{bottom}, {top}]"
 
 
@@ -91,10 +91,12 @@ def crossings(bench: Bench) -> list[str]:
     """Name the modes that start later and overtake, where both are clear."""
     table = study.clear(study.crossings(bench))
     sizes = size_order(bench.runs["size"])
+    longest = bench.runs.groupby("size")["num_iterations"].max()
     sentences = [
         f"{row['later']} starts later than {row['sooner']} and has overtaken it after "
         f"{interval(row['iterations'], row['low'], row['high'])} iterations"
-        f"{of_size(row['size'], sizes)}, {number(row['seconds'])} s."
+        f"{of_size(row['size'], sizes)}, {number(row['seconds'])} s"
+        f"{', beyond the longest run' if row['iterations'] > longest[row['size']] else ''}."
         for _, row in table.iterrows()
     ]
     return sentences[:4]
@@ -109,20 +111,23 @@ def noise(bench: Bench) -> str:
             f"{number(worst)} times as long in a steady iteration as the fastest: an interval says "
             "what that leaves of a mean."
         )
-    runs = timed(bench.runs).dropna(subset=["steady"])
-    steady = in_order(runs).groupby("mode", sort=False)["steady"].mean()
-    pairs = [
-        (a, b)
-        for b, a in learning.identical(bench).items()
-        if a != b and {a, b} <= set(steady.index)
-    ]
+    runs = timed(bench.runs)
+    if runs.groupby(["mode", "env_id", "size"]).size().max() != 1:
+        return ""  # too short for a steady iteration, or resumed
     text = "Each script ran once, so there is no interval and no claim"
-    if pairs:
-        names = max(pairs, key=lambda x: abs(np.log(steady[x[0]] / steady[x[1]])))
-        values = sorted(float(steady[x]) for x in names)
+    if len(runs[["env_id", "size"]].drop_duplicates()) > 1:
+        text = "Each script ran once in an environment and network: noise cannot be told apart"
+    factors = {}
+    for b, a in learning.identical(bench).items():
+        pairs = stats.pair(runs, "steady", a, b) if a != b else runs.head(0)
+        if len(pairs):
+            logs = np.log(pairs["candidate"] / pairs["baseline"])
+            factors[a, b] = float(np.exp(logs.abs().max()))
+    if factors:
+        a, b = max(factors, key=lambda x: factors[x])
         text += (
-            f": {names[0]} and {names[1]} computed the same numbers, and yet a steady iteration of "
-            f"one took {number(values[1] / values[0])} times as long as of the other"
+            f". {a} and {b} computed the same numbers, and yet a steady iteration of one took "
+            f"{number(factors[a, b])} times as long as of the other"
         )
     return f"{text}. --repeats 3 gives intervals."
 
@@ -140,7 +145,7 @@ def startup(bench: Bench) -> str:
             for _, r in later.iterrows()
         ]
         parts += [
-            f"{r['mode']} {interval(-r['estimate'], -r['high'], -r['low'])} s sooner"
+            f"{r['mode']} starts {interval(-r['estimate'], -r['high'], -r['low'])} s sooner"
             for _, r in sooner.iterrows()
         ]
         if parts:
@@ -159,7 +164,7 @@ def late_compiling(runs: pd.DataFrame) -> str:
             f"Iterations 1-7 take at most {number(ratio.max())} times a later one in the median "
             "of every script, so compiling ends with iteration 0."
         )
-    parts = [f"{number(x)} times in {mode}" for mode, x in slow.items()]
+    parts = [f"{number(x)} times as long in {mode}" for mode, x in slow.items()]
     return f"Iterations 1-7 still take longer than later ones: {join(parts)}."
 
 
@@ -179,26 +184,21 @@ def phases(bench: Bench) -> str:
 
 
 # === Learning ===================================================================================
-def learned(table: pd.DataFrame, bench: Bench, environments: dict[str, Environment]) -> str:
+def learned(table: pd.DataFrame, bench: Bench) -> str:
     """Count the verdicts of the equivalence tests, and name what was not tested."""
-    runs = bench.runs
-    if runs["final_return"].isna().all():
-        ended = bench.iterations["charts/episodes"].notna().any()
-        ended |= bench.iterations["losses/entropy"].notna().any()
-        silent = join([str(x) for x in dict.fromkeys(runs["env_id"])])
-        return f"No episode ended in {silent}." if ended else "These data have no returns."
     counts = table["verdict"].value_counts()
     found = {x: int(counts[x]) for x in ("equivalent", "undecided", "different") if x in counts}
     sentences = []
     if found:
-        verdicts = join([f"{verdict} in {count}" for verdict, count in found.items()])
         different = table[table["verdict"] == "different"]
         names = [f"{x['mode']} in {x['env_id']} ({x['size']})" for _, x in different.iterrows()]
+        verdicts = [f"{verdict} in {count}" for verdict, count in found.items()]
         sentences.append(
-            f"Against {bench.baseline}, final returns are {verdicts} of "
-            f"{counted([sum(found.values())], 'comparison')}{': ' + join(names) if names else ''}, "
-            "by two one-sided tests at 5% within the margin that was fixed for each environment."
+            f"Against {bench.baseline}, final returns are {join(verdicts)} of "
+            f"{counted([sum(found.values())], 'comparison')}, by two one-sided tests at 5% within "
+            "the margin that was fixed for each environment."
         )
+        sentences += [f"Different: {some(names)}."] if names else []
     few = int((table["verdict"] == "too few runs").sum())
     if few:
         what = counted([few], "comparison") if found else "Final returns"
@@ -213,13 +213,24 @@ def learned(table: pd.DataFrame, bench: Bench, environments: dict[str, Environme
         sentences.append(
             f"From the same seed the same numbers come out of {names}: they count once."
         )
-    unknown = [str(x) for x in dict.fromkeys(table["env_id"]) if x not in environments]
+    unknown = list(dict.fromkeys(table.loc[table["margin"].isna(), "env_id"]))
     if unknown:
         sentences.append(f"No margin was fixed for {some(unknown)}, so nothing is tested there.")
-    silent = sorted(set(runs["env_id"]) - set(table["env_id"]))
-    if silent:
-        sentences.append(f"No episode ended in {some(silent)}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, *without_return(bench)])
+
+
+def without_return(bench: Bench) -> list[str]:
+    """Name the environments without a return, and say whether that is since no episode ended."""
+    runs = bench.runs.set_index("run")["env_id"]
+    returned = set(bench.runs.dropna(subset=["final_return"])["env_id"])
+    missing = [str(x) for x in dict.fromkeys(runs) if x not in returned]
+    episodes = bench.iterations.groupby(bench.iterations["run"].map(runs))["charts/episodes"].max()
+    silent = [x for x in missing if episodes.get(x) == 0]
+    rest = [x for x in missing if x not in silent]
+    sentences = [f"No episode ended in {some(silent)}."] if silent else []
+    if rest and len(rest) == runs.nunique():
+        return ["These data have no returns."]
+    return [*sentences, f"These data have no returns of {some(rest)}."] if rest else sentences
 
 
 # === Runs =======================================================================================
@@ -258,21 +269,43 @@ def limits(runs: pd.DataFrame, several: Sequence[Bench]) -> list[str]:
         lines.append(unphased(runs))
     if timed(runs)["steady"].isna().any():
         lines.append("Runs of 8 iterations or fewer have no steady state.")
+    lines += apart(several)
     platforms = [str(x) for x in dict.fromkeys(runs["platform"])]
     if len(platforms) == 1:
         lines.append(f"All runs are from one platform: {platforms[0] or 'not named'}.")
     if runs["settings"].nunique() > 1:
         lines.append("Runs with different hyperparameters are never compared with each other.")
-    counts = timed(runs).dropna(subset=["final_return"]).groupby(["env_id", "size", "mode"]).size()
+    counts = runs.dropna(subset=["final_return"]).groupby(["env_id", "size", "mode"]).size()
     if len(counts):
         most = max(counts)
         unseen, many = 100 * (1 - 0.05 ** (1 / most)), counted([most], "run")
-        lines.append(f"{many} without a failure to learn may hide that up to {unseen:.0f}% fail.")
+        lines.append(
+            f"Even {many} without a failure to learn may hide that up to {unseen:.0f}% fail: a "
+            "test of means does not see what did not happen."
+        )
     lines.append("Beyond the longest run, times are its startup and steady iterations, extended.")
     lines.append(
         "Each interval is at 95% for itself: of twenty true equalities, one looks like none."
     )
     lines.append("Intervals tell of environments and processes like these, not of other machines.")
+    return lines
+
+
+def apart(several: Sequence[Bench]) -> list[str]:
+    """Say where the seconds of scripts are not of all environments, or not of the same."""
+    lines = []
+    for bench in several:
+        runs, sizes = timed(bench.runs), size_order(bench.runs["size"])
+        of = f" of {bench.title}" if len(several) > 1 else ""
+        for size in sizes:
+            part = runs[runs["size"] == size]
+            every, common = part["env_id"].nunique(), shared(part)["env_id"].nunique()
+            where = f"{of_size(size, sizes)}{of}"
+            if 0 < common < every:
+                envs = f"the {common} of {every} environments that every script has"
+                lines.append(f"Seconds{where} are over {envs}.")
+            elif common < every:
+                lines.append(f"No environment has every script{where}: seconds do not compare.")
     return lines
 
 
@@ -303,11 +336,12 @@ def verdicts(table: pd.DataFrame) -> str:
     """Count what was found of the cells that two results have in common."""
     found = [verdict(row["low"], row["high"]) for _, row in table.iterrows()]
     parts = [f"{x} in {found.count(x)}" for x in dict.fromkeys(found)]
-    return (
+    text = (
         f"Over {counted([len(found)], 'duration')} of cells that both results have, the verdict on "
-        f"the new one is: {join(parts)}. Of those with an interval, one in twenty would be slower "
-        "or faster by chance."
+        f"the new one is: {join(parts)}."
     )
+    chance = " Of those with an interval, one in twenty would be slower or faster by chance."
+    return text + chance if table["low"].notna().any() else text
 
 
 def duration(seconds: float) -> str:

@@ -114,11 +114,10 @@ def decision_table(bench: Bench) -> Table:
     for _, group in frame.groupby(["size", "environments"], sort=False):
         row = {"network": group["size"].iloc[0], "environments": group["environments"].iloc[0]}
         for _, case in group.iterrows():
-            rivals = case["ties"]
-            also = f" or {readings.join(rivals, 'or')}" if rivals else ""
-            once = ", measured once" if rivals is None else ""
-            done = f"{duration(case['seconds'])}: {case['mode']}{also}{once}"
-            row[f"{readings.compact(case['budget'])} steps"] = done
+            names = readings.join([case["mode"], *(case["ties"] or [])], "or")
+            once = ", measured once" if case["ties"] is None else ""
+            steps = f"{readings.compact(case['budget'])} steps"
+            row[steps] = f"{names}: {duration(case['seconds'])}{once}"
         rows.append(row)
     caption = "Which script is done first, by network, environment and budget of steps, and when"
     note = "From the start of the process. Scripts after 'or' cannot be told from the first at 95%."
@@ -128,7 +127,10 @@ def decision_table(bench: Bench) -> Table:
             note += f" By an iteration on this machine, {name} with the {size} network are "
             note += f"{readings.join(envs)}."
     flat = frame.assign(ties=frame["ties"].map(lambda x: "" if x is None else " ".join(x)))
-    return Table("decisions", caption, flat, pd.DataFrame(rows), note)
+    cells = pd.DataFrame(rows)
+    if len(cells) == 1:
+        cells = cells.drop(columns=["network", "environments"])
+    return Table("decisions", caption, flat, cells, note)
 
 
 def crossing_table(bench: Bench) -> Table:
@@ -308,7 +310,7 @@ def answer_section(bench: Bench, environments: dict[str, Environment]) -> Sectio
         blocks += training_bars(bench, looks) + curve_plots(bench, "seconds", looks)
     lines, crossings = study.lines(bench), study.clear(study.crossings(bench))
     if len(lines):
-        figure = figures.answer(lines, study.measured(bench), crossings, looks)
+        figure = figures.answer(lines, study.measured(bench), study.apart(crossings), looks)
         caption = (
             "Seconds from the start of the process against iterations: a line begins at the "
             "startup and rises by a steady iteration each."
@@ -326,7 +328,8 @@ def answer_lines(bench: Bench, environments: dict[str, Environment]) -> list[str
         columns = tuple(f"{name}_{x}" for x in Interval._fields)
         if columns[1] in frame:
             found += readings.ratios(frame, bench.baseline, words, columns)
-    return [*found, *readings.crossings(bench), readings.noise(bench)]
+    found += [*readings.crossings(bench), readings.noise(bench)]
+    return [x for x in found if x]
 
 
 def training_bars(bench: Bench, looks: dict[str, Look]) -> list[Block]:
@@ -339,7 +342,7 @@ def training_bars(bench: Bench, looks: dict[str, Look]) -> list[Block]:
     runs = runs[runs["num_iterations"] == frame["length"].iloc[0]]
     figure = figures.bars(frame, names, "s", looks, runs[["size", "mode", "seconds"]])
     length = counted(frame["length"], "iteration")
-    return [Plot("trainings", figure, f"Where the seconds of {length} go; dots: runs")]
+    return [Plot("trainings", figure, f"Where the seconds of {length} go; rings: runs")]
 
 
 def decision_section(bench: Bench) -> Section | None:
@@ -396,7 +399,9 @@ def compile_section(bench: Bench) -> Section | None:
     if table.frame.empty:
         return None
     names = {"steady": "a steady iteration", "first": "iteration 0"}
-    titles = [f"{names[x]}, {y} network" for x, y in table.frame[["value", "size"]].to_numpy()]
+    sizes = list(table.frame["size"])
+    values = [names[x] for x in table.frame["value"]]
+    titles = [x + readings.of_size(y, sizes) for x, y in zip(values, sizes, strict=True)]
     rows = table.frame.assign(panel=titles, row=table.frame["mode"])
     rows = rows.sort_values("value", ascending=False, kind="stable")
     looks = looks_of(pd.concat([bench.runs, bench.synced]))
@@ -420,7 +425,7 @@ def curve_plots(bench: Bench, axis: str, looks: dict[str, Look]) -> list[Block]:
 
 def learning_section(bench: Bench, environments: dict[str, Environment]) -> Section:
     looks, table = looks_of(bench.runs), learning.returns(bench, environments)
-    blocks: list[Block] = [Text(readings.learned(table, bench, environments))]
+    blocks: list[Block] = [Text(readings.learned(table, bench))]
     if not is_lone(bench):
         blocks += curve_plots(bench, "seconds", looks)
     blocks += curve_plots(bench, "steps", looks)

@@ -202,6 +202,19 @@ def clear(table: pd.DataFrame) -> pd.DataFrame:
     return table[(table["low"] > 1) & np.isfinite(table["high"])]
 
 
+def apart(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the crossings that can be told apart in a figure: of those close by, the first."""
+    kept: list[dict[str, Any]] = []
+    for row in table.to_dict("records"):
+        near = [
+            x["size"] == row["size"]
+            and max(abs(np.log(x[name] / row[name])) for name in ("iterations", "seconds")) < 0.4
+            for x in kept
+        ]
+        kept += [] if any(near) else [row]
+    return pd.DataFrame(kept, columns=table.columns)
+
+
 # === A decision by case =========================================================================
 def decisions(bench: Bench) -> pd.DataFrame:
     """Return which mode is done first, by model size, environments' cost and budget of steps.
@@ -326,9 +339,9 @@ def trainings(bench: Bench) -> pd.DataFrame:
         whole = whole.dropna(subset=["process"])
         for mode in mode_order(whole["mode"]):
             row = {"size": size, "mode": mode, "length": whole["num_iterations"].iloc[0]}
-            row |= split(whole, mode, "startup", PARTS)
-            row["process"] = seconds_of(whole, mode, "process")
-            rows.append(row | {"rest": row["process"] - row["startup"]})
+            parts = split(whole, mode, "startup", PARTS)
+            seconds = seconds_of(whole, mode, "process")
+            rows.append(row | parts | {"rest": seconds - parts["startup"], "process": seconds})
     return pd.DataFrame(rows, columns=["size", "mode", "length", *PARTS, "rest", "process"])
 
 

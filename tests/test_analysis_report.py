@@ -145,7 +145,8 @@ def test_runs_too_short_for_a_steady_state_are_reported(tmp_path, iterations, sy
 
 def test_runs_in_which_no_episode_ended_are_reported(tmp_path):
     info = run_info(env_id="Freeway-MinAtar")
-    write_run(tmp_path, info, metrics_rows(info, np.full(12, 0.1), np.full(12, np.nan)))
+    rows = metrics_rows(info, np.full(12, 0.1), np.full(12, np.nan))
+    write_run(tmp_path, info, [row | {"charts/episodes": 0.0} for row in rows])
     assert "No episode ended in Freeway-MinAtar" in section(report_of(tmp_path), "Learning")
 
 
