@@ -521,8 +521,9 @@ def draw_rows(
     if ALL in places and len(places) > 1:
         axes.axhline(places[ALL] - 0.65, color=DARK, linewidth=0.9)
     columns = rows[["row", "mode", "estimate", "low", "high"]]
+    height = 0.84 if rows.duplicated("row").any() else 0  # of a row with several modes
     for name, mode, *interval in columns.itertuples(index=False, name=None):
-        y = places[name] + 0.84 * ((list(looks).index(mode) + 0.5) / len(looks) - 0.5)
+        y = places[name] + height * ((list(looks).index(mode) + 0.5) / len(looks) - 0.5)
         look = looks[mode]._replace(marker="D") if name == ALL else looks[mode]
         draw_interval(axes, y, *interval, look)
 
@@ -559,7 +560,7 @@ def forest(
             axes.axvspan(*band, color=MARGIN, linewidth=0, zorder=0.5)
         draw_rows(axes, rows[rows["panel"] == panel], places, {x: looks[x] for x in modes})
     figure.supxlabel(short(xlabel, 110), fontsize=9)
-    entries = [(looks[mode].key(line="-"), short(mode)) for mode in modes]
+    entries = [(looks[mode].key(line="-"), short(mode, 60)) for mode in modes]
     if rows[["low", "high"]].isna().any(axis=None):
         hollow = Line2D([], [], color=GREY, linestyle="", marker="o", mfc="white", markersize=5)
         entries.append((hollow, "hollow: no interval"))
@@ -571,10 +572,14 @@ def forest(
 
 # === Curves =====================================================================================
 def mean_curve(runs: list[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean over runs in at most 200 points, from where all have begun to the first end.
+    """Return the mean over runs: point by point, of both x and y, if all have equally many.
 
-    Beyond, it would jump as runs come and go. Between its points a run is taken to be straight.
+    Otherwise it goes in at most 200 points from where all have begun to the first end: beyond, it
+    would jump as runs come and go. Between its points a run is taken to be straight.
     """
+    if len({len(run) for run in runs}) == 1:
+        x, y = (np.mean([run[name].to_numpy() for run in runs], axis=0) for name in ("x", "y"))
+        return x, y
     start, end = max(run["x"].min() for run in runs), min(run["x"].max() for run in runs)
     grid = np.unique(np.concatenate([run["x"] for run in runs]))
     grid = grid[(grid >= start) & (grid <= end)]

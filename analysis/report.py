@@ -494,8 +494,9 @@ def platform_section(several: Sequence[Bench], request: Request) -> Section | No
     if frame.empty:
         return Section("Platforms", [Text(f"No run was made alike on {readings.join(platforms)}.")])
     label = f"A steady iteration: times as long as on {baseline}"
-    rows = panels(frame[frame["value"] == "steady"]).rename(columns={"mode": "row"})
-    rows = rows.rename(columns={"platform": "mode"})
+    rows = panels(frame[frame["value"] == "steady"])
+    names = [f"{x}, {y}" if y else x for x, y in zip(rows["mode"], rows["settings"], strict=True)]
+    rows = rows.assign(row=names, mode=rows["platform"])
     looks = figures.looks(pd.DataFrame({"mode": platforms, "framework": platforms}))
     blocks: list[Block] = []
     if len(rows):
@@ -507,6 +508,7 @@ def platform_section(several: Sequence[Bench], request: Request) -> Section | No
 def contender_table(name: str, caption: str, frame: pd.DataFrame, contender: str) -> Table:
     names = {"startup": "startup", "steady": "steady iteration", "process": "whole training"}
     columns = {contender: text(contender)} if frame[contender].nunique() > 1 else {}
+    columns |= {"hyperparameters": text("settings")} if frame["settings"].nunique() > 1 else {}
     columns |= model(frame) | ({"environment": text("env_id")} if "env_id" in frame else {})
     columns |= {
         "script": text("mode"),
