@@ -43,14 +43,21 @@ def benches(data: Data, baseline: str | None = None) -> list[Bench]:
 
 def describe_benches(groups: Sequence[pd.DataFrame]) -> list[str]:
     """Return each group's platform and, of its hyperparameters, those that the groups differ in."""
-    settings = [as_object(x["settings"].iloc[0]) for x in groups]
-    names = sorted({name for x in settings for name in x})
-    differ = [x for x in names if len({json.dumps(y.get(x)) for y in settings}) > 1]
-    titles = []
-    for group, own in zip(groups, settings, strict=True):
-        platform = group["platform"].iloc[0] or "platform not named"
-        titles.append(", ".join([platform, *(f"{x} {own[x]}" for x in differ if x in own)]))
-    return titles
+    texts = [x["settings"].iloc[0] for x in groups]
+    platforms = [x["platform"].iloc[0] or "platform not named" for x in groups]
+    names = differences(texts)
+    return [", ".join(filter(None, [x, names[y]])) for x, y in zip(platforms, texts, strict=True)]
+
+
+def differences(texts: Sequence[str]) -> dict[str, str]:
+    """Return each text of hyperparameters and, in words, those that the texts differ in."""
+    settings = {text: as_object(text) for text in texts}
+    names = sorted({name for x in settings.values() for name in x})
+    differ = [x for x in names if len({json.dumps(y.get(x)) for y in settings.values()}) > 1]
+    return {
+        text: ", ".join(f"{x} {own[x]}" for x in differ if x in own)
+        for text, own in settings.items()
+    }
 
 
 def as_object(settings: str) -> dict[str, Any]:

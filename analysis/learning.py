@@ -38,7 +38,7 @@ def load_environments(path: str | Path = ENVIRONMENTS) -> dict[str, Environment]
 
 def score(value: float, environment: Environment | None) -> float:
     """Return where a return lies between the untrained agent's, 0, and the reference, 1."""
-    if environment is None:
+    if environment is None or environment.untrained == environment.reference:
         return np.nan
     return (value - environment.untrained) / (environment.reference - environment.untrained)
 

@@ -52,7 +52,7 @@ def interval(estimate: float, low: float, high: float) -> str:
 
 
 def of_size(size: str, sizes: Sequence[str]) -> str:
-    return f" with the {size} network" if len(sizes) > 1 else ""
+    return f" with the {size} network" if len(set(sizes)) > 1 else ""
 
 
 # === Durations ==================================================================================
@@ -354,8 +354,8 @@ def duration(seconds: float) -> str:
 
 def spent(runs: pd.DataFrame) -> str:
     """Say how long all runs took."""
-    seconds = duration(runs["process"].sum())
-    return f"{counted([len(runs)], 'run')} took {seconds} in all."
+    seconds = runs["process"].dropna()
+    return f"{counted([len(seconds)], 'run')} took {duration(seconds.sum())} in all."
 
 
 def scope(runs: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.bench import Bench, in_order, mode_order, shared, size_order, timed
+from analysis.bench import Bench, differences, in_order, mode_order, shared, size_order, timed
 from analysis.learning import Environment, learned, scores
 from analysis.runs import PARTS
 
@@ -394,11 +394,13 @@ def contenders(
 ) -> pd.DataFrame:
     """Return how long each platform, or other contender, takes over the baseline.
 
-    Columns: contender, value (startup, steady or process), those of by, and stats.compare()'s.
+    Columns: contender, value (startup, steady or process), settings (what they differ in), those of
+    by, and stats.compare()'s.
     """
-    runs = timed(runs)
+    names = differences(list(dict.fromkeys(runs["settings"])))
+    runs = timed(runs).assign(settings=runs["settings"].map(names))
     parts = [
-        stats.compare(runs, value, baseline, contender, by).assign(value=value)
+        stats.compare(runs, value, baseline, contender, ("settings", *by)).assign(value=value)
         for value in ("startup", "steady", "process")
     ]
     return in_order(pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True))
