@@ -33,7 +33,6 @@ IDENTITY = (
     *("mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"),
 )
 PARTS = ("imports", "setup", "first")  # of startup
-OWN = tuple(x._replace(source="") for x in RUNS)  # by their own names
 SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
@@ -232,14 +231,16 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
     for record in records:
         try:
             row = describe(record, check_run(record))
-            schema.check(row, OWN, ())  # sums, too, must be what a study can hold
+            check_row(row, ())  # sums, too, must be what a study can hold
         except (ValueError, RecursionError) as error:
             left_out[record.run] = str(error)
         else:
             rows.append(row)
             metrics += [{"run": record.run} | row for row in record.metrics]
-    runs = fill(pd.DataFrame(rows, columns=None if rows else ["run"]))
-    iterations = schema.complete(pd.DataFrame(metrics), ITERATIONS)
+    # As objects, since text that is not clean yet may be more than pandas can hold.
+    runs = fill(pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object))
+    metrics = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
+    iterations = schema.complete(metrics, ITERATIONS)
     stopped = iterations["run"].isin(runs.loc[runs["resumed"], "run"])
     iterations.loc[stopped, list(SPEEDS)] = float("nan")
     return Data(runs, iterations, left_out)
@@ -350,10 +351,12 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
 
 def describe_platform(values: dict[str, Any]) -> str:
     """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores": what durations depend on."""
-    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", values.get("cpu", "unknown CPU")).strip()
-    gpu = [values["device"], f"driver {values.get('driver')}"] if values["device"] != "cpu" else []
-    system = "WSL2" if "microsoft" in values["os"].lower() else values["os"].split("-")[0]
-    return ", ".join([system, *gpu, cpu, f"{values.get('cores')} cores"])
+    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", values.get("cpu", "")).strip()
+    parts = ["WSL2" if "microsoft" in values["os"].lower() else values["os"].split("-")[0]]
+    if values["device"] != "cpu":
+        parts += [values["device"], f"driver {values.get('driver', 'unknown')}"]
+    cores = [f"{values['cores']} cores"] if "cores" in values else []
+    return ", ".join([*parts, cpu or "unknown processor", *cores])
 
 
 def measure(record: Record) -> dict[str, float]:
@@ -440,7 +443,8 @@ def read_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
         if not path.is_file():
             raise ValueError("it is not there, or not a file")
         if path.suffix == ".parquet":
-            table = pd.read_parquet(path).reset_index()  # an index may be a column: `run`
+            with path.open("rb") as file:
+                table = pd.read_parquet(file).reset_index()  # an index may be a column: `run`
         else:
             table = pd.read_csv(path, dtype="str", keep_default_na=False).replace("", None)
             if not isinstance(table.index, pd.RangeIndex):
@@ -471,7 +475,7 @@ def read_rows(table: pd.DataFrame, prefix: str) -> tuple[pd.DataFrame, dict[str,
 
 def check_row(row: dict[str, Any], names: Container[str]) -> None:
     """Raise ValueError, with one reason, for a row of a table that is no run."""
-    schema.check(row, OWN, ())
+    schema.check(row, [x._replace(source="") for x in RUNS], ())
     for column in RUNS:
         if column.must == "table" and column.kind == "text" and not row[column.name]:
             raise ValueError(f"{column.name} is missing")
