@@ -308,7 +308,7 @@ def answer_section(bench: Bench, environments: dict[str, Environment]) -> Sectio
     blocks: list[Block] = [table]
     if is_lone(bench):
         blocks += training_bars(bench, looks) + curve_plots(bench, "seconds", looks)
-    lines, crossings = study.lines(bench), study.clear(study.crossings(bench))
+    lines, crossings = study.lines(bench), study.clear(study.crossings(study.drawn(bench)))
     if len(lines):
         figure = figures.answer(lines, study.measured(bench), study.apart(crossings), looks)
         caption = (
@@ -523,7 +523,9 @@ def contender_table(name: str, caption: str, frame: pd.DataFrame, contender: str
 def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     """Compare two sets of results, cell by cell: the time of `runs` over that of `old`."""
     both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
-    both = both[both["sync"] == both["sync"].all()].assign(platform="")
+    both = both[both["sync"] == both["sync"].all()]
+    if runs["platform"].nunique() == old["platform"].nunique() == 1:
+        both = both.assign(platform="")  # a machine and another, or the same by another name
     frame = study.contenders(both, "set", "old")
     if frame.empty:
         text = "No cell with the same settings is in both."

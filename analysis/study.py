@@ -115,13 +115,19 @@ def mean_curve(logs: pd.DataFrame, confidence: float = stats.CONFIDENCE) -> stat
     return stats.mean_interval(logs.to_numpy(), envs, confidence)
 
 
+def drawn(bench: Bench) -> Bench:
+    """Return the bench with the runs behind its lines: in environments that every mode has."""
+    runs = timed(bench.runs).dropna(subset=["startup", "steady"])
+    sizes = [shared(runs[runs["size"] == size]) for size in size_order(runs["size"])]
+    return bench._replace(runs=pd.concat([runs.head(0), *sizes]))
+
+
 def lines(bench: Bench) -> pd.DataFrame:
     """Return seconds against iterations: size, mode, iterations, estimate, low, high."""
-    parts = []
+    parts, bench = [], drawn(bench)
     for size in size_order(bench.runs["size"]):
         runs = bench.runs[bench.runs["size"] == size]
         iterations = np.geomspace(1, max([1000, *3 * runs["num_iterations"].dropna()]), 60)
-        runs = shared(timed(runs).dropna(subset=["startup", "steady"]))
         for mode, logs in curves(runs, iterations).items():
             interval = stats.Interval(*np.exp(mean_curve(logs)))
             part = {"size": size, "mode": mode, "iterations": iterations}
@@ -135,11 +141,10 @@ def measured(bench: Bench) -> pd.DataFrame:
 
     Columns: size, mode, iterations, seconds.
     """
-    rows = []
+    rows, bench = [], drawn(bench)
     ends = bench.iterations.set_index(["run", "iteration"])["time/elapsed"].dropna()
     for size in size_order(bench.runs["size"]):
-        runs = timed(bench.runs[bench.runs["size"] == size]).dropna(subset=["startup", "steady"])
-        runs = shared(runs)
+        runs = bench.runs[bench.runs["size"] == size]
         length = runs["num_iterations"].min()
         at = pd.MultiIndex.from_product([runs["run"], [length - 1]])
         seconds = runs["imports"] + ends.reindex(at).to_numpy()

@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 from made_up import CACHED, COMPILE, LINEN, NNX, TORCH, grid, only_bench, table
 
-from analysis import bench, stats, study
+from analysis import bench, report, stats, study
 from analysis.learning import load_environments
+from analysis.render import Table
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -172,6 +173,19 @@ def test_lines_are_exact_and_their_bands_those_of_the_logarithms():
     longer = study.lines(only_bench(grid(THREE, length=2000)))
     assert longer["iterations"].max() == pytest.approx(6000)
     assert longer["low"].isna().all()  # of a single run
+
+
+def test_what_is_drawn_is_of_the_environments_that_every_mode_has():
+    """A crossing that is marked in the figure lies on its lines, whatever else was run."""
+    dear = {mode: (9 * startup, steady) for mode, (startup, steady) in TWO.items()}
+    runs = pd.concat([grid(THREE, ENVS[:1], repeats=2), grid(dear, ENVS[1:], repeats=2)])
+    made = study.drawn(only_bench(runs))
+    assert set(made.runs["env_id"]) == {ENVS[0]}
+    assert study.lines(only_bench(runs)).equals(study.lines(made))
+    cell = by(study.crossings(made), "sooner", "later")[TORCH, COMPILE]
+    assert (cell["iterations"], cell["seconds"]) == pytest.approx((9, 24), rel=1e-3)
+    every = by(study.crossings(only_bench(runs)), "sooner", "later")[TORCH, COMPILE]
+    assert every["iterations"] > 10
 
 
 def test_measured_trainings_are_of_the_length_that_all_reached():
@@ -517,6 +531,18 @@ def test_platforms_are_compared_within_each_set_of_hyperparameters():
     assert found["num_envs 32", "steady"]["estimate"] == pytest.approx(3)
     assert found["num_envs 4096", "steady"]["estimate"] == pytest.approx(1 / 3)
     assert set(study.contenders(pd.concat(parts[:2]), "platform", "here")["settings"]) == {""}
+
+
+def test_other_results_are_compared_on_the_same_platform_if_there_are_several():
+    """A faster GPU beside the processor is no progress on either."""
+    old, new = grid(TWO, repeats=2), grid(TWO, repeats=2, noise=0.001)
+    quick = {mode: (startup / 9, steady / 9) for mode, (startup, steady) in TWO.items()}
+    both = pd.concat([new, grid(quick, repeats=2, platform="GPU")])
+    [table] = [x for x in report.against_section(both, old).blocks if isinstance(x, Table)][:1]
+    assert table.frame["estimate"].tolist() == pytest.approx([1] * 6, rel=0.01)
+    elsewhere = new.assign(platform="another name")
+    [table] = [x for x in report.against_section(elsewhere, old).blocks if isinstance(x, Table)][:1]
+    assert table.frame["estimate"].tolist() == pytest.approx([1] * 6, rel=0.01)
 
 
 def test_platforms_that_share_nothing_have_an_empty_table():
