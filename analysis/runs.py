@@ -418,22 +418,22 @@ def load_table(path: Path, name: str) -> Data:
     """
     table = read_table(path, RUNS)
     prefix = f"{name}/" if name else ""
-    runs, left_out = read_rows(table, prefix)
+    is_study = path.name in TABLES
+    iterations = load_table_of_iterations(path.parent, prefix) if is_study else pd.DataFrame()
+    iterations = schema.complete(iterations, ITERATIONS)
+    runs, left_out = read_rows(table, prefix, iterations)
     runs, notes = drop_repeats(runs, path.name)
     for column, parts in SUMS.items():
         known = known_parts(runs, parts)
         if column not in table and known != parts and runs[column].notna().any():
             notes.append(f"{path.name} has no {column}, so {' + '.join(known)} stands for it")
-    iterations = pd.DataFrame()
-    if path.name in TABLES:
-        iterations = load_table_of_iterations(path.parent, prefix)
+    strangers = set(iterations["run"]) - set(runs["run"])
+    if strangers:
+        notes.append(f"{path.name} lacks {len(strangers)} runs of which there are iterations")
+    if is_study:
         others, more = load_about(path.parent / "about.json")
         left_out |= {f"{prefix}{run}": reason for run, reason in others.items()}
         notes += more
-    iterations = schema.complete(iterations, ITERATIONS)
-    strangers = set(iterations["run"]) - set(runs["run"])
-    if strangers:
-        notes.append(f"{len(strangers)} runs of its iterations are not among those of {path.name}")
     return Data(runs, iterations, left_out, tuple(f"{name}: {x}" if name else x for x in notes))
 
 
@@ -458,12 +458,15 @@ def read_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
     return table
 
 
-def read_rows(table: pd.DataFrame, prefix: str) -> tuple[pd.DataFrame, dict[str, str]]:
+def read_rows(
+    table: pd.DataFrame, prefix: str, iterations: pd.DataFrame
+) -> tuple[pd.DataFrame, dict[str, str]]:
     """Return the rows that are runs, checked and filled in, and why others are left out."""
-    rows, left_out = {}, {}
+    rows, left_out, known = {}, {}, of_iterations(iterations)
     for i, cells in enumerate(table.to_dict("records"), 1):
         row = {x.name: schema.from_table(cells.get(x.name), x.kind) for x in RUNS}
         name, row["run"] = row["run"], schema.clean(prefix + (row["run"] or f"row {i}"))
+        row |= {x: y for x, y in known.get(row["run"], {}).items() if row[x] is None}
         try:
             check_row(row, rows)
         except ValueError as error:
@@ -471,6 +474,15 @@ def read_rows(table: pd.DataFrame, prefix: str) -> tuple[pd.DataFrame, dict[str,
         else:
             rows[row["run"]] = row
     return fill(pd.DataFrame(list(rows.values()), columns=[x.name for x in RUNS])), left_out
+
+
+def of_iterations(iterations: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return, by run, what a table of runs may leave to that of iterations."""
+    groups = iterations.sort_values("iteration").groupby("run")
+    returns = groups["charts/episodic_return"]
+    columns = {"final_return": returns.last(), "best_return": returns.max()}
+    table = pd.DataFrame(columns | {"num_iterations": groups["iteration"].max() + 1})
+    return {str(run): row for run, row in table.to_dict("index").items()}
 
 
 def check_row(row: dict[str, Any], names: Container[str]) -> None:
@@ -493,8 +505,8 @@ def drop_repeats(runs: pd.DataFrame, name: str) -> tuple[pd.DataFrame, list[str]
     """
     if runs["repeat"].notna().all() and not runs.duplicated(list(IDENTITY)).any():
         return runs, []
-    why = "are not unique" if runs["repeat"].notna().all() else "are missing"
-    note = f"the repeats of {name} {why}, so its runs were numbered in the order of their rows"
+    what = "repeats that are not unique" if runs["repeat"].notna().all() else "no repeats"
+    note = f"{name} has {what}, so its runs were numbered in the order of their rows"
     return runs.assign(repeat=float("nan")), [note]
 
 

@@ -101,7 +101,8 @@ RUNS = (
     Column(
         "num_iterations",
         "count",
-        "iterations; needed by `total`, `process` and returns, which compare only if it is equal",
+        "iterations; needed by `total`, `process` and returns, which compare only if it is equal; "
+        "if missing, from the table of iterations",
     ),
     Column("batch_size", "count", "environment steps per iteration"),
     Column("cores", "number", "physical cores", "cores"),
@@ -141,8 +142,13 @@ RUNS = (
             ("steady", "mean of iterations 8 and later"),
         )
     ),
-    Column("final_return", "number", "mean return in the last iteration that ended an episode"),
-    Column("best_return", "number", "highest mean return of any iteration"),
+    Column(
+        "final_return",
+        "number",
+        "mean return in the last iteration that ended an episode; if missing, from the table of "
+        "iterations",
+    ),
+    Column("best_return", "number", "highest mean return of any iteration; likewise"),
     Column("peak_host_bytes", "number", "most memory used, in bytes", "peak_host_bytes", "run"),
     Column("peak_device_bytes", "number", "the same on the GPU", "peak_device_bytes"),
 )

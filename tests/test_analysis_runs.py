@@ -677,7 +677,9 @@ def test_wandb_without_key_project_or_good_name_is_one_sentence(server, tmp_path
 
     assert "Could not find project nowhere" in report("wandb:team/nowhere")
     assert "API key" in report("wandb:team/project", WANDB_API_KEY="")
-    assert "wandb:entity/project" in report("wandb:project")
+    for name in ("project", "a/b/c", "", "a/"):
+        with pytest.raises(SourceError, match=f"wandb:entity/project, not wandb:{name}$"):
+            load(f"wandb:{name}")
 
 
 def test_wandb_never_asks_for_a_key_on_a_terminal(tmp_path):
