@@ -5,6 +5,8 @@ A bench is all runs of one platform and one set of hyperparameters.
 
 import json
 from collections.abc import Sequence
+from itertools import combinations
+from math import comb
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,9 +108,19 @@ def timed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs in environments that have every mode, which may be none.
+    """Return the runs of some modes in environments that have all of these, which may be none.
 
-    Means over environments may be compared only if they are the same ones.
+    Means over environments may be compared only if they are the same ones. Where a mode lacks some,
+    they are left out or the mode is, whichever leaves more pairs of modes to compare.
     """
-    counts = runs.groupby("env_id")["mode"].transform("nunique")
-    return runs[counts == runs["mode"].nunique()]
+    envs = [set(x) for _, x in runs.groupby("mode")["env_id"]]
+    if len(envs) < 2:
+        return runs
+    choices = [set.intersection(*envs), *(a & b for a, b in combinations(envs, 2))]
+
+    def pairs(choice: set[str]) -> int:
+        return len(choice) * comb(sum(choice <= x for x in envs), 2)
+
+    best = max(choices, key=pairs)
+    part = runs[runs["env_id"].isin(best)]
+    return part[part.groupby("mode")["env_id"].transform("nunique") == len(best)]

@@ -292,20 +292,23 @@ def limits(runs: pd.DataFrame, several: Sequence[Bench]) -> list[str]:
 
 
 def apart(several: Sequence[Bench]) -> list[str]:
-    """Say where the seconds of scripts are not of all environments, or not of the same."""
+    """Say where the seconds of scripts are not of all environments, or not of all scripts."""
     lines = []
     for bench in several:
         runs, sizes = timed(bench.runs), size_order(bench.runs["size"])
         of = f" of {bench.title}" if len(several) > 1 else ""
         for size in sizes:
-            part = runs[runs["size"] == size]
-            every, common = part["env_id"].nunique(), shared(part)["env_id"].nunique()
-            where = f"{of_size(size, sizes)}{of}"
-            if 0 < common < every:
-                envs = f"the {common} of {every} environments that every script has"
-                lines.append(f"Seconds{where} are over {envs}.")
-            elif common < every:
-                lines.append(f"No environment has every script{where}: seconds do not compare.")
+            part, where = runs[runs["size"] == size], f"{of_size(size, sizes)}{of}"
+            same, every = shared(part), part["env_id"].nunique()
+            lacking = mode_order(set(part["mode"]) - set(same["mode"]))
+            if same.empty and len(part):
+                lines.append(f"No environment has two scripts{where}: seconds do not compare.")
+            elif same["env_id"].nunique() < every:
+                envs = f"the {same['env_id'].nunique()} of {every} environments that scripts share"
+                lines.append(f"Seconds and decisions{where} are over {envs}.")
+            if len(same) and lacking:
+                text = "was run in too few environments to be among the seconds and decisions"
+                lines += [f"{x} {text}{where}." for x in lacking]
     return lines
 
 

@@ -74,7 +74,7 @@ def return_of(runs: pd.DataFrame, mode: str) -> float:
 
 
 def cells_of(runs: pd.DataFrame, mode: str, value: str) -> pd.DataFrame:
-    """Return a mode's runs with a duration, in the environments that every mode has, if any."""
+    """Return a mode's runs with a duration, in environments shared() by modes, or else in all."""
     known = timed(runs).dropna(subset=[value])
     common = shared(known)
     known = common if len(common) else known
@@ -116,7 +116,7 @@ def mean_curve(logs: pd.DataFrame, confidence: float = stats.CONFIDENCE) -> stat
 
 
 def drawn(bench: Bench) -> Bench:
-    """Return the bench with the runs behind its lines: in environments that every mode has."""
+    """Return the bench with the runs behind its lines: in environments that its modes share."""
     runs = timed(bench.runs).dropna(subset=["startup", "steady"])
     sizes = [shared(runs[runs["size"] == size]) for size in size_order(runs["size"])]
     return bench._replace(runs=pd.concat([runs.head(0), *sizes]))
@@ -431,7 +431,7 @@ def memory(bench: Bench) -> pd.DataFrame:
     runs = timed(bench.runs)
     parts = [shared(runs[runs["size"] == size]) for size in size_order(runs["size"])]
     groups = pd.concat([runs.head(0), *parts]).groupby(["size", "mode"])
-    table = groups[["peak_host_bytes", "peak_device_bytes"]].max()
+    table = groups[["peak_host_bytes", "peak_device_bytes"]].max().dropna(how="all")
     return in_order(table.reset_index())
 
 

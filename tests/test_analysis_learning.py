@@ -584,13 +584,22 @@ def test_limits_say_what_repeats_cannot_see():
 
 
 def test_limits_name_environments_that_not_every_script_has():
-    assert "that every script has" not in limits(grid(TWO, ENVS))
-    some = grid(THREE, ENVS).query("mode != @TORCH or env_id == @CARTPOLE")
-    assert "Seconds are over the 1 of 3 environments that every script has." in limits(some)
+    assert "Seconds" not in limits(grid(TWO, ENVS)) and "too few" not in limits(grid(TWO, ENVS))
+    some = grid(THREE, ENVS).query("mode != @TORCH or env_id != @CARTPOLE")
+    expected = "Seconds and decisions are over the 2 of 3 environments that scripts share."
+    assert expected in limits(some)
+    stray = grid({NNX: (6.0, 1.0)}, ENVS[:1])
+    text = limits(grid(THREE, ENVS), stray)
+    assert "ppo_nnx was run in too few environments to be among the seconds and decisions." in text
+    assert "scripts share" not in text
     apart = [grid({LINEN: (6.0, 1.0)}, ENVS[:1]), grid({TORCH: (8.0, 2.0)}, ENVS[1:])]
-    assert "No environment has every script: seconds do not compare." in limits(*apart)
+    assert "No environment has two scripts: seconds do not compare." in limits(*apart)
     there = [x.assign(platform="there", run=x["run"] + "!") for x in apart]
-    assert "every script of there: seconds" in limits(grid(TWO, ENVS), *there)
+    assert "two scripts of there: seconds" in limits(grid(TWO, ENVS), *there)
+    assert "share" not in limits(grid({LINEN: (6.0, 1.0)}, ENVS))
+    large = grid({NNX: (6.0, 1.0)}, ENVS[:1], size="large")
+    both = limits(grid(THREE, ENVS), grid(THREE, ENVS, size="large"), large)
+    assert "seconds and decisions with the large network." in both
 
 
 # === Anomalies ==================================================================================

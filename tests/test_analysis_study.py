@@ -78,6 +78,38 @@ def test_modes_without_an_environment_in_common_are_not_compared():
         assert what(made).empty, what.__name__
 
 
+def test_a_stray_run_does_not_take_the_environments_from_all_others():
+    """A mode is left out where that leaves more pairs of modes to compare than its environments."""
+    runs = grid(THREE, ENVS, repeats=2, noise=0.1)
+    stray = grid({NNX: (6.0, 0.1)}, ENVS[:1])
+    made, alone = only_bench(pd.concat([runs, stray])), only_bench(runs)
+    found = by(study.summary(made, KNOWN), "mode")
+    expected = by(study.summary(alone, KNOWN), "mode")
+    for mode in THREE:
+        assert found[mode] == pytest.approx(expected[mode], nan_ok=True)
+    assert np.isnan(found[NNX]["steady"]) and found[NNX]["environments"] == 0
+    assert found[NNX]["steady_estimate"] > 0 and np.isnan(found[NNX]["steady_low"])
+    for what in (study.lines, study.decisions, study.measured):
+        assert what(made).equals(what(alone)), what.__name__
+
+
+def test_modes_share_environments_so_that_most_pairs_compare():
+    def kept(**envs):
+        rows = [{"mode": mode, "env_id": env} for mode, own in envs.items() for env in own]
+        part = bench.shared(table(rows))
+        return {"".join(sorted(set(x["env_id"]))) for _, x in part.groupby("mode")}, set(
+            part["mode"]
+        )
+
+    assert kept(a="AB", b="AB") == ({"AB"}, {"a", "b"})
+    assert kept(a="ABCD", b="ABCD", c="ABC") == ({"ABC"}, {"a", "b", "c"})  # 3 times 3 over 4
+    assert kept(a="ABCD", b="ABCD", c="A") == ({"ABCD"}, {"a", "b"})  # 4 over 3 times 1
+    assert kept(a="ABC", b="BCD", c="CDE") == ({"C"}, {"a", "b", "c"})
+    assert kept(a="A", b="B", c="BC") == ({"B"}, {"b", "c"})
+    assert kept(a="A", b="B") == (set(), set())
+    assert kept(a="AB") == ({"AB"}, {"a"})
+
+
 def test_sizes_are_kept_apart_in_every_table():
     small = grid(THREE, ENVS, repeats=2)
     slower = {mode: (startup, 17 * steady) for mode, (startup, steady) in THREE.items()}
