@@ -112,7 +112,7 @@ def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
 
 def rename(data: Data, source: str) -> Data:
     """Return data whose runs' names begin with their source."""
-    runs, iterations = (x.assign(run=source + "/" + x["run"]) for x in data[:2])
+    runs, iterations = (x.assign(run=schema.clean(source) + "/" + x["run"]) for x in data[:2])
     left_out = {f"{source}/{name}": reason for name, reason in data.left_out.items()}
     return Data(runs, iterations, left_out, tuple(f"{source}: {x}" for x in data.notes))
 
@@ -251,9 +251,7 @@ def merge(parts: Sequence[Data]) -> Data:
     runs, iterations = (pd.concat([part[i] for part in parts], ignore_index=True) for i in (0, 1))
     left_out = {name: reason for part in parts for name, reason in part.left_out.items()}
     twice = runs.duplicated("run")  # as where a folder is given, and one within it
-    left_out |= dict.fromkeys(
-        runs.loc[twice, "run"], "its name is there twice, and the first counts"
-    )
+    left_out |= dict.fromkeys(runs.loc[twice, "run"], "its name is there twice: the first counts")
     runs = number_repeats(runs[~twice])
     started = pd.to_datetime(runs["started"], format="ISO8601", utc=True, errors="coerce")
     # A run without a stop has all that a resumed one has, and durations: old or not, it counts.
@@ -261,11 +259,13 @@ def merge(parts: Sequence[Data]) -> Data:
         ["resumed", "started"], ascending=[False, True], kind="stable", na_position="first"
     )
     copies = order.index[order.duplicated(list(IDENTITY), keep="last")]
-    better = order.groupby(list(IDENTITY), dropna=False)[["run", "resumed"]].transform("last")
+    cells = order.groupby(list(IDENTITY), dropna=False)[["run", "resumed", "started"]]
+    better = cells.transform("last")
     for i in copies:
-        alike = better.at[i, "resumed"] == order.at[i, "resumed"]
-        why = "newer" if alike else "not a resumed one"
-        left_out[order.at[i, "run"]] = f"same settings as {better.at[i, 'run']}, which is {why}"
+        one, other = order.loc[i], better.loc[i]
+        why = "is newer" if other["started"] > one["started"] else "comes after it"
+        why = why if other["resumed"] == one["resumed"] else "is not a resumed one"
+        left_out[one["run"]] = f"same settings as {other['run']}, which {why}"
     runs = runs.drop(copies).sort_values("run", ignore_index=True)
     iterations = iterations[iterations["run"].isin(runs["run"])]
     iterations = iterations.drop_duplicates(["run", "iteration"], ignore_index=True)

@@ -234,6 +234,14 @@ def test_of_two_runs_with_the_same_settings_the_newer_counts(tmp_path):
     assert data.left_out == {f"b/{old.name}": f"same settings as a/{new.name}, which is newer"}
 
 
+def test_a_copy_is_left_out_and_not_called_newer(tmp_path):
+    run = write_plain(tmp_path)
+    shutil.copytree(run, tmp_path / "A")
+    data = load(tmp_path)
+    assert data.runs["run"].tolist() == [run.name]
+    assert data.left_out == {"A": f"same settings as {run.name}, which comes after it"}
+
+
 def test_runs_that_differ_in_what_they_did_are_all_kept(tmp_path):
     args = run_info()["args"]
     write_plain(tmp_path / "plain")
@@ -332,7 +340,7 @@ def test_a_source_within_another_counts_once(tmp_path):
     data = load([tmp_path, tmp_path / "a"])
     assert len(data.runs) == 1
     assert len(data.iterations) == 12
-    assert list(data.left_out.values()) == ["its name is there twice, and the first counts"]
+    assert list(data.left_out.values()) == ["its name is there twice: the first counts"]
 
 
 def test_of_runs_made_twice_in_two_sources_the_newer_counts(tmp_path):
@@ -432,6 +440,7 @@ def test_text_from_strangers_is_clean_once_loaded(tmp_path):
     assert all(x.isprintable() for pair in data.left_out.items() for x in pair)
     save(data, tmp_path / "study")
     assert_same(load(tmp_path / "study"), data)
+    assert len(load([os.fsdecode(folder), tmp_path / "study"]).runs) == 1
     with pytest.raises(SourceError) as error:
         load(os.fsdecode(folder + b"broken"))
     assert str(error.value).isprintable()
@@ -443,7 +452,7 @@ def test_runs_whose_names_look_the_same_are_not_mixed_up(tmp_path):
     data = load(tmp_path)
     assert data.runs["seed"].tolist() == [1]
     assert len(data.iterations) == 12
-    assert list(data.left_out.values()) == ["its name is there twice, and the first counts"]
+    assert list(data.left_out.values()) == ["its name is there twice: the first counts"]
 
 
 @pytest.mark.parametrize("file", ["run.json", "metrics.jsonl"])
