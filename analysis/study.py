@@ -178,7 +178,7 @@ def crossings(bench: Bench) -> pd.DataFrame:
             at = end_of(ratio.estimate > 0, ratio.estimate, grid)
             row = {"size": size, "sooner": sooner, "later": later, "iterations": at}
             if not np.isnan(ratio.low[0]):
-                row["low"] = end_of(np.minimum.accumulate(ratio.low > 0), ratio.low, grid)
+                row["low"] = end_of(ratio.low > 0, ratio.low, grid)
                 row["high"] = end_of(ratio.high >= 0, ratio.high, grid)
             seconds = mean_curve(found[later].loc[ratios.index]).estimate
             row["seconds"] = float(np.exp(np.interp(at, grid, seconds)))

@@ -38,18 +38,19 @@ def geometric(runs, mode, value, envs):
 # === The answer =================================================================================
 def test_the_summary_equals_direct_computation():
     runs = grid(THREE, ENVS, repeats=3, noise=0.1)
+    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # the first counts no more
     found = by(study.summary(only_bench(runs), KNOWN), "mode")
     assert list(found) == [LINEN, COMPILE, TORCH]
     for mode, row in found.items():
         for value in ("startup", "steady", "process"):
             assert row[value] == pytest.approx(geometric(runs, mode, value, ENVS)), (mode, value)
-        assert (row["size"], row["runs"], row["length"]) == ("small", 9, 100)
+        assert (row["size"], row["runs"], row["length"]) == ("small", 7, 100)
         assert row["environments"] == row["process_environments"] == 3
         for value in ("steady", "process"):
             assert row[f"{value}_estimate"] == pytest.approx(row[value] / found[LINEN][value])
     sides = runs[runs["mode"] == TORCH], runs[runs["mode"] == LINEN]
     torch, linen = (x.sort_values(["env_id", "repeat"])["steady"].to_numpy() for x in sides)
-    logs = stats.mean_interval(np.log(torch / linen), np.repeat(sorted(ENVS), 3).tolist())
+    logs = stats.mean_interval(np.log(torch / linen), sorted(runs[runs["mode"] == LINEN]["env_id"]))
     assert found[TORCH]["steady_low"] == pytest.approx(np.exp(logs.low))
     assert found[TORCH]["steady_high"] == pytest.approx(np.exp(logs.high))
     assert np.isnan(found[LINEN]["steady_low"])
@@ -65,6 +66,13 @@ def test_seconds_are_of_the_environments_that_all_modes_have():
     # A ratio is of all blocks that the two modes share.
     every = geometric(runs, COMPILE, "steady", ENVS) / geometric(runs, LINEN, "steady", ENVS)
     assert found[COMPILE]["steady_estimate"] == pytest.approx(every)
+
+
+def test_environments_are_counted_that_have_a_steady_iteration_if_any_has():
+    runs = grid(TWO, ENVS)
+    short = runs.assign(steady=runs["steady"].where(runs["env_id"] != ENVS[0]))
+    for frame, count in ((short, 2), (runs.assign(steady=np.nan), 3)):
+        assert set(study.summary(only_bench(frame), KNOWN)["environments"]) == {count}
 
 
 def test_modes_without_an_environment_in_common_are_not_compared():
@@ -277,6 +285,7 @@ def test_a_crossing_that_noise_does_not_rule_out_has_no_end():
     runs = grid(modes, ENVS, repeats=3, noise=0.05, seed=1)
     [row] = study.crossings(only_bench(runs)).to_dict("records")
     assert row["low"] > 1 and np.isinf(row["high"])
+    assert study.clear(pd.DataFrame([row])).empty
     alike = {LINEN: (6.0, 1.0), TORCH: (6.2, 0.5)}
     [row] = study.crossings(only_bench(grid(alike, ENVS, 3, noise=0.1, seed=3))).to_dict("records")
     assert row["low"] == 1 and np.isfinite(row["high"])
@@ -291,6 +300,14 @@ def test_a_mode_run_in_fewer_blocks_does_not_spoil_other_pairs():
     assert found[TORCH, COMPILE] == pytest.approx(pair[TORCH, COMPILE])
     assert set(found) == {(TORCH, COMPILE), (TORCH, LINEN)}
     assert np.isnan(found[TORCH, LINEN]["low"])
+
+
+def test_of_crossings_close_by_the_first_is_drawn():
+    rows = [("small", 10, 20), ("small", 11, 21), ("small", 10, 60), ("large", 10, 20)]
+    frame = pd.DataFrame(rows, columns=["size", "iterations", "seconds"])
+    kept = study.apart(frame)
+    assert list(kept.itertuples(index=False, name=None)) == [rows[0], *rows[2:]]
+    assert study.apart(frame.head(0)).empty
 
 
 def test_the_ends_of_a_crossing_are_found_on_wavy_curves_too():
@@ -650,8 +667,11 @@ def test_the_baseline_is_the_one_wanted_or_linen_or_what_there_is(wanted, modes,
 
 def test_tables_come_by_size_environment_and_mode():
     frame = pd.DataFrame(
-        {"size": ["9x9", "large", "small", "small"], "mode": [TORCH] * 3 + [LINEN]}
+        {"size": ["9x9", "large", "small", "small"], "mode": [LINEN, *[TORCH] * 3]}
     )
-    assert bench.in_order(frame)["size"].tolist() == ["small", "small", "large", "9x9"]
-    assert bench.in_order(frame)["mode"].tolist() == [LINEN, TORCH, TORCH, TORCH]
-    assert bench.mode_order(["b", TORCH, "a", LINEN]) == [LINEN, TORCH, "a", "b"]
+    frame["env_id"] = ["B", "B", "B", "A"]
+    found = bench.in_order(frame)
+    assert found["size"].tolist() == ["small", "small", "large", "9x9"]
+    assert found["env_id"].tolist() == ["B", "A", "B", "B"]  # as they came
+    frame = pd.DataFrame({"mode": ["b", TORCH, "a", LINEN]})
+    assert bench.in_order(frame)["mode"].tolist() == [LINEN, TORCH, "a", "b"]
