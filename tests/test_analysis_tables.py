@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fake_runs import ENVS, PLATFORMS, SIZES, foreign_iterations, foreign_runs, write_table
 
@@ -200,9 +202,13 @@ def test_repeats_of_several_tables_are_numbered_together(tmp_path):
     assert data.left_out == {}
     assert data.runs.groupby("mode")["repeat"].apply(sorted).tolist() == [[*range(1, 9)]] * 2
     modes = [table.assign(framework=name) for name, table in (("a", small()), ("b", small()))]
-    other = [write_table(tmp_path / f"{i}.csv", x.head(4)) for i, x in enumerate(modes)]
+    other = [write_table(tmp_path / f"mode{i}.csv", x.head(4)) for i, x in enumerate(modes)]
     for _, runs in load(other).runs.groupby("mode"):
         assert sorted(runs["repeat"]) == [1, 2, 3, 4]  # so that the two can be paired
+    known = write_table(tmp_path / "known.csv", small(repeat=[5, 6, 7, 8] * 2))
+    data = load([known, one])
+    assert data.left_out == {}
+    assert data.runs.groupby("mode")["repeat"].apply(sorted).tolist() == [[*range(5, 13)]] * 2
 
 
 # === What is missing or cannot be ===============================================================
@@ -377,6 +383,13 @@ def test_a_damaged_parquet_file_is_a_table_or_one_sentence(tmp_path):
             failed += 1
             assert "\n" not in str(error)
     assert failed > 20
+
+
+def test_a_parquet_file_that_misleads_pandas_is_one_sentence(tmp_path):
+    table = pa.Table.from_pandas(small()).replace_schema_metadata({"pandas": "{}"})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(SourceError, match="is not a table that can be read: "):
+        load(tmp_path / "t.parquet")
 
 
 def test_an_empty_table_is_one_sentence(tmp_path):
