@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis import schema
 from analysis.runs import Data
 
 BASELINE = "ppo_linen"
@@ -57,7 +58,7 @@ def differences(texts: Sequence[str]) -> dict[str, str]:
     names = sorted({name for x in settings.values() for name in x})
     differ = [x for x in names if len({json.dumps(y.get(x)) for y in settings.values()}) > 1]
     return {
-        text: ", ".join(f"{x} {own[x]}" for x in differ if x in own)
+        text: schema.clean(", ".join(f"{x} {own[x]}" for x in differ if x in own))
         for text, own in settings.items()
     }
 

@@ -545,7 +545,7 @@ def test_what_strangers_write_stays_data_in_the_report(tmp_path, reported):
     for name in ("env_id", "framework", "compile_mode", "cpu", "os", "started", "commit", "jax"):
         runs[name] = [HOSTILE[i // 2 % len(HOSTILE)] for i in range(len(runs))]
     runs["run"] = [f"{x}{i}" for i, x in enumerate(runs["env_id"])]
-    runs["settings"] = runs["steady"].astype(str).where(runs.index > 20, HOSTILE[0])
+    runs["settings"] = ['{"rate": "\\ud800\\u001b[31m%d"}' % (i // 14) for i in range(len(runs))]
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "secret.png").write_bytes(b"secret")
     source = write_table(tmp_path / "in" / "t.parquet", runs)
