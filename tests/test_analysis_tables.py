@@ -541,11 +541,12 @@ def test_a_table_without_a_good_row_is_one_sentence_and_no_report(tmp_path, repo
 
 
 def test_what_strangers_write_stays_data_in_the_report(tmp_path, reported):
-    runs = foreign_runs(PLATFORMS[:1], ("small",), tuple(f"env {i}" for i in range(14)), repeats=1)
+    runs = foreign_runs(sizes=("small",), envs=ENVS[:7], repeats=1)
+    assert len(runs) == 2 * len(HOSTILE)
     for name in ("env_id", "framework", "compile_mode", "cpu", "os", "started", "commit", "jax"):
         runs[name] = [HOSTILE[i // 2 % len(HOSTILE)] for i in range(len(runs))]
     runs["run"] = [f"{x}{i}" for i, x in enumerate(runs["env_id"])]
-    runs["settings"] = ['{"rate": "\\ud800\\u001b[31m%d"}' % (i // 14) for i in range(len(runs))]
+    runs["settings"] = [f'{{"a": "\\ud800\\u001b[31m{i // 2 % 2}"}}' for i in range(len(runs))]
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "secret.png").write_bytes(b"secret")
     source = write_table(tmp_path / "in" / "t.parquet", runs)
