@@ -91,7 +91,8 @@ def ratio_of(runs: pd.DataFrame, value: str, baseline: str) -> dict[str, dict[st
     ratios = {
         row["mode"]: {x: row[x] for x in stats.Interval._fields} for _, row in table.iterrows()
     }
-    return {baseline: {"estimate": 1.0, "low": np.nan, "high": np.nan}} | ratios
+    one = 1.0 if runs.loc[runs["mode"] == baseline, value].notna().any() else np.nan
+    return {baseline: {"estimate": one, "low": np.nan, "high": np.nan}} | ratios
 
 
 # === Time against iterations ====================================================================
