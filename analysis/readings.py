@@ -301,7 +301,7 @@ def apart(several: Sequence[Bench]) -> list[str]:
         for size in sizes:
             part, where = runs[runs["size"] == size], f"{of_size(size, sizes)}{of}"
             same, every = shared(part), part["env_id"].nunique()
-            lacking = mode_order(set(part["mode"]) - set(same["mode"]))
+            lacking = mode_order(part.loc[~part["mode"].isin(same["mode"]), "mode"])
             if same.empty and len(part):
                 lines.append(f"No environment has two scripts{where}: seconds do not compare.")
             elif same["env_id"].nunique() < every:

@@ -29,7 +29,7 @@ from analysis.stats import Interval
 
 ANSWER = (
     "Startup: process start to the end of iteration 0, where everything compiles. Iteration: the "
-    "mean from iteration 8 on. Whole trainings include the startup. Brackets: 95% intervals."
+    "mean from iteration 8 on. Brackets: 95% intervals."
 )
 RETURNS = (
     "The median has its 95% interval from six runs on. Equivalent: the 90% interval of the "
@@ -98,6 +98,8 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     }
     envs = [str(x) for x in dict.fromkeys(bench.runs["env_id"])]
     where, note = envs[0], ANSWER
+    if frame["process"].notna().any():
+        note += " Whole trainings include the startup."
     if len(envs) > 1:
         counts = frame.groupby("size", sort=False)["environments"].max()
         parts = [
@@ -229,6 +231,7 @@ def cell_table(bench: Bench, environments: dict[str, Environment]) -> Table:
 def machine_table(runs: pd.DataFrame) -> Table:
     frame = study.machines(runs)
     columns = {x: text(x) for x in frame if x != "commit"}
+    columns["container"] = lambda row: "yes" if row["container"] else ""
     columns["commit"] = lambda row: (
         row["commit"][:10] + ("-dirty" * row["commit"].endswith("-dirty"))
     )

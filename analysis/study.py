@@ -403,13 +403,14 @@ def contenders(
     Columns: contender, value (startup, steady or process), settings (what they differ in), those of
     by, and stats.compare()'s.
     """
-    names = differences(list(dict.fromkeys(runs["settings"])))
-    runs = timed(runs).assign(settings=runs["settings"].map(names))
+    runs = timed(runs)
     parts = [
         stats.compare(runs, value, baseline, contender, ("settings", *by)).assign(value=value)
         for value in ("startup", "steady", "process")
     ]
-    return in_order(pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True))
+    table = pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True)
+    words = differences(list(dict.fromkeys(runs["settings"])))
+    return in_order(table.assign(settings=table["settings"].map(words)))
 
 
 # === Noise, memory, machines ====================================================================

@@ -63,8 +63,8 @@ def test_a_notebook_names_the_source_that_it_shows(grid, tmp_path, monkeypatch):
 
 def test_platforms_are_shown_side_by_side_and_never_pooled(tmp_path):
     write_grid(tmp_path / "a", repeats=2, envs=("CartPole-v1",))
-    slow = {"os": "Linux-6.6-microsoft-standard-WSL2-x86_64", "slowdown": 2.0}
-    write_grid(tmp_path / "b", repeats=2, envs=("CartPole-v1",), **slow)
+    wsl2 = "Linux-6.6-microsoft-standard-WSL2-x86_64"
+    write_grid(tmp_path / "b", repeats=2, envs=("CartPole-v1",), slowdown=2.0, os=wsl2)
     html = "".join(outputs(execute("platforms", str(tmp_path)), "text/html"))
     for title in ("Platforms", "Linux, Fast, 2 cores", "WSL2, Fast, 2 cores"):
         assert f">{title}</h" in html
