@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from analysis import figures
+from analysis.figures import clean
 from analysis.runs import SourceError
 
 # A number, and what may follow it: an interval, a unit.
@@ -82,14 +83,6 @@ class Page(NamedTuple):
 
 
 # === Text that is data ==========================================================================
-def clean(value: object) -> str:
-    """Return a value as one line of text without control and format characters."""
-    text = str(value)
-    if not text.isprintable():
-        text = "".join(x if x.isprintable() else " " for x in text)
-    return " ".join(text.split())
-
-
 def markdown_value(value: object) -> str:
     """Return text that GitHub-flavoured Markdown shows as it is, wherever a template puts it."""
     return SPECIAL.sub(escape_match, clean(value))
