@@ -150,7 +150,7 @@ def startup(bench: Bench) -> str:
         ]
         if parts:
             sentences.append(f"Than {bench.baseline}{of_size(size, sizes)}, {join(parts)}.")
-    return " ".join([*sentences, late_compiling(timed(bench.runs))])
+    return " ".join(filter(None, [*sentences, late_compiling(timed(bench.runs))]))
 
 
 def late_compiling(runs: pd.DataFrame) -> str:

@@ -301,6 +301,13 @@ def test_runs_that_never_reach_a_target_count_as_slower_than_all():
     assert np.isfinite(row["low"]) and np.isinf(row["high"])
 
 
+def test_runs_without_seconds_are_not_among_those_that_reach_a_target():
+    frame, iterations = reaching({LINEN: [1] * 6})
+    frame.loc[0, "imports"] = np.nan
+    [row] = learning.targets(only_bench(frame, iterations), KNOWN).to_dict("records")
+    assert (row["runs"], row["reached"]) == (5, 5) and np.isfinite(row["estimate"])
+
+
 @pytest.mark.parametrize("case", ["never", "no target", "unknown", "no seconds", "resumed"])
 def test_there_is_no_time_to_a_target_without_one_or_without_seconds(case):
     env = {"no target": "Asterix-MinAtar", "unknown": "Unknown-v0"}.get(case, CARTPOLE)
@@ -475,6 +482,7 @@ def test_late_compiling_is_seen_in_the_first_iterations():
     expected = "Iterations 1-7 still take longer than later ones: 3.00 times as long in"
     assert readings.late_compiling(frame) == f"{expected} ppo_torch_compile."
     assert "too short" in readings.late_compiling(frame.assign(steady=np.nan))
+    assert readings.startup(only_bench(grid(TWO, early=np.nan))) == ""
 
 
 def test_phases_give_the_rollouts_share_and_both_ratios():

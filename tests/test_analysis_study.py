@@ -351,6 +351,13 @@ def test_decisions_name_the_mode_that_is_known_to_be_first():
     assert {row["environments"] for row in found.values()} == {"CartPole-v1"}
 
 
+def test_runs_too_short_for_a_steady_state_are_not_in_decisions():
+    runs = grid(THREE, ENVS, repeats=2)
+    short = (runs["mode"] == TORCH) & (runs["env_id"] == ENVS[2])
+    cut = runs.assign(steady=runs["steady"].mask(short))
+    assert study.decisions(only_bench(cut)).equals(study.decisions(only_bench(runs[~short])))
+
+
 def test_a_budget_is_reached_by_the_last_iteration_it_takes():
     found = study.decisions(only_bench(grid(TWO, batch_size=8192)))
     assert found["iterations"].tolist() == [13, 123, 1221, 12208]
@@ -617,6 +624,7 @@ def test_memory_is_the_most_in_the_environments_that_all_modes_have():
     runs = runs[~((runs["mode"] == COMPILE) & (runs["env_id"] == ENVS[2]))]
     found = by(study.memory(only_bench(runs)), "mode")
     assert {mode: row["peak_host_bytes"] for mode, row in found.items()} == {COMPILE: 3, TORCH: 9}
+    assert study.memory(only_bench(grid(TWO))).empty
     stopped = runs.assign(resumed=True, peak_host_bytes=1e15, run=runs["run"] + "!")
     assert study.memory(only_bench(pd.concat([runs, stopped]))).equals(
         study.memory(only_bench(runs))
