@@ -24,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import offset_copy
 from scipy.optimize import isotonic_regression
 
 P = ParamSpec("P")
@@ -275,7 +276,9 @@ def draw_size(axes: Axes, lines: pd.DataFrame, dots: pd.DataFrame, looks: dict[s
 
 def draw_crossings(axes: Axes, crossings: pd.DataFrame, columns: int) -> None:
     """Ring the first three crossings, and say below the panel what they mean."""
-    text = ["iterations"]
+    text = [""]  # where the middle of the line says what the axis is
+    below = offset_copy(axes.transAxes, axes.figure, y=-19, units="points")
+    axes.text(0.5, 0, "iterations", transform=below, ha="center", va="top", fontsize=9)
     for i, row in enumerate(crossings.head(3).to_dict("records")):
         at = row["iterations"], row["seconds"]
         axes.plot(*at, markersize=10, zorder=5, **RING)
@@ -523,8 +526,9 @@ def curves(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: st
         part = points[points["panel"] == panel].sort_values("x", kind="stable")
         for k, (mode, look) in enumerate(present(looks, part["mode"]).items()):
             runs = [run for _, run in part[part["mode"] == mode].groupby("run", sort=False)]
+            faint = min(0.35, 1.4 / len(runs))  # of many, a cloud behind the means
             for run in runs if len(runs) > 1 else []:
-                axes.plot(run["x"], run["y"], color=look.colour, linewidth=0.7, alpha=0.35)
+                axes.plot(run["x"], run["y"], color=look.colour, linewidth=0.7, alpha=faint)
             x, y = mean_curve(runs)
             every = max(1, len(x) // 4)
             form: dict[str, Any] = {"linestyle": look.line, "marker": look.marker, "mec": "white"}

@@ -41,13 +41,18 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}".rstrip(".")
 
 
+def bound(value: float) -> str:
+    """Return an interval's end, with more digits where three would hide on what side of 1 it is."""
+    text = "no end" if np.isinf(value) else number(value)
+    return f"{value:.4f}" if text == "1.00" and abs(value - 1) > 5e-5 else text
+
+
 def interval(estimate: float, low: float, high: float) -> str:
     """Return "estimate [low, high]", or the estimate alone where there is no interval."""
     if not np.isfinite(estimate) or np.isnan(low):
         return number(estimate)
-    bottom = "<0.001" if 0 < low < 0.001 <= estimate else number(low)
-    top = ">1,000,000" if estimate <= 1e6 < high else number(high)
-    top = "no end" if np.isinf(high) else top
+    bottom = "<0.001" if 0 < low < 0.001 <= estimate else bound(low)
+    top = ">1,000,000" if estimate <= 1e6 < high < np.inf else bound(high)
     return f"{number(estimate)} [{bottom}, {top}]"
 
 
@@ -82,7 +87,8 @@ def ratios(
         alike = [f"{mode} ({interval(*x)})" for mode, x in values.items() if x[1] <= 1 <= x[2]]
         parts = [f"Relative to {baseline}, {what}{where} takes {join(differ)}."] if differ else []
         if alike:
-            parts.append(f"{join(alike)} cannot be told from {baseline} by {what}{where}.")
+            than = "" if differ else f" from {baseline} in {what}{where}"
+            parts.append(f"No difference{than} can be shown for {join(alike)}.")
         sentences.append(" ".join(parts))
     return sentences
 
@@ -91,12 +97,12 @@ def crossings(bench: Bench) -> list[str]:
     """Name the modes that start later and overtake, where both are clear."""
     table = study.clear(study.crossings(bench))
     sizes = size_order(bench.runs["size"])
-    longest = bench.runs.groupby("size")["num_iterations"].max()
+    longest = study.drawn(bench).runs.groupby("size")["num_iterations"].min()
     sentences = [
         f"{row['later']} starts later than {row['sooner']} and has overtaken it after "
         f"{interval(row['iterations'], row['low'], row['high'])} iterations"
         f"{of_size(row['size'], sizes)}, {number(row['seconds'])} s"
-        f"{', beyond the longest run' if row['iterations'] > longest[row['size']] else ''}."
+        f"{', beyond the longest run' if row['iterations'] > longest.get(row['size'], 0) else ''}."
         for _, row in table.iterrows()
     ]
     return sentences[:4]
@@ -108,8 +114,7 @@ def noise(bench: Bench) -> str:
     if cells:
         return (
             "Of runs of one script in one environment, the slowest took up to "
-            f"{number(worst)} times as long in a steady iteration as the fastest: an interval says "
-            "what that leaves of a mean."
+            f"{number(worst)} times as long in a steady iteration as the fastest."
         )
     runs = timed(bench.runs)
     if runs.groupby(["mode", "env_id", "size"]).size().max() != 1:
@@ -132,6 +137,30 @@ def noise(bench: Bench) -> str:
     return f"{text}. --repeats 3 gives intervals."
 
 
+def busy(bench: Bench) -> list[str]:
+    """Say how many runs were made while others wanted the machine, if any were."""
+    runs = timed(bench.runs)
+    count = int((runs["load"] > runs["cores"] + 1).sum())
+    words = "was made" if count == 1 else "were made"
+    text = f"{count} of {counted([len(runs)], 'run')} {words} while others used the machine too."
+    return [text] if count else []
+
+
+def first_done(table: pd.DataFrame) -> str:
+    """Say, of a table of study.decisions(), which scripts are done first in a million steps."""
+    sentences = []
+    cases = table[(table["budget"] == 1_000_000) & ~table["environments"].str.startswith("the ")]
+    for _, case in cases.iterrows():
+        names = join([case["mode"], *(case["ties"] or [])], "or")
+        told = ", which cannot be told apart" if case["ties"] else ""
+        once = ", measured once" if case["ties"] is None else ""
+        sentences.append(
+            f"Done first with a million steps{of_size(case['size'], list(table['size']))}: "
+            f"{names}{told}, after {duration(case['seconds'])}{once}."
+        )
+    return " ".join(sentences)
+
+
 def startup(bench: Bench) -> str:
     """Compare the startups with the baseline's, size by size."""
     table, sentences = study.startups(bench), []
@@ -149,7 +178,7 @@ def startup(bench: Bench) -> str:
             for _, r in sooner.iterrows()
         ]
         if parts:
-            sentences.append(f"Than {bench.baseline}{of_size(size, sizes)}, {join(parts)}.")
+            sentences.append(f"Relative to {bench.baseline}{of_size(size, sizes)}, {join(parts)}.")
     return " ".join(filter(None, [*sentences, late_compiling(timed(bench.runs))]))
 
 
@@ -286,7 +315,8 @@ def limits(runs: pd.DataFrame, several: Sequence[Bench]) -> list[str]:
         )
     lines.append("Beyond the longest run, times are its startup and steady iterations, extended.")
     lines.append(
-        "Each interval is at 95% for itself: of twenty true equalities, one looks like none."
+        "Each interval is at 95% for itself: of twenty comparisons of equals, one on average looks "
+        "like a difference."
     )
     lines.append("Intervals tell of environments and processes like these, not of other machines.")
     return lines

@@ -29,14 +29,15 @@ from analysis.stats import Interval
 
 ANSWER = (
     "Startup: process start to the end of iteration 0, where everything compiles. Iteration: the "
-    "mean from iteration 8 on. Brackets: 95% intervals."
+    "mean from iteration 8 on. Brackets: 95% intervals. Return: mean over runs of the last one; "
+    "score: 0 is an untrained agent's, 1 the environment's reference."
 )
 RETURNS = (
     "The median has its 95% interval from six runs on. Equivalent: the 90% interval of the "
     "difference of means lies within the margin."
 )
 MOST_CHAPTERS = 8  # benches that have one each
-PART_NAMES = {"imports": "imports", "setup": "set-up", "first": "iteration 0", "rest": "the rest"}
+PART_NAMES = {"imports": "imports", "setup": "set-up", "first": "iteration 0", "rest": "the others"}
 
 
 class Request(NamedTuple):
@@ -92,7 +93,7 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         f"times as long as {bench.baseline}": span("steady_"),
         "iterations": value("length") if not lone else lambda row: "",
         whole: value("process"),
-        "times as long": span("process_"),
+        "training, times as long": span("process_"),
         "return": value("return"),
         "score": lambda row: number(row["score"]) if np.isnan(row["return"]) else "-",
     }
@@ -101,12 +102,12 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     if frame["process"].notna().any():
         note += " Whole trainings include the startup."
     if len(envs) > 1:
-        counts = frame.groupby("size", sort=False)["environments"].max()
-        parts = [
-            f"{counted([x], 'environment')} with the {size} network" for size, x in counts.items()
-        ]
         where = "Geometric means over environments"
-        note += f" Over {readings.join(parts)}."
+        names = ["environments", "process_environments"]
+        for size, counts in frame.groupby("size", sort=False)[names].max().iterrows():
+            every, whole = counts
+            note += f" With the {size} network: {counted([every], 'environment')}"
+            note += f", whole trainings {whole}." if whole != every else "."
     return table_of("answer", f"{where}, {bench.title}", frame, columns, note)
 
 
@@ -122,7 +123,10 @@ def decision_table(bench: Bench) -> Table:
             row[steps] = f"{names}: {duration(case['seconds'])}{once}"
         rows.append(row)
     caption = "Which script is done first, by network, environment and budget of steps, and when"
-    note = "From the start of the process. Scripts after 'or' cannot be told from the first at 95%."
+    note = (
+        "From the start of the process. Of several scripts the first has the lowest mean time, and "
+        "the others cannot be told from it at 95%."
+    )
     for size in size_order(frame["size"]):
         lists = {x: y for x, y in study.cost_classes(bench, size).items() if "cheapest" in x}
         for name, envs in lists.items():
@@ -146,10 +150,10 @@ def crossing_table(bench: Bench) -> Table:
     caption = "Break-even of every two scripts: one starts sooner, the other overtakes it"
     note = (
         "Brackets: from where on the 95% interval of their ratio does not rule out that "
-        "it has happened, and from where on it says so; with 'no end' it never does, and there may "
-        "be none."
+        "it has happened, and from where on it says so. Pairs for which it never does are left out."
     )
     frame = frame.rename(columns={"iterations": "estimate"})
+    frame = frame[np.isfinite(frame["high"].fillna(0))]
     return table_of("break_even", caption, frame, columns, note)
 
 
@@ -161,8 +165,6 @@ def return_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         "runs": text("runs"),
         "mean": value("mean"),
         "median": lambda row: interval(row["median"], row["low"], row["high"]),
-        "lowest": value("lowest"),
-        "highest": value("highest"),
         f"minus {bench.baseline}'s, 90% interval": lambda row: interval(
             row["difference"], row["difference_low"], row["difference_high"]
         ),
@@ -183,7 +185,7 @@ def target_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         "seconds": span(),
     }
     note = (
-        "From the start of the process to the first iteration whose mean return is the target: the "
+        "From the start of the process to the first iteration whose mean return reaches it: the "
         "median, and from six runs on its 95% interval. A run that never gets there counts as "
         "slower than all others."
     )
@@ -222,7 +224,7 @@ def cell_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         f"times as long as {bench.baseline}": span("steady_"),
         "iterations": value("length"),
         "whole training (s)": value("process"),
-        "times as long": span("process_"),
+        "training, times as long": span("process_"),
         "return": value("return"),
     }
     return table_of("cells", "Every environment, network and script", frame, columns)
@@ -231,6 +233,8 @@ def cell_table(bench: Bench, environments: dict[str, Environment]) -> Table:
 def machine_table(runs: pd.DataFrame) -> Table:
     frame = study.machines(runs)
     columns = {x: text(x) for x in frame if x != "commit"}
+    for name in ("first", "last"):
+        columns[name] = lambda row, name=name: row[name][:16].replace("T", " ")
     columns["container"] = lambda row: "yes" if row["container"] else ""
     columns["commit"] = lambda row: (
         row["commit"][:10] + ("-dirty" * row["commit"].endswith("-dirty"))
@@ -308,7 +312,8 @@ def is_lone(bench: Bench) -> bool:
 def answer_section(bench: Bench, environments: dict[str, Environment]) -> Section:
     """Give the table, the figure and the few sentences that a reader in a hurry takes away."""
     table, looks = answer_table(bench, environments), looks_of(bench.runs)
-    blocks: list[Block] = [table]
+    first = readings.first_done(study.decisions(bench))
+    blocks: list[Block] = [table, *([Text(first)] if first else [])]
     if is_lone(bench):
         blocks += training_bars(bench, looks) + curve_plots(bench, "seconds", looks)
     lines, crossings = study.lines(bench), study.clear(study.crossings(study.drawn(bench)))
@@ -331,7 +336,7 @@ def answer_lines(bench: Bench, environments: dict[str, Environment]) -> list[str
         columns = tuple(f"{name}_{x}" for x in Interval._fields)
         if columns[1] in frame:
             found += readings.ratios(frame, bench.baseline, words, columns)
-    found += [*readings.crossings(bench), readings.noise(bench)]
+    found += [*readings.crossings(bench), readings.noise(bench), *readings.busy(bench)]
     return [x for x in found if x]
 
 
@@ -345,7 +350,7 @@ def training_bars(bench: Bench, looks: dict[str, Look]) -> list[Block]:
     runs = runs[runs["num_iterations"] == frame["length"].iloc[0]]
     figure = figures.bars(frame, names, "s", looks, runs[["size", "mode", "seconds"]])
     length = counted(frame["length"], "iteration")
-    return [Plot("trainings", figure, f"Where the seconds of {length} go; rings: runs")]
+    return [Plot("trainings", figure, f"Where the seconds of {length} go; rings: each run's total")]
 
 
 def decision_section(bench: Bench) -> Section | None:
