@@ -277,7 +277,7 @@ def draw_size(axes: Axes, lines: pd.DataFrame, dots: pd.DataFrame, looks: dict[s
 def draw_crossings(axes: Axes, crossings: pd.DataFrame, columns: int) -> None:
     """Ring the first three crossings, and say below the panel what they mean."""
     text = [""]  # where the middle of the line says what the axis is
-    below = offset_copy(axes.transAxes, axes.figure, y=-19, units="points")
+    below = offset_copy(axes.transAxes, axes.get_figure(root=True), y=-19, units="points")
     axes.text(0.5, 0, "iterations", transform=below, ha="center", va="top", fontsize=9)
     for i, row in enumerate(crossings.head(3).to_dict("records")):
         at = row["iterations"], row["seconds"]

@@ -97,12 +97,12 @@ def crossings(bench: Bench) -> list[str]:
     """Name the modes that start later and overtake, where both are clear."""
     table = study.clear(study.crossings(bench))
     sizes = size_order(bench.runs["size"])
-    longest = study.drawn(bench).runs.groupby("size")["num_iterations"].min()
+    measured = study.drawn(bench).runs.groupby("size")["num_iterations"].min()
     sentences = [
         f"{row['later']} starts later than {row['sooner']} and has overtaken it after "
         f"{interval(row['iterations'], row['low'], row['high'])} iterations"
         f"{of_size(row['size'], sizes)}, {number(row['seconds'])} s"
-        f"{', beyond the longest run' if row['iterations'] > longest.get(row['size'], 0) else ''}."
+        f"{', extrapolated' if row['iterations'] > measured.get(row['size'], 0) else ''}."
         for _, row in table.iterrows()
     ]
     return sentences[:4]

@@ -434,7 +434,7 @@ def test_crossings_name_who_overtakes_whom_and_when():
     [beyond] = readings.crossings(only_bench(grid(TWO, repeats=3, length=9)))
     assert beyond.endswith("24.0 s.")
     [beyond] = readings.crossings(only_bench(grid(TWO, repeats=3, length=8)))
-    assert beyond.endswith("24.0 s, beyond the longest run.")
+    assert beyond.endswith("24.0 s, extrapolated.")
 
 
 def test_noise_is_of_repeats_or_of_modes_that_compute_the_same():
