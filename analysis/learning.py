@@ -26,14 +26,18 @@ class Environment(NamedTuple):
 def load_environments(path: str | Path = ENVIRONMENTS) -> dict[str, Environment]:
     """Return what a CSV file says of each environment; raise SourceError if it cannot."""
     try:
-        with open(path, newline="") as file:
-            return {
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            known = {
                 row["env_id"]: Environment(*(float(row[x] or "nan") for x in Environment._fields))
                 for row in csv.DictReader(file)
             }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
         columns = ", ".join(("env_id", *Environment._fields))
         raise SourceError(f"{path} is not a CSV file with the columns {columns}") from None
+    numbers = [x for environment in known.values() for x in environment if not np.isnan(x)]
+    if any(abs(x) > 1e9 for x in numbers) or any(x.margin < 1e-9 for x in known.values()):
+        raise SourceError(f"{path} must have numbers within 1e9, and margins above 0")
+    return known
 
 
 def score(value: float, environment: Environment | None) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pandas as pd
 
-from analysis import learning, report
+from analysis import learning, render, report
 from analysis.bench import mode_order, timed
 from analysis.readings import counted, join, some
 from analysis.runs import TABLES, Data, load, save
@@ -60,8 +60,8 @@ def missing(runs: pd.DataFrame) -> list[str]:
 
 def pack(data: Data, out: Path) -> None:
     """Write data as a study into the folder out, with its report."""
-    if (out / "run.json").exists() or (out.exists() and not out.is_dir()):
-        raise SourceError(f"{out} must be a folder for a study, not a run or a file")
+    if (out.exists() and not out.is_dir()) or any(out.glob("**/run.json")):
+        raise SourceError(f"{out} must be a folder for a study, without runs in it")
     save(data._replace(runs=data.runs.assign(source="")), out)
     known = learning.load_environments()
     report.write_report(data, out / "report", report.Request(known))
@@ -78,6 +78,7 @@ def main() -> None:
     if (args.out is None) != args.check:
         parser.error("give a folder to write, or --check")
     mpl.use("agg")
+    render.forgive_terminals()
     try:
         data = load(args.runs)
         found = problems(data)
@@ -87,11 +88,12 @@ def main() -> None:
             sys.exit(1)
         if not args.check:
             pack(data, args.out)
+        done = "checked" if args.check else f"packed into {args.out / TABLES[0]}"
+        modes = join(mode_order(data.runs["mode"]))
+        print(f"{counted([len(data.runs)], 'run')} of {modes} {done}.", flush=True)
     except (SourceError, OSError) as error:
         print(f"analysis.pack: {error}", file=sys.stderr)
         sys.exit(2)
-    done = "checked" if args.check else f"packed into {args.out / TABLES[0]}"
-    print(f"{counted([len(data.runs)], 'run')} of {join(mode_order(data.runs['mode']))} {done}.")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ markup. The templates escape every value that they insert; nothing is escaped an
 """
 
 import base64
+import io
 import os
 import re
+import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -139,6 +141,13 @@ def plain(table: Table) -> str:
 def markdown_table(cells: pd.DataFrame) -> str:
     """Return a table alone in Markdown."""
     return MARKDOWN.get_template("table.md").render(cells=cells).rstrip("\n")
+
+
+def forgive_terminals() -> None:
+    """Let a terminal that cannot show a character show a question mark, rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def csv_text(frame: pd.DataFrame) -> str:

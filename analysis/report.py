@@ -610,9 +610,10 @@ def write_report(data: Data, out: Path, request: Request) -> str:
     """Write the report into out; return its first table and sentences as plain text."""
     made = page(data, request)
     render.write(made, out)
-    answer = next(x for x in made.sections if x.title == "The answer")
-    parts = [render.plain(x) for x in answer.blocks if isinstance(x, Table)]
-    lines = [line for x in answer.blocks if isinstance(x, Bullets) for line in x.items]
+    tables = [(x, block) for x in made.sections for block in x.blocks if isinstance(block, Table)]
+    section, table = next(x for x in tables if x[1].name in ("answer", "part1_answer"))
+    lines = [line for x in section.blocks if isinstance(x, Bullets) for line in x.items]
+    parts = [render.clean(table.caption), render.plain(table)]
     return "\n\n".join([*parts, "\n".join(f"- {render.clean(x)}" for x in lines)])
 
 
@@ -640,6 +641,7 @@ def main() -> None:
     parser.add_argument("--environments", metavar="FILE", default=learning.ENVIRONMENTS, help=words)
     args = parser.parse_args()
     mpl.use("agg")
+    render.forgive_terminals()
     try:
         data = load(args.runs if len(args.runs) > 1 else args.runs[0])
         check_names(args, data.runs)
@@ -651,6 +653,8 @@ def main() -> None:
     except (SourceError, OSError) as error:
         print(f"analysis.report: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     for name, reason in data.left_out.items():
         print(f"left out {name}: {reason}", file=sys.stderr)
     print(f"\nReport: {out / 'report.html'}")

@@ -105,6 +105,8 @@ def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
     """Return what a source holds, in parts, and with runs that were made twice."""
     if str(source).startswith("wandb:"):
         return [tabulate(*read_wandb(str(source).removeprefix("wandb:"), filters))]
+    if not str(source):
+        raise SourceError("the source is empty: name a folder of runs, a table or a W&B project")
     if Path(source).suffix in (".csv", ".parquet"):
         return [load_table(Path(source), "")]
     return read_folder(Path(source))
@@ -121,19 +123,21 @@ def rename(data: Data, source: str) -> Data:
 def read_folder(folder: Path) -> list[Data]:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
-        raise SourceError(f"{folder} is not a folder of runs")
+        raise SourceError(f"{folder} is not a folder of runs, nor a table (.csv or .parquet)")
     records, left_out, studies = [], {}, []
-    for path, is_study in find_runs(folder):
+    closed: list[OSError] = []
+    for path, is_study in find_runs(folder, closed):
         name = str(path.relative_to(folder)) if path != folder else ""
         if is_study:
-            [table] = [path / x for x in TABLES if (path / x).exists()][:1]
-            studies.append(load_table(table, name))
+            tables = [path / x for x in TABLES if (path / x).exists()]
+            studies.append(load_table((tables or [path / TABLES[0]])[0], name))
             continue
         run = name or path.resolve().name
         try:
             records.append(Record(run, str(path), *read_run(path)))
         except (OSError, ValueError) as error:
             left_out[run] = str(error)
+    left_out |= {schema.clean(str(x.filename)): "it cannot be opened" for x in closed}
     complete_runs = {record.run for record in records}
     failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
     return [tabulate(records, left_out | failed), *studies]
@@ -153,9 +157,12 @@ def failures(folder: Path) -> Iterator[tuple[str, str]]:
                 yield str(run), str(event.get("reason") or "it failed")
 
 
-def find_runs(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of runs and of studies, and whether it is a study."""
-    for path, folders, files in os.walk(folder):
+def find_runs(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of runs and of studies, and whether it is a study.
+
+    Folders that cannot be opened go into closed; links to folders are not followed.
+    """
+    for path, folders, files in os.walk(folder, onerror=closed.append):
         is_study = bool(set(TABLES) & set(files))
         if is_study or {"run.json", "metrics.jsonl"} & set(files):
             folders.clear()
@@ -236,7 +243,7 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
             left_out[record.run] = str(error)
         else:
             rows.append(row)
-            metrics += [{"run": record.run} | row for row in record.metrics]
+            metrics += [row | {"run": record.run} for row in record.metrics]
     # As objects, since text that is not clean yet may be more than pandas can hold.
     runs = fill(pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object))
     metrics = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
@@ -401,14 +408,16 @@ def save(data: Data, folder: str | Path) -> None:
     """Write data as a study: runs.csv, iterations.parquet and, if there is more, about.json."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    data.iterations.to_parquet(folder / "iterations.parquet", compression="zstd")
-    (folder / "about.json").unlink(missing_ok=True)
-    if data.left_out or data.notes:
-        about = {"left_out": data.left_out, "notes": data.notes}
-        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    part = folder / f".{TABLES[0]}"  # what makes the folder a study comes last, and whole
-    data.runs.to_csv(part, index=False, lineterminator="\n")
-    part.replace(folder / TABLES[0])
+    names = ("iterations.parquet", "about.json", TABLES[0])  # the last makes it a study
+    parts = [folder / f".{name}" for name in names]
+    data.iterations.to_parquet(parts[0], compression="zstd")
+    about = {"left_out": data.left_out, "notes": data.notes}
+    parts[1].write_text(json.dumps(about, indent=1) + "\n")
+    data.runs.to_csv(parts[2], index=False, lineterminator="\n")
+    for part, name in zip(parts, names, strict=True):  # all are whole before any takes its place
+        part.replace(folder / name)
+    if not (data.left_out or data.notes):
+        (folder / "about.json").unlink()
 
 
 def load_table(path: Path, name: str) -> Data:
@@ -422,7 +431,12 @@ def load_table(path: Path, name: str) -> Data:
     iterations = load_table_of_iterations(path.parent, prefix) if is_study else pd.DataFrame()
     iterations = schema.complete(iterations, ITERATIONS)
     runs, left_out = read_rows(table, prefix, iterations)
+    if "repeat" not in table:
+        runs["repeat"] = runs["seed"]
     runs, notes = drop_repeats(runs, path.name)
+    unread = [schema.clean(x) for x in table if x not in {y.name for y in RUNS}]
+    if unread:
+        notes.append(f"{path.name} has columns that are not read: {', '.join(unread[:10])}")
     for column, parts in SUMS.items():
         known = known_parts(runs, parts)
         if column not in table and known != parts and runs[column].notna().any():
@@ -444,7 +458,9 @@ def read_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
             raise ValueError("it is not there, or not a file")
         if path.suffix == ".parquet":
             with path.open("rb") as file:
-                table = pd.read_parquet(file).reset_index()  # an index may be a column: `run`
+                table = pd.read_parquet(file)
+            named = [x for x in table.index.names if x and x not in table]
+            table = table.reset_index(named) if named else table  # it may be a column: `run`
         else:
             table = pd.read_csv(path, dtype="str", keep_default_na=False).replace("", None)
             if not isinstance(table.index, pd.RangeIndex):
@@ -452,6 +468,7 @@ def read_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
     except Exception as error:  # of a damaged file, pyarrow raises whatever it meets
         reason = str(error).splitlines()[0] if str(error) else "it is damaged"
         raise SourceError(f"{path} is not a table that can be read: {reason:.80}") from None
+    table = table.rename(columns=lambda x: str(x).strip())
     missing = [x.name for x in columns if x.must == "table" and x.name not in table]
     if missing:
         raise SourceError(f"{path} has no column {', '.join(missing)}")
@@ -535,6 +552,8 @@ def load_about(path: Path) -> tuple[dict[str, str], list[str]]:
     if not path.exists():
         return {}, []
     try:
+        if not path.is_file():
+            raise ValueError("not a file")
         about = json.loads(path.read_text())
         left_out = {str(run): str(reason) for run, reason in about["left_out"].items()}
         return left_out, [str(x) for x in about["notes"]]

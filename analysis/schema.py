@@ -93,8 +93,8 @@ RUNS = (
     Column(
         "repeat",
         "number",
-        "number of the repeat: the seed, unless `run.json` has a `repeat`; in a table without it, "
-        "or in which it is not unique, rows are numbered in their order",
+        "number of the repeat: the seed, unless `run.json` has a `repeat`; in a table without "
+        "both, or in which it is not unique, rows are numbered in their order",
         "repeat",
     ),
     Column("seed", "number", "`--seed`", "args.seed", "run"),

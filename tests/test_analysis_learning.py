@@ -679,3 +679,14 @@ def test_runs_that_diverge_at_once_are_named_but_not_a_table_without_losses():
     [line] = found(frame, iterations)["Diverged"]
     assert line.endswith("no loss is a number from iteration 0 on") and line.startswith(TORCH)
     assert found(frame, metrics(frame, loss=lambda run, i: np.nan)) == {}
+
+
+@pytest.mark.parametrize("margin", ["0", "-1", "1e-320", "1e308", "x", ""])
+def test_a_file_of_environments_with_a_margin_that_cannot_be_is_one_sentence(tmp_path, margin):
+    path = tmp_path / "mine.csv"
+    path.write_text(f"\ufeffenv_id,untrained,reference,target,margin\nA,0,1,,{margin}\n")
+    if margin == "":
+        assert np.isnan(learning.load_environments(path)["A"].margin)
+        return
+    with pytest.raises(schema.SourceError, match=r"mine\.csv"):
+        learning.load_environments(path)

@@ -710,3 +710,37 @@ def test_wandb_never_asks_for_a_key_on_a_terminal(tmp_path):
     assert done.returncode == 2
     assert "No API key" in os.read(terminal, 10_000).decode()
     os.close(terminal)
+
+
+# === What a hostile run may try =================================================================
+@pytest.mark.parametrize("name", ["other", 5, [1], None])
+def test_a_run_cannot_speak_for_another(tmp_path, name):
+    info = run_info()
+    rows = plain_rows(info)
+    write_run(tmp_path / "other", info, rows)
+    mine = run_info(seed=2)
+    name = f"other/{info['args']['run_name']}" if name == "other" else name
+    write_run(tmp_path / "a", mine, [row | {"run": name} for row in plain_rows(mine)])
+    data = load(tmp_path)
+    counts = data.iterations.groupby("run").size()
+    assert sorted(counts.index) == sorted(data.runs["run"])
+    assert set(counts) == {12}
+
+
+def test_a_link_to_nowhere_is_one_sentence(tmp_path):
+    (tmp_path / "runs.csv").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SourceError, match="it is not there, or not a file"):
+        load(tmp_path)
+
+
+def test_a_study_whose_disk_is_full_keeps_what_it_had(tmp_path, monkeypatch):
+    data = load(write_grid(tmp_path / "runs", repeats=1))
+    save(data, tmp_path / "study")
+
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    with pytest.raises(OSError, match="No space"):
+        save(data._replace(iterations=data.iterations.head(3)), tmp_path / "study")
+    assert_same(load(tmp_path / "study"), data._replace(runs=data.runs))

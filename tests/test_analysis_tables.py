@@ -16,7 +16,7 @@ import pytest
 from fake_runs import ENVS, PLATFORMS, SIZES, foreign_iterations, foreign_runs, write_table
 
 from analysis import figures, report
-from analysis.runs import load, save
+from analysis.runs import IDENTITY, load, save
 from analysis.schema import ITERATIONS, RUNS, SourceError
 
 HOSTILE = [
@@ -573,3 +573,13 @@ def test_what_strangers_write_stays_data_in_the_report(tmp_path, reported):
     assert done.stdout.replace("\n", "").isprintable()
     assert done.stderr.replace("\n", "").isprintable()
     assert all(len(x) < 5000 for x in done.stderr.splitlines())
+
+
+def test_without_repeats_seeds_pair_runs_and_unknown_columns_are_named(tmp_path):
+    table = foreign_runs().head(40).drop(columns="repeat", errors="ignore")
+    table["seed"] = table.groupby([x for x in table if x in IDENTITY]).cumcount().to_numpy()
+    table["final_retrun"] = 1.0
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    data = load(tmp_path / "mine.csv")
+    assert (data.runs["repeat"] == data.runs["seed"]).all()
+    assert "mine.csv has columns that are not read: final_retrun" in data.notes
