@@ -29,15 +29,14 @@ from analysis.stats import Interval
 
 ANSWER = (
     "Startup: process start to the end of iteration 0, where everything compiles. Iteration: the "
-    "mean from iteration 8 on. Brackets: 95% intervals. Return: mean over runs of the last one; "
-    "score: 0 is an untrained agent's, 1 the environment's reference."
+    "mean from iteration 8 on. Brackets: 95% intervals. Return: mean over runs of the last one."
 )
 RETURNS = (
     "The median has its 95% interval from six runs on. Equivalent: the 90% interval of the "
     "difference of means lies within the margin."
 )
 MOST_CHAPTERS = 8  # benches that have one each
-PART_NAMES = {"imports": "imports", "setup": "set-up", "first": "iteration 0", "rest": "the others"}
+PART_NAMES = {"imports": "imports", "setup": "set-up", "first": "iteration 0", "rest": "later ones"}
 
 
 class Request(NamedTuple):
@@ -103,6 +102,7 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         note += " Whole trainings include the startup."
     if len(envs) > 1:
         where = "Geometric means over environments"
+        note += " Score: 0 is an untrained agent's return, 1 the environment's reference."
         names = ["environments", "process_environments"]
         for size, counts in frame.groupby("size", sort=False)[names].max().iterrows():
             every, whole = counts
@@ -232,9 +232,9 @@ def cell_table(bench: Bench, environments: dict[str, Environment]) -> Table:
 
 def machine_table(runs: pd.DataFrame) -> Table:
     frame = study.machines(runs)
-    columns = {x: text(x) for x in frame if x != "commit"}
-    for name in ("first", "last"):
-        columns[name] = lambda row, name=name: row[name][:16].replace("T", " ")
+    columns = {x: text(x) for x in frame if x not in ("commit", "last")}
+    columns["os"] = lambda row: row["os"].split("-with")[0]
+    columns["first"] = lambda row: row["first"][:16].replace("T", " ")
     columns["container"] = lambda row: "yes" if row["container"] else ""
     columns["commit"] = lambda row: (
         row["commit"][:10] + ("-dirty" * row["commit"].endswith("-dirty"))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ def test_a_packed_study_is_the_same_runs_with_their_report(tmp_path):
     assert pack("--check", tmp_path / "study").returncode == 0
 
 
-FAULTS = {
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "several commits": ({"git_commit": "b" * 40}, "2 commits"),
     "changed files": ({"git_commit": "a" * 40 + "-dirty"}, "not committed"),
     "another machine": ({"cores": 64}, "2 platforms"),
