@@ -36,6 +36,8 @@ PARTS = ("imports", "setup", "first")  # of startup
 SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
+# Text that a spreadsheet would run is quoted in a study's runs.csv, as spreadsheets do it.
+FORMULA, QUOTED = re.compile("'*[=+@-]"), "^'(?='*[=+@-])"
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
 
 
@@ -413,7 +415,8 @@ def save(data: Data, folder: str | Path) -> None:
     data.iterations.to_parquet(parts[0], compression="zstd")
     about = {"left_out": data.left_out, "notes": data.notes}
     parts[1].write_text(json.dumps(about, indent=1) + "\n")
-    data.runs.to_csv(parts[2], index=False, lineterminator="\n")
+    quoted = data.runs.map(lambda x: f"'{x}" if FORMULA.match(str(x)) and isinstance(x, str) else x)
+    quoted.to_csv(parts[2], index=False, lineterminator="\n")
     for part, name in zip(parts, names, strict=True):  # all are whole before any takes its place
         part.replace(folder / name)
     if not (data.left_out or data.notes):
@@ -463,6 +466,7 @@ def read_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
             table = table.reset_index(named) if named else table  # it may be a column: `run`
         else:
             table = pd.read_csv(path, dtype="str", keep_default_na=False).replace("", None)
+            table = table.replace(QUOTED, "", regex=True)
             if not isinstance(table.index, pd.RangeIndex):
                 raise ValueError("its rows are longer than its header")
     except Exception as error:  # of a damaged file, pyarrow raises whatever it meets

@@ -1,6 +1,7 @@
 """Runs load into one table from folders, studies and W&B; what is broken or double is named."""
 
 import copy
+import csv
 import json
 import os
 import pty
@@ -744,3 +745,14 @@ def test_a_study_whose_disk_is_full_keeps_what_it_had(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         save(data._replace(iterations=data.iterations.head(3)), tmp_path / "study")
     assert_same(load(tmp_path / "study"), data._replace(runs=data.runs))
+
+
+def test_a_study_holds_no_formula_and_loses_no_text(tmp_path):
+    for i, text in enumerate(("=1+1", "'=1", "@x", "-1", "+a", "a=b", "'a")):
+        write_plain(tmp_path / "runs" / str(i), env_id=text)
+    data = load(tmp_path / "runs")
+    save(data, tmp_path / "study")
+    with (tmp_path / "study" / "runs.csv").open(newline="") as file:
+        cells = [row["env_id"] for row in csv.DictReader(file)]
+    assert not [x for x in cells if x[0] in "=+@-"]
+    assert_same(load(tmp_path / "study"), data)
