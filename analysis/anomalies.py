@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis import readings
-from analysis.bench import timed
+from analysis.bench import timed, under_load
 from analysis.runs import Data
 
 CELL = ["platform", "settings", "sync", "mode", "env_id", "size"]
@@ -20,10 +20,9 @@ def find(data: Data) -> dict[str, list[str]]:
         "Uneven runs": uneven(data.iterations),
         "Outliers": outliers(runs),
     }
-    busy = runs[runs["load"] > runs["cores"] + 1]
     found["Made under load"] = [
         f"{x['run']}: {x['load']:.1f} processes wanted its {x['cores']:.0f} cores as it started"
-        for _, x in busy.iterrows()
+        for _, x in under_load(runs).iterrows()
     ]
     for name, what in VERSIONS.items():
         several = sorted(data.runs[name].unique())

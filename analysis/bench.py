@@ -108,6 +108,11 @@ def timed(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[~runs["resumed"]]
 
 
+def under_load(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs at whose start others wanted the cores; one may be the run before it."""
+    return runs[runs["load"] > runs["cores"] + 1]
+
+
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs of some modes in environments that have all of these, which may be none.
 

@@ -14,13 +14,12 @@ import matplotlib as mpl
 import pandas as pd
 
 from analysis import learning, render, report
-from analysis.bench import mode_order, timed
+from analysis.bench import mode_order, timed, under_load
 from analysis.readings import counted, join, some
 from analysis.runs import TABLES, Data, load, save
-from analysis.schema import SourceError
+from analysis.schema import VERSIONS, SourceError
 
 ONE = {"platform": "platforms", "settings": "sets of hyperparameters", "commit": "commits"}
-VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
 def problems(data: Data) -> list[str]:
@@ -40,7 +39,7 @@ def problems(data: Data) -> list[str]:
     resumed = len(runs) - len(timed(runs))
     if resumed:
         found.append(f"{counted([resumed], 'run')} stopped and resumed")
-    busy = int((runs["load"] > runs["cores"] + 1).sum())
+    busy = len(under_load(runs))
     if busy:
         found.append(f"{counted([busy], 'run')} made while others used the machine")
     return found + missing(runs)

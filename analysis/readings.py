@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import learning, stats, study
-from analysis.bench import Bench, mode_order, shared, size_order, timed
+from analysis.bench import Bench, mode_order, shared, size_order, timed, under_load
 
 LATE_COMPILING = 1.25  # iterations 1-7 that take this many times a steady one
 
@@ -140,7 +140,7 @@ def noise(bench: Bench) -> str:
 def busy(bench: Bench) -> list[str]:
     """Say how many runs were made while others wanted the machine, if any were."""
     runs = timed(bench.runs)
-    count = int((runs["load"] > runs["cores"] + 1).sum())
+    count = len(under_load(runs))
     words = "was made" if count == 1 else "were made"
     text = f"{count} of {counted([len(runs)], 'run')} {words} while others used the machine too."
     return [text] if count else []

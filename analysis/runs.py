@@ -339,7 +339,7 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
     returns = known_numbers(record.metrics, "charts/episodic_return")
     row = {x.name: values.get(x.source) for x in RUNS if x.source}
-    row |= {x.name: versions.get(x.name) for x in RUNS if x.meaning == f"version of {x.name}"}
+    row |= {name: versions.get(name) for name in schema.VERSIONS}
     row |= {
         "run": record.run,
         "source": record.source,

@@ -44,6 +44,7 @@ KINDS = {
 }
 FLAGS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 MOST_TEXT = 4000  # characters: settings have some 600
+VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 RUNS = (
     Column("run", "text", "unique name of the run: its folder, or W&B's id; if missing, its row"),
@@ -77,10 +78,7 @@ RUNS = (
     Column("container", "flag", "ran in a container", "container", "run"),
     Column("started", "text", "start, ISO 8601", "started", "run"),
     Column("commit", "text", "git commit, with `-dirty` if files had changed", "git_commit"),
-    *(
-        Column(name, "text", f"version of {name}")
-        for name in ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
-    ),
+    *(Column(name, "text", f"version of {name}") for name in VERSIONS),
     Column("notes", "text", "`--notes` of older runs", "args.notes"),
     Column("resumed", "flag", "was stopped and gone on with: it has no durations"),
     Column(
