@@ -149,6 +149,11 @@ def load_run(folder: str) -> Run:
     return Run(Path(folder).resolve(), script, args, iteration, get_logits)
 
 
+def steps_of(run: Run) -> int:
+    """Environment steps that the agent was trained for."""
+    return run.iteration * run.args.num_envs * run.args.num_steps
+
+
 # === Episodes ===================================================================================
 @partial(jax.jit, static_argnames="sample")
 def choose(logits, key, step, sample: bool):
@@ -189,7 +194,7 @@ def evaluate(run: Run, args: Args) -> dict[str, Any]:
         left -= counted
         if not left.any():
             break
-    steps = run.iteration * run.args.batch_size
+    steps = steps_of(run)
     return {
         **{"script": run.script.__name__, "env_id": run.args.env_id, "run_seed": run.args.seed},
         **{"iteration": run.iteration, "global_step": steps, "episodes": args.episodes},
@@ -301,7 +306,7 @@ def draw(runs: list[Run], args: Args) -> bytes:
     images = [Image.new("RGB", size, "white") for _ in range(length)]
     for i, (run, (frames, _)) in enumerate(zip(runs, recorded, strict=True)):
         x, name = i * width + 8, plain(run.folder.name)[:38]
-        trained = f"{run.script.__name__}, {run.iteration * run.args.batch_size:,} steps"
+        trained = f"{run.script.__name__}, {steps_of(run):,} steps"
         shown = zip(images, frames[:length], pictures(run, frames[:length]), strict=True)
         for image, (_, _, total, episode, over), array in shown:
             scale = min((width - 16) / array.shape[1], (height - 8) / array.shape[0])

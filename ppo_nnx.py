@@ -129,13 +129,13 @@ class VecEnv:
 
     def __init__(self, env_id: str, num_envs: int) -> None:
         try:
-            self.env, params = gymnax.make(env_id)
-            self.num_actions = self.env.action_space(params).n
-            self.obs_dim = math.prod(self.env.observation_space(params).shape)
+            self.env, self.params = gymnax.make(env_id)
+            self.num_actions = self.env.action_space(self.params).n
+            self.obs_shape = self.env.observation_space(self.params).shape
         except (ValueError, AttributeError, OSError) as error:  # unknown, continuous, not at hand
             known = f"be one of {', '.join(gymnax.registered_envs)}, and not {env_id}"
             raise ValueError(f"--env-id must have discrete actions and {known}") from error
-        self.num_envs = num_envs
+        self.num_envs, self.obs_dim = num_envs, math.prod(self.obs_shape)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start every environment; return obs (N, obs_dim) and the state."""
@@ -151,7 +151,7 @@ class VecEnv:
         """Take action (N,) int32; return obs after any restart, state, Storage from reward on."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
-        step = jax.vmap(self.env.step)
+        step = jax.vmap(partial(self.env.step, params=self.params))
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
         reward, next_obs = reward.astype(jnp.float32), self.flatten(info["final_observation"])
         total, length = state.episode_return + reward, state.episode_length + 1
@@ -365,16 +365,15 @@ def episode_statistics(storage: Storage):
 
 
 # === Run log ====================================================================================
-# Plumbing, the same in every script: flags, metrics, checkpoints. Who came for PPO may skip it.
+# Plumbing, the same in every script: flags, metrics, checkpoints. No algorithm is in here.
 def fail(reason: str) -> NoReturn:
     """End the process with a sentence about what its user can mend."""
     print("".join(x if x.isprintable() else " " for x in reason), file=sys.stderr)
     sys.exit(2)
 
 
-def main() -> None:
-    """Train by the command line, or go on with the run that it names."""
-    args = tyro.cli(Args)
+def main(args: Args) -> None:
+    """Train by the command line's args, or go on with the run that they name."""
     if args.resume is not None:
         if sum(word.startswith("--") for word in sys.argv) > 1:
             fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
@@ -505,15 +504,16 @@ class RunLog:
         if len(self.signals) == 2:
             signal.signal(number, self.handlers[number])
 
-    def write(self, iteration: int, times: tuple[float, float, float], values: list[float]) -> bool:
-        """Log METRICS and times (start, rollout's end, end); return whether to save."""
+    def write(self, iteration: int, times: tuple[float, float | None, float], values) -> bool:
+        """Log METRICS and times (start, rollout's end or None, end); return whether to save."""
         args, done, (start, middle, end) = self.args, iteration + 1, times
+        steps = args.num_envs * args.num_steps  # of environments, per iteration
         lr = args.learning_rate * (1 - iteration / args.num_iterations if args.anneal_lr else 1)
         row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
-        row |= {"iteration": iteration, "global_step": done * args.batch_size}
-        row |= {"charts/learning_rate": lr, "charts/SPS": args.batch_size / (end - start)}
+        row |= {"iteration": iteration, "global_step": done * steps}
+        row |= {"charts/learning_rate": lr, "charts/SPS": steps / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
-        if args.sync_for_timing:
+        if middle is not None:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}
@@ -600,7 +600,7 @@ def train(args: Args) -> dict[str, Any]:
             obs, env_state, storage = rollout_fn(obs, env_state, rollout_key)
             if args.sync_for_timing:
                 jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
+            middle = time.perf_counter() if args.sync_for_timing else None
             metrics = update_fn(storage, update_key)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
             if log.write(iteration, (start, middle, time.perf_counter()), metrics):
@@ -609,4 +609,4 @@ def train(args: Args) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Args))

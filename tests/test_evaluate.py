@@ -89,7 +89,7 @@ def stand_in(env_id, name="stand-in"):
     """A run without a checkpoint, whose actions are all alike to the policy."""
     script = importlib.import_module("ppo_linen")
     num_actions = script.VecEnv(env_id, 1).num_actions
-    args = SimpleNamespace(env_id=env_id, seed=1, batch_size=128)
+    args = SimpleNamespace(env_id=env_id, seed=1, num_envs=4, num_steps=32)
     uniform = jax.jit(lambda obs: jnp.zeros((len(obs), num_actions)))
     return evaluate.Run(Path(name), script, args, 6, uniform)
 

@@ -178,7 +178,7 @@ def main(name, *flags):
         patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
         patch.setattr(threading, "excepthook", threading.excepthook)  # main changes it
         try:
-            script.main()
+            script.main(script.tyro.cli(script.Args))
         except SystemExit as stopped:
             return stopped.code
     return 0

@@ -17,7 +17,7 @@ from sections import SCRIPTS, SECTIONS, differences, read, sections
 def test_sections_and_main(name):
     assert list(sections(read(name))) == SECTIONS
     *_, main = read(name).split('if __name__ == "__main__":\n')
-    assert main == "    main()\n"
+    assert main == "    main(tyro.cli(Args))\n"
 
 
 def test_shared_sections_are_the_same_to_the_letter():
