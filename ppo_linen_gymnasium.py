@@ -114,7 +114,7 @@ class Args:
         rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
         check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
 
-        stem = f"{self.env_id}__{self.exp_name}__{self.seed}"
+        stem = f"{self.env_id.replace('/', '-')}__{self.exp_name}__{self.seed}"
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
@@ -150,22 +150,23 @@ class VecEnv:
                 raise ValueError(needed) from error
             if self.env_id not in envpool.list_all_envs():
                 raise ValueError(f"--vectorization envpool has no environment {self.env_id}")
-            with warnings.catch_warnings(action="ignore"):  # that limits are rounded
-                spec = envpool.make_spec(self.env_id)
-                return spec.action_space, spec.observation_space
+            warnings.filterwarnings("ignore", ".*precision lowered")  # of the limits in its spaces
+            spec = envpool.make_spec(self.env_id)
+            return spec.action_space, spec.observation_space
         if self.env_id not in gymnasium.registry:  # a package's, as MinAtar/Breakout-v0
             for package in metadata.entry_points(group="gymnasium.envs"):
                 if package.name in ("__root__", self.env_id.partition("/")[0]):
                     package.load()()
-        spec = gymnasium.spec(self.env_id)  # what is registered: make() would import any file
-        if self.vectorization == "vector" and "CartPoleVector" not in str(spec.vector_entry_point):
+        self.spec = gymnasium.spec(self.env_id)  # nothing is imported by its name, as make would
+        own_class = str(self.spec.vector_entry_point)
+        if self.vectorization == "vector" and "CartPoleVectorEnv" not in own_class:
             raise ValueError(f"--vectorization vector has CartPole-v1 only, not {self.env_id}")
-        env = gymnasium.make(spec)
+        env = gymnasium.make(self.spec)
         env.close()
         return env.action_space, env.observation_space
 
-    def reset(self) -> np.ndarray:
-        """Make and start every environment; return obs (N, obs_dim)."""
+    def reset(self, num_steps: int) -> np.ndarray:
+        """Make and start every environment, for num_steps steps each; return obs (N, obs_dim)."""
         # Not seed + i, or two runs with seeds 1 and 2 would share all environments but one.
         seeds = (np.random.SeedSequence(self.seed).generate_state(self.num_envs) >> 1).tolist()
         how = self.vectorization
@@ -176,22 +177,27 @@ class VecEnv:
             obs, _ = self.envs.reset()
         elif how == "vector":
             mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
-            self.envs = gymnasium.make_vec(self.env_id, self.num_envs, mode)
+            self.envs = gymnasium.make_vec(self.spec, self.num_envs, mode)
             obs, _ = self.envs.reset(seed=seeds[0])
         else:
             mode = gymnasium.vector.AutoresetMode.DISABLED
             own: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
             if how == "async":  # not by fork: JAX and torch have threads
                 own |= {"context": "forkserver", "worker": async_worker}
-            self.envs = gymnasium.make_vec(self.env_id, self.num_envs, how, vector_kwargs=own)
+            self.envs = gymnasium.make_vec(self.spec, self.num_envs, how, vector_kwargs=own)
             obs, _ = self.envs.reset(seed=seeds)
         weakref.finalize(self, self.envs.close)  # also where a signal or an error ends the process
         self.episode_return = np.zeros(self.num_envs, np.float32)  # of the running episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
+        # All actions taken, for replay; a checkpoint holds them.
+        dtype = np.min_scalar_type(self.num_actions - 1)
+        self.actions, self.count = np.zeros((num_steps, self.num_envs), dtype), 0
         return self.flatten(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Take action (N,) of integers; return obs after any restart, Storage from reward on."""
+        self.actions[self.count] = action
+        self.count += 1
         raw_obs, raw_reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
         reward, next_obs = raw_reward.astype(np.float32), self.flatten(raw_obs)
         total, length = self.episode_return + reward, self.episode_length + 1
@@ -316,7 +322,7 @@ def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
 
     steps = []
     for step_noise in np.asarray(noise):  # sync
-        action, logprob = jax.device_get(policy_fn(params, obs, step_noise))  # sync
+        action, logprob = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
         new_obs, result = env.step(action)
         steps.append((obs, action, logprob, result))
         obs = new_obs
@@ -662,10 +668,9 @@ def train(args: Args) -> dict[str, Any]:
     # An iteration's keys are folded in from its number, so resuming needs none.
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
     state = make_agent(args, env, agent_key)
-    total_steps = args.num_iterations * args.num_steps
-    actions = np.zeros((total_steps, args.num_envs), np.min_scalar_type(env.num_actions - 1))
-    obs = env.reset()
-    first, train_state, obs, actions = log.begin(train_state=state, obs=obs, actions=actions)
+    obs = env.reset(args.num_iterations * args.num_steps)
+    parts = {"train_state": state, "obs": obs, "actions": env.actions}
+    first, train_state, obs, actions = log.begin(**parts)
     env.replay(actions[: first * args.num_steps], obs)
     # args is bound: to the compiler it is constant. Donating would save no time.
     policy_fn = jax.jit(partial(policy, apply_fn=state.apply_fn))
@@ -675,12 +680,11 @@ def train(args: Args) -> dict[str, Any]:
         start = time.perf_counter()
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
-        actions[iteration * args.num_steps :][: args.num_steps] = storage.action
         middle = time.perf_counter() if args.sync_for_timing else None
         train_state, metrics = update_fn(train_state, storage, update_key)
         metrics = metrics.tolist()  # sync
         if log.write(iteration, (start, middle, time.perf_counter()), metrics):
-            log.save(iteration, train_state=train_state, obs=obs, actions=actions)
+            log.save(iteration, train_state=train_state, obs=obs, actions=env.actions)
     return log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
 
