@@ -1,15 +1,15 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium==1.3.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
 """PPO in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
-    python ppo_linen.py --env-id CartPole-v1 --seed 1  # 15 s on two CPU cores, at a2707b4
+    python ppo_linen_gymnasium.py --env-id CartPole-v1 --seed 1
 
-The environments are gymnax's and step inside the jitted rollout, so an iteration is two calls.
-Parameters and optimizer live in a TrainState: a function that changes it returns the next one.
-Diff me with ppo_nnx.py to see what Flax NNX changes, with ppo_torch.py to see what PyTorch does.
+--vectorization says what steps the environments: Gymnasium in this process, or in one per
+environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
+Diff me with ppo_linen.py to see environments in JAX, with ppo_torch_gymnasium.py to see PyTorch.
 """
 
 import fcntl
@@ -167,7 +167,7 @@ class VecEnv:
 
     def reset(self, num_steps: int) -> np.ndarray:
         """Make and start every environment, for num_steps steps each; return obs (N, obs_dim)."""
-        # Not seed + i, or two runs with seeds 1 and 2 would share all environments but one.
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
         seeds = (np.random.SeedSequence(self.seed).generate_state(self.num_envs) >> 1).tolist()
         how = self.vectorization
         if how == "envpool":
@@ -230,7 +230,7 @@ class VecEnv:
         again, lead to the same state. That costs the time that the environments took before.
         """
         now = obs
-        for action in actions:
+        for action in actions.clip(max=self.num_actions - 1):  # a stranger's file may hold more
             now, _ = self.step(action)
         if not np.array_equal(now, obs):
             fail(f"--resume: {self.env_id} does not repeat itself, so no run in it can go on")
@@ -240,7 +240,7 @@ class VecEnv:
 
 
 def async_worker(*args: Any) -> None:
-    """A process of --vectorization async: signals are left to the parent, and it ends with it."""
+    """A process of --vectorization async: the parent handles signals, and this one ends with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with suppress(EOFError, OSError):
