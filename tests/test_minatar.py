@@ -12,14 +12,11 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import minatar
-import minatar.gym
 import numpy as np
 import pytest
 from gymnax.wrappers.purerl import StickyActionWrapper
 
 STICKY = 0.1
-if "MinAtar/Breakout-v0" not in gymnasium.registry:  # or the package's entry point has done it
-    minatar.gym.register_envs()
 
 
 def keep_the_ball(game, aim):
