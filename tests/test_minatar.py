@@ -12,11 +12,14 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import minatar
+import minatar.gym
 import numpy as np
 import pytest
 from gymnax.wrappers.purerl import StickyActionWrapper
 
 STICKY = 0.1
+if "MinAtar/Breakout-v0" not in gymnasium.registry:  # another test may have done it
+    minatar.gym.register_envs()
 
 
 def keep_the_ball(game, aim):
