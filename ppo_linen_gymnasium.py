@@ -669,8 +669,7 @@ def train(args: Args) -> dict[str, Any]:
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
     state = make_agent(args, env, agent_key)
     obs = env.reset(args.num_iterations * args.num_steps)
-    parts = {"train_state": state, "obs": obs, "actions": env.actions}
-    first, train_state, obs, actions = log.begin(**parts)
+    first, train_state, obs, actions = log.begin(train_state=state, obs=obs, actions=env.actions)
     env.replay(actions[: first * args.num_steps], obs)
     # args is bound: to the compiler it is constant. Donating would save no time.
     policy_fn = jax.jit(partial(policy, apply_fn=state.apply_fn))

@@ -1,4 +1,4 @@
-"""The five scripts behind one interface: NumPy in, NumPy out, always through their own functions.
+"""The PPO scripts behind one interface: NumPy in, NumPy out, always through their own functions.
 
 Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (inputs, outputs).
 """
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
-from sections import JAX_SCRIPTS, SCRIPTS, TORCH_SCRIPTS
+from sections import ALL_SCRIPTS, GYMNASIUM_SCRIPTS, JAX_SCRIPTS, SCRIPTS, TORCH_SCRIPTS
 
-__all__ = ["JAX_SCRIPTS", "SCRIPTS", "TORCH_SCRIPTS", "make_learner", "random_weights"]
+__all__ = ["ALL_SCRIPTS", "GYMNASIUM_SCRIPTS", "JAX_SCRIPTS", "SCRIPTS", "TORCH_SCRIPTS"]
+__all__ += ["make_learner", "random_weights"]
 
 Weights = dict[str, list[tuple[np.ndarray, np.ndarray]]]
 
@@ -112,6 +113,28 @@ class Linen:
         """Action probabilities and values of obs."""
         logits, value = self.state.apply_fn(self.state.params, jnp.array(obs))
         return np.array(jax.nn.softmax(logits)), np.array(value)
+
+
+def start_gymnasium(script: ModuleType, args: Any) -> tuple[Any, np.ndarray]:
+    """The environments, ready for more steps than a test takes, and their first obs."""
+    env = script.VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
+    return env, env.reset(num_steps=10_000)
+
+
+class LinenGymnasium(Linen):
+    def start(self) -> None:
+        script, args = self.script, self.args
+        self.env, self.obs = start_gymnasium(script, args)
+        self.key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
+        self.state = script.make_agent(args, self.env, agent_key)
+        self.policy_fn = jax.jit(partial(script.policy, apply_fn=self.state.apply_fn))
+        self.update_fn = jax.jit(partial(script.update, args=args))
+
+    def rollout(self) -> Any:
+        self.key, key = jax.random.split(self.key)
+        arguments = self.policy_fn, self.state.params, self.obs, key, self.env, self.args
+        self.obs, storage = self.script.rollout(*arguments)
+        return storage
 
 
 class NNX(Linen):
@@ -259,7 +282,25 @@ class Torch:
         return logits.softmax(-1).numpy(), value.numpy()
 
 
-LEARNERS = {"ppo_linen": Linen, "ppo_nnx": NNX, "ppo_nnx_cached": NNX}
+class TorchGymnasium(Torch):
+    def start(self) -> None:
+        script, args = self.script, self.args
+        torch.manual_seed(args.seed)
+        self.env, obs = start_gymnasium(script, args)
+        self.agent, adam = script.make_agent(args, self.env, torch.device("cpu"))
+        self.policy_fn = partial(script.policy, self.agent)
+        step = partial(script.minibatch_step, self.agent, adam, count())
+        self.minibatch_fn = partial(step, args=args)
+        self.obs = torch.from_numpy(obs)
+
+    def rollout(self) -> Any:
+        arguments = self.policy_fn, self.obs, self.env, self.args
+        self.obs, storage = self.script.rollout(*arguments)
+        return storage
+
+
+LEARNERS: dict[str, Any] = {"ppo_linen": Linen, "ppo_nnx": NNX, "ppo_nnx_cached": NNX}
+LEARNERS |= {"ppo_linen_gymnasium": LinenGymnasium, "ppo_torch_gymnasium": TorchGymnasium}
 
 
 def make_learner(name: str, start: bool = True, **flags: Any) -> Any:

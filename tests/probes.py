@@ -1,13 +1,15 @@
-"""Environments whose values and best actions are known, registered with gymnax as Probe...-v0.
+"""Environments whose values and best actions are known, Probe...-v0 in gymnax and in Gymnasium.
 
 The idea is Andy Jones's: each probe fails for one kind of mistake.
 """
 
 from typing import Any
 
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
 
@@ -108,6 +110,35 @@ class ProbeTruncation(Probe):
         return (state.time == 1).astype(jnp.float32)[None]
 
 
+class GymnasiumProbe(gymnasium.Env):
+    """A probe for Gymnasium, which truncates it."""
+
+    def __init__(self, probe: type[Probe]) -> None:
+        self.probe, self.params = probe(), Params()
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def observe(self) -> np.ndarray:
+        key: Any = None
+        return np.asarray(self.probe.observe(key, self.state, None, self.params))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        self.state = State(jnp.int32(0), jnp.float32(self.np_random.choice([-1, 1])))
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple:
+        reward = float(self.probe.reward(self.state, action))
+        self.state = State(self.state.time + 1, self.state.signal)
+        return self.observe(), reward, bool(self.state.time >= self.probe.length), False, {}
+
+
 for probe in (Probe, ProbeObservation, ProbeDiscount, ProbeAction, ProbeBoth, ProbeTruncation):
     if f"{probe.__name__}-v0" not in gymnax.registered_envs:
         gymnax.register(f"{probe.__name__}-v0", probe)
+        gymnasium.register(
+            f"{probe.__name__}-v0",
+            entry_point="probes:GymnasiumProbe",
+            kwargs={"probe": probe},
+            max_episode_steps=probe().default_params.max_steps_in_episode,
+        )

@@ -15,21 +15,25 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
 JAX_SCRIPTS = SCRIPTS[2:]
 TORCH_SCRIPTS = SCRIPTS[:2]
+GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
+ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Run log", "Training"]
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
+TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
+LINEN_PAIR = ("ppo_linen", "ppo_linen_gymnasium")
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
-    "Arguments": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:])],
-    "Environment": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:])],
-    "Agent": [JAX_SCRIPTS[1:]],
-    "Storage": [TORCH_SCRIPTS, JAX_SCRIPTS],
+    "Arguments": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]), GYMNASIUM_SCRIPTS[::-1]],
+    "Environment": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]), GYMNASIUM_SCRIPTS[::-1]],
+    "Agent": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:]],
+    "Storage": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
     "Rollout": [TORCH_SCRIPTS, JAX_SCRIPTS[1:]],
-    "GAE": [TORCH_SCRIPTS, JAX_SCRIPTS],
-    "Loss": [TORCH_SCRIPTS, JAX_SCRIPTS[1:]],
-    "Update": [JAX_SCRIPTS[1:]],
-    "Run log": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:])],
+    "GAE": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
+    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_PAIR, JAX_SCRIPTS[1:]],
+    "Update": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:]],
+    "Run log": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:], *GYMNASIUM_SCRIPTS)],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.
 OWN = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import probes  # noqa: F401  (registers the environments)
 import pytest
-from frameworks import SCRIPTS, make_learner
+from frameworks import ALL_SCRIPTS, make_learner
 
 import ppo_linen
 
@@ -53,7 +53,7 @@ def to_numpy(storage):
     return type(storage)(*(np.asarray(x) for x in storage))
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_transitions(name):
     """CartPole without its auto-reset, replayed one environment at a time, is what was stored."""
     learner = make_learner(name, num_steps=64)
@@ -87,7 +87,7 @@ def test_transitions(name):
         total[done[t]] = 0
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_logprob_is_that_of_the_policy(name):
     learner = make_learner(name)
     storage = to_numpy(learner.rollout())
@@ -96,7 +96,7 @@ def test_logprob_is_that_of_the_policy(name):
     np.testing.assert_allclose(storage.logprob.ravel(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_actions_are_drawn_from_the_policy(name):
     """4096 draws from known logits, within five standard errors of softmax."""
     flags: dict[str, Any] = {"num_envs": 64, "num_steps": 64, "total_timesteps": 4096}
@@ -110,7 +110,7 @@ def test_actions_are_drawn_from_the_policy(name):
     assert abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / 4096)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_truncation_and_statistics(name):
     """Two-step episodes, cut off and never terminated; METRICS count and measure them."""
     learner = make_learner(name, env_id="ProbeTruncation-v0")
@@ -121,7 +121,7 @@ def test_truncation_and_statistics(name):
     np.testing.assert_array_equal(metrics[:7], [32, 2, 2, 2, 2, 2, 2])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_statistics_equal_numpy(name):
     learner = make_learner(name, num_envs=8, num_steps=64)
     storage = learner.rollout()

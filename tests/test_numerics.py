@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import reference
-from frameworks import JAX_SCRIPTS, SCRIPTS, make_learner, random_weights
+from frameworks import ALL_SCRIPTS, JAX_SCRIPTS, make_learner, random_weights
 
 OBS_DIM, NUM_ACTIONS, HIDDEN = 4, 2, (8, 8)
 
@@ -27,7 +27,7 @@ def random_storage(seed: int, num_steps: int, num_envs: int, end_rate: float = 0
     )
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 @pytest.mark.parametrize("num_steps", [1, 7, 16, 33])
 @pytest.mark.parametrize("bootstrap_truncated", [True, False])
 def test_gae_equals_the_loop(name, num_steps, bootstrap_truncated):
@@ -49,7 +49,7 @@ LOSS_FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 @pytest.mark.parametrize("flags", LOSS_FLAGS, ids=str)
 def test_loss_and_gradient_equal_numpy(name, flags):
     learner = make_learner(name, **flags)
@@ -73,7 +73,7 @@ def updates():
     storage, key = random_storage(4, 16, 4), jax.random.key(5)
     orders = make_learner("ppo_linen", start=False).draw_orders(key)
     results = {}
-    for name in SCRIPTS:
+    for name in ALL_SCRIPTS:
         learner = make_learner(name)
         learner.set_weights(weights)
         metrics = learner.update(storage, key, orders)
@@ -85,7 +85,7 @@ def updates():
     return results
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_update_equals_numpy(updates, name):
     before, (expected, losses) = updates["before"][0], updates["numpy"]
     weights, metrics = updates[name]
@@ -94,7 +94,7 @@ def test_update_equals_numpy(updates, name):
     np.testing.assert_allclose(metrics[7:12], losses, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_updates_agree_across_frameworks(updates, name):
     tolerance = 1e-6 if "nnx" in name or "linen" in name else 1e-5
     weights, metrics = updates[name]
@@ -117,7 +117,7 @@ def test_shuffle(name):
     assert abs(chi_square - 63 * 63) < 5 * np.sqrt(2 * 63 * 63)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_initial_weights_are_orthogonal_and_scaled(name):
     weights = make_learner(name, hidden_sizes=(16, 16)).get_weights()
     for network, output_scale in (("actor", 0.01), ("critic", 1.0)):
@@ -131,7 +131,7 @@ def test_initial_weights_are_orthogonal_and_scaled(name):
             assert not bias.any()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_learning_rate_decays_to_zero(name):
     """The last of all optimizer steps is the smallest; without annealing it is not."""
     storage, key = random_storage(4, 16, 4), jax.random.key(0)

@@ -6,13 +6,15 @@ import shlex
 import signal
 import subprocess
 
+import pytest
 from conftest import ROOT
 
 
-def test_trains_is_stopped_and_goes_on(tmp_path):
+@pytest.mark.parametrize("name", ["ppo_linen", "ppo_linen_gymnasium"])
+def test_trains_is_stopped_and_goes_on(name, tmp_path):
     """As a new user would; PyTorch's scripts are tried by hand, since uv takes 5 GB of CUDA."""
-    (tmp_path / "ppo_linen.py").write_bytes((ROOT / "ppo_linen.py").read_bytes())
-    command = "uv run --quiet ppo_linen.py --total-timesteps 384000 --run-name one --num-envs 4"
+    (tmp_path / f"{name}.py").write_bytes((ROOT / f"{name}.py").read_bytes())
+    command = f"uv run --quiet {name}.py --total-timesteps 384000 --run-name one --num-envs 4"
     command += " --num-steps 32 --update-epochs 1 --hidden-sizes 8"
     env = {name: x for name, x in os.environ.items() if name != "VIRTUAL_ENV"}
     pipe = subprocess.PIPE

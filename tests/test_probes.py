@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import probes  # noqa: F401  (registers the environments)
 import pytest
-from frameworks import SCRIPTS, make_learner
+from frameworks import ALL_SCRIPTS, make_learner
 
 FLAGS: dict[str, Any] = {
     "num_envs": 16,
@@ -28,7 +28,7 @@ def train(name: str, env_id: str, **flags):
     return learner
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_values(name):
     expected = {
         "Probe-v0": ({0.0: 1.0}, {}),
@@ -47,7 +47,7 @@ def test_values(name):
     )
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_actions(name):
     learner = train(name, "ProbeAction-v0")
     assert learner.apply(np.zeros((1, 1), "f"))[0][0, 1] > 0.95

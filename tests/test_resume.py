@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from frameworks import SCRIPTS, TORCH_SCRIPTS
+from frameworks import ALL_SCRIPTS, GYMNASIUM_SCRIPTS, JAX_SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_server import WandbServer
 
@@ -126,13 +126,24 @@ def test_the_third_signal_ends_at_once(monkeypatch):
     assert set_to == [signal.SIG_IGN]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(name, start, tmp_path):
+GYMNASIUM = [("ppo_linen_gymnasium", "async"), ("ppo_linen_gymnasium", "envpool")]
+GYMNASIUM += [(name, "vector") for name in GYMNASIUM_SCRIPTS]
+
+
+@pytest.mark.parametrize(
+    ("name", "vectorization"), [*((name, None) for name in ALL_SCRIPTS), *GYMNASIUM]
+)
+def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(
+    name, vectorization, start, tmp_path
+):
     """At any moment; the command that the run prints is run."""
-    rng, iterations = random.Random(name), 300 if name in TORCH_SCRIPTS else 600
-    assert end(start(*command(name, "whole", iterations)))[0] == 0
+    if vectorization == "envpool":
+        pytest.importorskip("envpool")
+    flags = ["--vectorization", vectorization] if vectorization else []
+    rng, iterations = random.Random(name), 600 if name in JAX_SCRIPTS else 300
+    assert end(start(*command(name, "whole", iterations, *flags)))[0] == 0
     whole, folder = metrics(tmp_path / "runs" / "whole"), tmp_path / "runs" / "stopped"
-    process = start(*command(name, "stopped", iterations, "--save-every", 7))
+    process = start(*command(name, "stopped", iterations, *flags, "--save-every", 7))
     resumed, how = [], [sys.executable, ROOT / f"{name}.py", "--resume", folder]
     for number in rng.sample([signal.SIGTERM, signal.SIGKILL, signal.SIGINT], 3):
         wait_for_lines(process, folder, sum(resumed[-1:]) + rng.randrange(8, 40))

@@ -18,7 +18,7 @@ import pytest
 import torch
 import wandb
 from conftest import ROOT
-from frameworks import JAX_SCRIPTS, SCRIPTS, TORCH_SCRIPTS
+from frameworks import ALL_SCRIPTS, JAX_SCRIPTS, TORCH_SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch._inductor import metrics as inductor
 
@@ -72,7 +72,7 @@ class Counts:
         monkeypatch.setattr(script.RunLog, "write", watched)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_compilations_transfers_and_graph_breaks(name, tmp_path, monkeypatch):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -157,7 +157,7 @@ def without_time(rows):
     ]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_a_seed_repeats_to_the_last_digit_and_another_differs(name, tmp_path):
     first, again, other = (
         without_time(train(name, tmp_path, seed=seed, run_name=run_name)[1])
@@ -176,7 +176,7 @@ def test_train_can_be_called_again_with_other_sizes(tmp_path):
         train("ppo_torch_compile", tmp_path, run_name=str(width), **sizes)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_what_a_run_leaves(name, tmp_path):
     run, rows, folder = train(name, tmp_path, sync_for_timing=True, total_timesteps=128 * 10)
     assert json.loads((folder / "run.json").read_text()) == json.loads(json.dumps(run))
@@ -234,7 +234,7 @@ def command(name, folder, *flags):
     return [sys.executable, str(folder / f"{name}.py"), *small.split(), *flags]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_alone_in_an_empty_folder_then_killed(name, tmp_path):
     """A script copied alone runs; after kill -9 its metrics are whole and run.json is absent."""
     (tmp_path / f"{name}.py").write_bytes((ROOT / f"{name}.py").read_bytes())
@@ -254,7 +254,7 @@ def test_alone_in_an_empty_folder_then_killed(name, tmp_path):
     assert not (tmp_path / "runs" / "killed" / "run.json").exists()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_learns_cartpole(name, tmp_path):
     """40 iterations of 2048 steps: far above the 20 that random actions reach."""
     flags: dict[str, Any] = {"num_envs": 16, "num_steps": 128, "num_minibatches": 4}
