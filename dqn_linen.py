@@ -409,6 +409,7 @@ class Plan(NamedTuple):
     row: np.ndarray  # (T,) int32, where the step goes in the replay
     num_rows: np.ndarray  # (T,) int32, of the replay that are written after the step
     num_updates: np.ndarray  # (T,) int32, after the step
+    updates_before: np.ndarray  # (T,) int32, in all iterations
 
 
 def make_plan(iteration: int, args: Args) -> Plan:
@@ -417,10 +418,11 @@ def make_plan(iteration: int, args: Args) -> Plan:
     after, steps = steps[1:], steps[:-1]
     decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
     learning_rate = np.full(len(steps), args.learning_rate * decay, np.float32)
-    num_updates = updates_after(after, args) - updates_after(steps, args)
-    rows = steps % args.buffer_size, np.minimum(after, args.buffer_size), num_updates
+    before = updates_after(steps, args)
+    rows = steps % args.buffer_size, np.minimum(after, args.buffer_size)
+    counts = updates_after(after, args) - before, before
     epsilon = epsilon_after(steps, args).astype(np.float32)
-    return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in rows))
+    return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in rows + counts))
 
 
 def episode_statistics(episodes: Episodes):
