@@ -296,7 +296,7 @@ class Transition(NamedTuple):
 
 def make_replay(args: Args, env: VecEnv) -> Transition:
     """An empty replay; MinAtar's observations are zeros and ones, and kept as bytes."""
-    size, kind = args.buffer_size, bool if args.env_id.endswith("-MinAtar") else jnp.float32
+    size, kind = args.buffer_size, bool if "MinAtar" in args.env_id else jnp.float32
     obs, next_obs = jnp.zeros((2, size, env.obs_dim), kind)
     zeros = partial(jnp.zeros, size)
     return Transition(obs, zeros(jnp.int32), zeros(jnp.float32), zeros(bool), next_obs)
@@ -372,9 +372,34 @@ METRICS = (
 )
 
 
+class Plan(NamedTuple):
+    """What an iteration does at each of its T = num_steps steps, known beforehand."""
+
+    epsilon: np.ndarray  # (T,) float32, chance of a random action
+    learning_rate: np.ndarray  # (T,) float32
+    row: np.ndarray  # (T,) int32, where the step goes in the replay
+    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
+    num_updates: np.ndarray  # (T,) int32, how many follow the step
+    updates_before: np.ndarray  # (T,) int32, how many were done before, in all iterations
+
+
+def make_plan(iteration: int, args: Args) -> Plan:
+    """Schedules as arrays, in integers where an update must not be early or late."""
+    first = iteration * args.num_steps
+    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
+    after = before + args.num_envs
+    decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+    counts = [before % args.buffer_size, np.minimum(after, args.buffer_size)]
+    counts += [updates_after(after, args) - updates_after(before, args)]
+    counts += [updates_after(before, args)]
+    epsilon = epsilon_after(before, args).astype(np.float32)
+    learning_rate = np.full(args.num_steps, args.learning_rate * decay, np.float32)
+    return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in counts))
+
+
 def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
-    """How many updates are due after so many environment steps: replay_ratio steps for each."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact: no update is early or late
+    """How many updates are due after so many environment steps, whatever num_envs is."""
+    ratio = Fraction(str(args.replay_ratio)) / args.batch_size
     return np.maximum(steps - args.learning_starts, 0) * ratio.numerator // ratio.denominator
 
 
@@ -392,6 +417,21 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
     return train_state.replace(**new), losses
 
 
+def learn(train_state, replay, losses, transition: Transition, key, now: Plan, args: Args):
+    """Store N steps and train on num_updates batches; losses (2,) are summed up."""
+    # Written first, read afterwards: the other way round, XLA copies the replay at each step.
+    replay = add(replay, transition, now.row)
+
+    def step(i, carry):
+        train_state, losses = carry
+        batch = sample(replay, jax.random.fold_in(key, i), now.num_rows, args.batch_size)
+        train_state, new_losses = update(train_state, batch, now.learning_rate, args)
+        return train_state, losses + new_losses
+
+    train_state, losses = jax.lax.fori_loop(0, now.num_updates, step, (train_state, losses))
+    return train_state, replay, losses
+
+
 class Episodes(NamedTuple):
     """T = num_steps steps in N = num_envs environments."""
 
@@ -399,30 +439,6 @@ class Episodes(NamedTuple):
     truncated: jax.Array  # (T, N) bool
     episode_return: jax.Array  # (T, N), up to and with this step
     episode_length: jax.Array  # (T, N)
-
-
-class Plan(NamedTuple):
-    """What an iteration does at each of its T = num_steps steps, known beforehand."""
-
-    epsilon: np.ndarray  # (T,) float32, chance of a random action
-    learning_rate: np.ndarray  # (T,) float32
-    row: np.ndarray  # (T,) int32, where the step goes in the replay
-    num_rows: np.ndarray  # (T,) int32, of the replay that are written after the step
-    num_updates: np.ndarray  # (T,) int32, after the step
-    updates_before: np.ndarray  # (T,) int32, in all iterations
-
-
-def make_plan(iteration: int, args: Args) -> Plan:
-    first = iteration * args.num_steps
-    steps = np.arange(first, first + args.num_steps + 1) * args.num_envs  # of all environments
-    after, steps = steps[1:], steps[:-1]
-    decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-    learning_rate = np.full(len(steps), args.learning_rate * decay, np.float32)
-    before = updates_after(steps, args)
-    rows = steps % args.buffer_size, np.minimum(after, args.buffer_size)
-    counts = updates_after(after, args) - before, before
-    epsilon = epsilon_after(steps, args).astype(np.float32)
-    return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in rows + counts))
 
 
 def episode_statistics(episodes: Episodes):
@@ -647,31 +663,20 @@ class RunLog:
 def iterate(train_state, replay, obs, env_state, key, plan: Plan, env: VecEnv, args: Args):
     """Act, step, store and learn num_steps times; return what goes on, and the METRICS."""
 
-    def learn(i, carry, step_plan, key, replay):
-        train_state, losses = carry
-        key = jax.random.fold_in(key, i)
-        batch = sample(replay, key, step_plan.num_rows, args.batch_size)
-        train_state, new_losses = update(train_state, batch, step_plan.learning_rate, args)
-        return train_state, losses + new_losses
-
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
-        step_plan, key = inputs
-        act_key, batch_key = jax.random.split(key)
-        action = act(train_state, obs, act_key, step_plan.epsilon, env)
+        now, act_key, learn_key = inputs
+        action = act(train_state, obs, act_key, now.epsilon, env)
         new_obs, env_state, result = env.step(env_state, action)
         transition = Transition(obs, action, *(result[x] for x in Transition._fields[2:]))
-        # Written first, read afterwards: the other way round, XLA copies the replay at each step.
-        replay = add(replay, transition, step_plan.row)
-        body = partial(learn, step_plan=step_plan, key=batch_key, replay=replay)
-        carry = train_state, losses
-        train_state, losses = jax.lax.fori_loop(0, step_plan.num_updates, body, carry)
+        learnt = learn(train_state, replay, losses, transition, learn_key, now, args)
+        train_state, replay, losses = learnt
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
     # A compiled loop over plan and keys: the carry goes on from step to step, episodes are stacked.
     carry = train_state, replay, obs, env_state, jnp.zeros(2)
-    inputs = plan, jax.random.split(key, args.num_steps)
+    inputs = plan, *jax.random.split(key, (2, args.num_steps))
     (*state, losses), episodes = jax.lax.scan(step, carry, inputs)
     updates = plan.num_updates.sum()
     metrics = [*episode_statistics(episodes), plan.epsilon[-1], updates, *losses / updates]

@@ -312,7 +312,7 @@ class Transition(NamedTuple):
 
 def make_replay(args: Args, env: VecEnv, device: torch.device) -> Transition:
     """An empty replay; MinAtar's observations are zeros and ones, and kept as bytes."""
-    size, kind = args.buffer_size, torch.bool if args.env_id.endswith("-MinAtar") else torch.float32
+    size, kind = args.buffer_size, torch.bool if "MinAtar" in args.env_id else torch.float32
     obs, next_obs = torch.zeros((2, size, env.obs_dim), dtype=kind, device=device)
     zeros = partial(torch.zeros, size, device=device)
     action, terminated = zeros(dtype=torch.int32), zeros(dtype=torch.bool)
@@ -384,9 +384,34 @@ METRICS = (
 )
 
 
+class Plan(NamedTuple):
+    """What an iteration does at each of its T = num_steps steps, known beforehand."""
+
+    epsilon: np.ndarray  # (T,) float32, chance of a random action
+    learning_rate: np.ndarray  # (T,) float32
+    row: np.ndarray  # (T,) int32, where the step goes in the replay
+    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
+    num_updates: np.ndarray  # (T,) int32, how many follow the step
+    updates_before: np.ndarray  # (T,) int32, how many were done before, in all iterations
+
+
+def make_plan(iteration: int, args: Args) -> Plan:
+    """Schedules as arrays, in integers where an update must not be early or late."""
+    first = iteration * args.num_steps
+    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
+    after = before + args.num_envs
+    decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+    counts = [before % args.buffer_size, np.minimum(after, args.buffer_size)]
+    counts += [updates_after(after, args) - updates_after(before, args)]
+    counts += [updates_after(before, args)]
+    epsilon = epsilon_after(before, args).astype(np.float32)
+    learning_rate = np.full(args.num_steps, args.learning_rate * decay, np.float32)
+    return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in counts))
+
+
 def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
-    """How many updates are due after so many environment steps: replay_ratio steps for each."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact: no update is early or late
+    """How many updates are due after so many environment steps, whatever num_envs is."""
+    ratio = Fraction(str(args.replay_ratio)) / args.batch_size
     return np.maximum(steps - args.learning_starts, 0) * ratio.numerator // ratio.denominator
 
 
@@ -422,30 +447,6 @@ class Episodes(NamedTuple):
     truncated: torch.Tensor  # (T, N) bool
     episode_return: torch.Tensor  # (T, N), up to and with this step
     episode_length: torch.Tensor  # (T, N)
-
-
-class Plan(NamedTuple):
-    """What an iteration does at each of its T = num_steps steps, known beforehand."""
-
-    epsilon: np.ndarray  # (T,) float32, chance of a random action
-    learning_rate: np.ndarray  # (T,) float32
-    row: np.ndarray  # (T,) int32, where the step goes in the replay
-    num_rows: np.ndarray  # (T,) int32, of the replay that are written after the step
-    num_updates: np.ndarray  # (T,) int32, after the step
-    updates_before: np.ndarray  # (T,) int32, in all iterations
-
-
-def make_plan(iteration: int, args: Args) -> Plan:
-    first = iteration * args.num_steps
-    steps = np.arange(first, first + args.num_steps + 1) * args.num_envs  # of all environments
-    after, steps = steps[1:], steps[:-1]
-    decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-    learning_rate = np.full(len(steps), args.learning_rate * decay, np.float32)
-    before = updates_after(steps, args)
-    rows = steps % args.buffer_size, np.minimum(after, args.buffer_size)
-    counts = updates_after(after, args) - before, before
-    epsilon = epsilon_after(steps, args).astype(np.float32)
-    return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in rows + counts))
 
 
 def episode_statistics(episodes: Episodes):

@@ -1,0 +1,774 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium==1.3.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""DQN in JAX and Flax Linen, with environments in Gymnasium on the CPU.
+
+    python dqn_linen_gymnasium.py --seed 1          # CartPole-v1
+    python dqn_linen_gymnasium.py minatar --seed 1  # Breakout, by the settings of MinAtar's paper
+
+--vectorization says what steps the environments: Gymnasium in this process, or in one per
+environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
+Diff me with dqn_linen.py to see environments in JAX, with dqn_torch_gymnasium.py to see PyTorch.
+"""
+
+import fcntl
+import io
+import json
+import math
+import os
+import platform
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import psutil
+import tyro
+from flax import linen as nn
+from flax.training import train_state
+from gymnasium.spaces import Box, Discrete
+from tensorboard.summary import Writer
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of weights, actions, environments and batches
+    env_id: str = "CartPole-v1"  # Gymnasium environment with discrete actions
+    total_timesteps: int = 500_000  # environment steps in all, rounded down to whole iterations
+    learning_rate: float = 2.5e-4  # the optimizer's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0, per iteration
+    num_envs: int = 8  # parallel environments
+    num_steps: int = 625  # steps per environment and iteration, which is logged as one
+    gamma: float = 0.99  # discount factor
+    buffer_size: int = 10_000  # environment steps that the replay holds
+    batch_size: int = 128  # environment steps per update
+    replay_ratio: float = 12.8  # times that a step is learnt from: updates * batch_size / steps
+    learning_starts: int = 10_000  # environment steps before the first update
+    target_network_frequency: int = 50  # updates between copies to the target network
+    double_q: bool = False  # the online network chooses the target's action (Double DQN)
+    start_e: float = 1.0  # chance of a random action until learning starts
+    end_e: float = 0.05  # and in the end
+    exploration_steps: int = 250_000  # environment steps from start_e to end_e, linearly
+    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or beyond 1 linear
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
+    optimizer_eps: float = 1e-8  # the optimizer's epsilon
+    rmsprop_decay: float = 0.95  # of RMSProp's averages
+    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images pass a convolution before
+    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    vectorization: Literal["sync", "async", "envpool", "vector"] = "sync"  # Gymnasium's, or EnvPool
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str | None = None  # that folder's name; default {env_id}__{exp_name}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
+    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
+    resume: str | None = None  # folder of a stopped run to go on with, by its own arguments
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, one sentence on the command line, where a value cannot work."""
+
+        def check(name: str, ok: bool, rule: str) -> None:
+            if not ok:
+                raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
+
+        sizes = ("num_envs", "num_steps", "buffer_size", "batch_size", "target_network_frequency")
+        for name in (*sizes, "exploration_steps", "total_timesteps"):
+            check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
+        coefs = ("learning_rate", "replay_ratio", "optimizer_eps")
+        for name in (*coefs, "learning_starts", "save_every"):
+            check(name, 0 <= getattr(self, name) < 2**31, "must lie between 0 and 2**31 - 1")
+        for name in ("gamma", "start_e", "end_e", "rmsprop_decay"):
+            check(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
+        check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
+        widths = all(0 < size <= 2**16 for size in self.hidden_sizes)
+        check("hidden_sizes", widths, "must lie between 1 and 65536")
+        # train makes it; here an unknown one is refused
+        env = VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)
+
+        rule = f"must be a multiple of num_envs = {self.num_envs}"
+        check("buffer_size", self.buffer_size % self.num_envs == 0, rule)
+        steps = self.num_envs * self.num_steps
+        self.num_iterations = self.total_timesteps // steps
+        check("total_timesteps", self.num_iterations > 0, f"must be at least {steps}")
+
+        stem = f"{self.env_id.replace('/', '-')}__{self.exp_name}__{self.seed}"
+        name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
+        one = Path(name).name == name != ".." and name.isprintable()
+        check("run_name", one, "must be the name of one folder in --runs-dir")
+        check("runs_dir", self.runs_dir.isprintable(), "must be a folder's name")
+
+        # A checkpoint is put together in memory, so there the replay must fit twice.
+        replay = jax.tree.leaves(jax.eval_shape(partial(make_replay, self, env)))
+        need = 2 * sum(x.size * x.dtype.itemsize for x in replay)
+        free = psutil.virtual_memory().available
+        rule = f"takes {need / 1e9:.1f} GB of memory with its checkpoint; {free / 1e9:.1f} are free"
+        check("buffer_size", need < free, rule)
+
+
+@dataclass
+class MinAtar(Args):
+    """The settings of MinAtar's paper (Young & Tian 2019); five million steps are its length."""
+
+    env_id: str = "MinAtar/Breakout-v0"  # Gymnasium environment with discrete actions
+    total_timesteps: int = 5_000_000  # environment steps in all, rounded down to whole iterations
+    anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
+    num_envs: int = 1  # parallel environments
+    num_steps: int = 5_000  # steps per environment and iteration, which is logged as one
+    buffer_size: int = 100_000  # environment steps that the replay holds
+    batch_size: int = 32  # environment steps per update
+    replay_ratio: float = 32.0  # times that a step is learnt from: updates * batch_size / steps
+    learning_starts: int = 5_000  # environment steps before the first update
+    target_network_frequency: int = 1_000  # updates between copies to the target network
+    end_e: float = 0.1  # and in the end
+    exploration_steps: int = 100_000  # environment steps from start_e to end_e, linearly
+    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or beyond 1 linear
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: centred, without momentum
+    optimizer_eps: float = 0.01  # the optimizer's epsilon
+    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images pass a convolution before
+
+
+def parse_args() -> Args:
+    """Read the command line: a named configuration if it begins with one, then flags."""
+    kinds = {"cartpole": Args, "minatar": MinAtar}
+    words = sys.argv[1:]
+    kind = kinds[words.pop(0)] if words[:1] and words[0] in kinds else Args
+    names = f"Configurations, before all flags: {', '.join(kinds)}; this is {kind.__name__}."
+    return tyro.cli(kind, args=words, description=names)
+
+
+# === Environment ================================================================================
+class VecEnv:
+    """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
+
+    All of it is NumPy's, on the host. reset() makes the environments; they are closed at the end.
+    """
+
+    def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
+        self.env_id, self.num_envs = env_id, num_envs
+        self.vectorization, self.seed = vectorization, seed
+        try:
+            actions, observations = self.spaces()
+        except (gymnasium.error.Error, ImportError) as error:  # unknown, or a package is missing
+            raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
+        if not isinstance(actions, Discrete) or not isinstance(observations, Box):
+            raise ValueError(f"--env-id must have discrete actions and see arrays, not {env_id}")
+        self.num_actions, self.obs_shape = int(actions.n), observations.shape
+        self.obs_dim = math.prod(self.obs_shape)
+
+    def spaces(self) -> tuple[Any, Any]:
+        """Of actions and of observations; raise an error if there is no such environment."""
+        if self.vectorization == "envpool":
+            try:
+                import envpool  # not among the first lines' packages: it brings 600 MB of games
+            except ImportError as error:
+                needed = "--vectorization envpool needs a package: pip install envpool==1.2.5"
+                raise ValueError(needed) from error
+            if self.env_id not in envpool.list_all_envs():
+                raise ValueError(f"--vectorization envpool has no environment {self.env_id}")
+            warnings.filterwarnings("ignore", ".*precision lowered")  # of the limits in its spaces
+            spec = envpool.make_spec(self.env_id)
+            return spec.action_space, spec.observation_space
+        if self.env_id not in gymnasium.registry:  # a package's, as MinAtar/Breakout-v0
+            for package in metadata.entry_points(group="gymnasium.envs"):
+                if package.name in ("__root__", self.env_id.partition("/")[0]):
+                    package.load()()
+        self.spec = gymnasium.spec(self.env_id)  # nothing is imported by its name, as make would
+        own_class = str(self.spec.vector_entry_point)
+        if self.vectorization == "vector" and "CartPoleVectorEnv" not in own_class:
+            raise ValueError(f"--vectorization vector has CartPole-v1 only, not {self.env_id}")
+        env = gymnasium.make(self.spec)
+        env.close()
+        return env.action_space, env.observation_space
+
+    def reset(self, num_steps: int) -> np.ndarray:
+        """Make and start every environment, for num_steps steps each; return obs (N, obs_dim)."""
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
+        seeds = (np.random.SeedSequence(self.seed).generate_state(self.num_envs) >> 1).tolist()
+        how = self.vectorization
+        if how == "envpool":
+            import envpool
+
+            self.envs: Any = envpool.make_gymnasium(self.env_id, num_envs=self.num_envs, seed=seeds)
+            obs, _ = self.envs.reset()
+        elif how == "vector":
+            mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
+            self.envs = gymnasium.make_vec(self.spec, self.num_envs, mode)
+            obs, _ = self.envs.reset(seed=seeds[0])
+        else:
+            mode = gymnasium.vector.AutoresetMode.DISABLED
+            own: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
+            if how == "async":  # not by fork: JAX and torch have threads
+                own |= {"context": "forkserver", "worker": async_worker}
+            self.envs = gymnasium.make_vec(self.spec, self.num_envs, how, vector_kwargs=own)
+            obs, _ = self.envs.reset(seed=seeds)
+        weakref.finalize(self, self.envs.close)  # also where a signal or an error ends the process
+        self.episode_return = np.zeros(self.num_envs, np.float32)  # of the running episode
+        self.episode_length = np.zeros(self.num_envs, np.float32)
+        # All actions taken, for replay; a checkpoint holds them.
+        dtype = np.min_scalar_type(self.num_actions - 1)
+        self.actions, self.count = np.zeros((num_steps, self.num_envs), dtype), 0
+        return self.flatten(obs)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Take action (N,) of integers; return obs after any restart, Storage from reward on."""
+        self.actions[self.count] = action
+        self.count += 1
+        raw_obs, raw_reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
+        reward, next_obs = raw_reward.astype(np.float32), self.flatten(raw_obs)
+        total, length = self.episode_return + reward, self.episode_length + 1
+        result = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        result |= {"next_obs": next_obs, "episode_return": total, "episode_length": length}
+        done = terminated | truncated
+        self.episode_return, self.episode_length = np.where(done, 0, (total, length))
+        obs = next_obs
+        if done.any():  # at once: left to themselves, they would spend their next step on it
+            obs = next_obs.copy()
+            obs[done] = self.restart(done)
+        return obs, result
+
+    def restart(self, done: np.ndarray) -> np.ndarray:
+        """Start anew where done (N,); return the obs of those."""
+        if self.vectorization != "vector":
+            obs, _ = self.envs.reset(options={"reset_mask": done})
+            return self.flatten(obs if self.vectorization == "envpool" else obs[done])
+        # Gymnasium's own CartPoles can start all anew only, so the others get their state back.
+        envs = self.envs.unwrapped
+        state, steps = envs.state, envs.steps
+        obs, _ = envs.reset()
+        envs.state, envs.steps = np.where(done, envs.state, state), np.where(done, 0, steps)
+        return self.flatten(obs[done])
+
+    def replay(self, actions: np.ndarray, obs: np.ndarray) -> None:
+        """Bring environments just reset to where a stopped run saw obs (N, obs_dim) last.
+
+        Gymnasium has no way to save an environment, but all actions (T, N) since the start, taken
+        again, lead to the same state. That costs the time that the environments took before.
+        """
+        now = obs
+        for action in actions.clip(max=self.num_actions - 1):  # a stranger's file may hold more
+            now, _ = self.step(action)
+        if not np.array_equal(now, obs):
+            fail(f"--resume: {self.env_id} does not repeat itself, so no run in it can go on")
+
+    def flatten(self, obs: np.ndarray) -> np.ndarray:
+        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)
+
+
+def async_worker(*args: Any) -> None:
+    """A process of --vectorization async: the parent handles signals, and this one ends with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(EOFError, OSError):
+        gymnasium.vector.async_vector_env._async_worker(*args)
+
+
+# === Agent ======================================================================================
+class QNetwork(nn.Module):
+    """An MLP; before it, for images (H, W, C), the convolution of MinAtar's network."""
+
+    obs_shape: tuple[int, ...]
+    hidden_sizes: tuple[int, ...]
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs):  # (B, obs_dim) -> (B, num_actions)
+        x = obs
+        if len(self.obs_shape) == 3:
+            x = neighbourhoods(x.reshape(-1, *self.obs_shape))
+            x = nn.relu(dense(x, 16)).reshape(len(obs), -1)
+        for size in self.hidden_sizes:
+            x = nn.relu(dense(x, size))
+        return dense(x, self.num_actions)
+
+
+def neighbourhoods(x):
+    """(B, H, W, C) -> (B, H - 2, W - 2, 9 C): each square's 3 x 3 surroundings.
+
+    A dense layer of these is nn.Conv(features, (3, 3), padding="VALID"), whose XLA code takes four
+    times as long in a compiled loop on a CPU.
+    """
+    _, height, width, _ = x.shape
+    corners = [(i, j) for i in range(3) for j in range(3)]
+    return jnp.concatenate([x[:, i : i + height - 2, j : j + width - 2] for i, j in corners], -1)
+
+
+def dense(x, num_outputs: int):
+    """A layer with PyTorch's initial weights and biases: uniform within 1 / sqrt(inputs)."""
+    bound = 1 / math.sqrt(x.shape[-1])
+    init = partial(jax.random.uniform, minval=-bound, maxval=bound)
+    return nn.Dense(num_outputs, kernel_init=init, bias_init=init)(x)
+
+
+class TrainState(train_state.TrainState):
+    target_params: Any  # the parameters of some updates ago
+
+
+def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
+    """Initialise the parameters, their first copy and the optimizer."""
+    network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions)
+    params = jax.jit(network.init)(key, jnp.zeros((1, env.obs_dim)))
+    if args.optimizer == "adam":
+        tx = optax.scale_by_adam(eps=args.optimizer_eps)
+    else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
+        tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
+    copy = jax.tree.map(jnp.copy, params)  # another array: both are donated
+    state = TrainState.create(apply_fn=network.apply, params=params, target_params=copy, tx=tx)
+    return state.replace(step=jnp.int32(0))  # an array, as after every update
+
+
+# === Replay =====================================================================================
+class Transition(NamedTuple):
+    """Steps in N = num_envs environments, or of a batch of B; in the replay, C = buffer_size."""
+
+    obs: jax.Array  # (N, obs_dim), what the action was chosen from
+    action: jax.Array  # (N,) int32
+    reward: jax.Array  # (N,), a result of the action, as everything below
+    terminated: jax.Array  # (N,) bool
+    next_obs: jax.Array  # (N, obs_dim), before any restart
+
+
+def make_replay(args: Args, env: VecEnv) -> Transition:
+    """An empty replay; MinAtar's observations are zeros and ones, and kept as bytes."""
+    size, kind = args.buffer_size, bool if "MinAtar" in args.env_id else jnp.float32
+    obs, next_obs = jnp.zeros((2, size, env.obs_dim), kind)
+    zeros = partial(jnp.zeros, size)
+    return Transition(obs, zeros(jnp.int32), zeros(jnp.float32), zeros(bool), next_obs)
+
+
+def add(replay: Transition, transition: Transition, row) -> Transition:
+    """Write N steps from row on, over the oldest ones."""
+
+    def write(old, new):
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, axis=0)
+
+    return jax.tree.map(write, replay, transition)
+
+
+def sample(replay: Transition, key, num_rows, batch_size: int) -> Transition:
+    """A batch of the first num_rows rows, drawn uniformly with replacement."""
+    rows = jax.random.randint(key, (batch_size,), 0, num_rows)
+    batch = Transition(*(x[rows] for x in replay))
+    obs, next_obs = batch.obs.astype(jnp.float32), batch.next_obs.astype(jnp.float32)
+    return batch._replace(obs=obs, next_obs=next_obs)
+
+
+# === Act ========================================================================================
+def epsilon_after(steps: np.ndarray, args: Args) -> np.ndarray:
+    """The chance of a random action after so many environment steps."""
+    progress = np.clip((steps - args.learning_starts) / args.exploration_steps, 0, 1)
+    return args.start_e + (args.end_e - args.start_e) * progress
+
+
+def act(train_state, obs, key, epsilon, env: VecEnv):
+    """Actions (N,) int32: each environment's best, or with chance epsilon a random one."""
+    best = train_state.apply_fn(train_state.params, obs).argmax(-1).astype(jnp.int32)
+    explore_key, action_key = jax.random.split(key)
+    explore = jax.random.uniform(explore_key, best.shape) < epsilon
+    return jnp.where(explore, jax.random.randint(action_key, best.shape, 0, env.num_actions), best)
+
+
+# === Loss =======================================================================================
+def td_target(q_next, target_q_next, batch: Transition, args: Args):
+    """What Q(obs, action) should be, (B,), from Q(next_obs) of both networks (B, num_actions).
+
+    The target network's best value (Mnih et al. 2015), or its value of the online network's best
+    action (van Hasselt et al. 2016). After a termination the future is worth 0; a truncation is
+    none, and next_obs is what the episode would have gone on with.
+    """
+    best = (q_next if args.double_q else target_q_next).argmax(-1)
+    future = jnp.where(batch.terminated, 0.0, value_of(best, target_q_next))
+    return batch.reward + args.gamma * future
+
+
+def dqn_loss(params, train_state, batch: Transition, args: Args):
+    """The mean loss of Q(obs, action), and (2,): the loss and the mean Q."""
+    q = value_of(batch.action, train_state.apply_fn(params, batch.obs))
+    target_q_next = train_state.apply_fn(train_state.target_params, batch.next_obs)
+    q_next = train_state.apply_fn(params, batch.next_obs) if args.double_q else target_q_next
+    target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
+    error = optax.huber_loss if args.loss == "huber" else optax.squared_error
+    loss = error(q, target).mean()
+    return loss, jnp.stack([loss, q.mean()])
+
+
+def value_of(action, q):
+    """(B,), (B, num_actions) -> (B,)."""
+    return jnp.take_along_axis(q, action[:, None], axis=-1).squeeze(-1)
+
+
+# === Update =====================================================================================
+METRICS = (
+    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
+    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
+    *("charts/episodic_length_max", "charts/epsilon", "charts/updates"),
+    *("losses/td_loss", "losses/q_value"),
+)
+
+
+class Plan(NamedTuple):
+    """What an iteration does at each of its T = num_steps steps, known beforehand."""
+
+    epsilon: np.ndarray  # (T,) float32, chance of a random action
+    learning_rate: np.ndarray  # (T,) float32
+    row: np.ndarray  # (T,) int32, where the step goes in the replay
+    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
+    num_updates: np.ndarray  # (T,) int32, how many follow the step
+    updates_before: np.ndarray  # (T,) int32, how many were done before, in all iterations
+
+
+def make_plan(iteration: int, args: Args) -> Plan:
+    """Schedules as arrays, in integers where an update must not be early or late."""
+    first = iteration * args.num_steps
+    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
+    after = before + args.num_envs
+    decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+    counts = [before % args.buffer_size, np.minimum(after, args.buffer_size)]
+    counts += [updates_after(after, args) - updates_after(before, args)]
+    counts += [updates_after(before, args)]
+    epsilon = epsilon_after(before, args).astype(np.float32)
+    learning_rate = np.full(args.num_steps, args.learning_rate * decay, np.float32)
+    return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in counts))
+
+
+def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
+    """How many updates are due after so many environment steps, whatever num_envs is."""
+    ratio = Fraction(str(args.replay_ratio)) / args.batch_size
+    return np.maximum(steps - args.learning_starts, 0) * ratio.numerator // ratio.denominator
+
+
+def update(train_state, batch: Transition, learning_rate, args: Args):
+    """Train on a batch; every target_network_frequency updates, copy the parameters."""
+    loss_fn = partial(dqn_loss, train_state=train_state, batch=batch, args=args)
+    grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
+    direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
+    params = optax.tree.add_scale(train_state.params, -learning_rate, direction)
+    step = train_state.step + 1
+    copied = step % args.target_network_frequency == 0
+    old = train_state.target_params
+    target_params = jax.tree.map(lambda new, old: jnp.where(copied, new, old), params, old)
+    new = {"step": step, "params": params, "target_params": target_params, "opt_state": opt_state}
+    return train_state.replace(**new), losses
+
+
+def learn(train_state, replay, losses, transition: Transition, key, now: Plan, args: Args):
+    """Store N steps and train on num_updates batches; losses (2,) are summed up."""
+    # Written first, read afterwards: the other way round, XLA copies the replay at each step.
+    replay = add(replay, transition, now.row)
+
+    def step(i, carry):
+        train_state, losses = carry
+        batch = sample(replay, jax.random.fold_in(key, i), now.num_rows, args.batch_size)
+        train_state, new_losses = update(train_state, batch, now.learning_rate, args)
+        return train_state, losses + new_losses
+
+    train_state, losses = jax.lax.fori_loop(0, now.num_updates, step, (train_state, losses))
+    return train_state, replay, losses
+
+
+class Episodes(NamedTuple):
+    """T = num_steps steps in N = num_envs environments."""
+
+    terminated: jax.Array  # (T, N) bool
+    truncated: jax.Array  # (T, N) bool
+    episode_return: jax.Array  # (T, N), up to and with this step
+    episode_length: jax.Array  # (T, N)
+
+
+def episode_statistics(episodes: Episodes):
+    """Of the episodes that ended, the number, and of return and length the mean, least and most."""
+    done = episodes.terminated | episodes.truncated
+    yield done.sum()
+    for x in (episodes.episode_return, episodes.episode_length):
+        yield jnp.where(done, x, 0).sum() / done.sum()
+        yield jnp.where(done, x, jnp.inf).min()
+        yield jnp.where(done, x, -jnp.inf).max()
+
+
+# === Run log ====================================================================================
+# Plumbing, the same in every script: flags, metrics, checkpoints. No algorithm is in here.
+def fail(reason: str) -> NoReturn:
+    """End the process with a sentence about what its user can mend."""
+    print("".join(x if x.isprintable() else " " for x in reason), file=sys.stderr)
+    sys.exit(2)
+
+
+def main(args: Args) -> None:
+    """Train by the command line's args, or go on with the run that they name."""
+    if args.resume is not None:
+        if sum(word.startswith("--") for word in sys.argv) > 1:
+            fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
+        if os.path.exists(Path(args.resume, "run.json")):
+            fail(f"--resume: {args.resume} is complete")
+        args, _, _ = load_checkpoint(args.resume)
+    threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
+    try:
+        train(args)
+    except OSError as error:
+        fail(f"{args.runs_dir}: {error}; --resume goes on from the last checkpoint, if any")
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
+    """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
+    path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
+
+    def read(place, x):
+        name = jax.tree_util.keystr(place, simple=True, separator="/")
+        array = file[name]
+        if (array.shape, array.dtype.name) != (x.shape, str(x.dtype).removeprefix("torch.")):
+            raise ValueError(f"{name} is {array.dtype.name} {array.shape}")
+        return array
+
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            info = json.loads(file["info"].item())
+            if info["script"] != script:
+                raise ValueError(f"it is one of {info['script']}.py")
+            own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
+            for name, x in (own | {"run_name": None}).items():
+                kind = type(getattr(Args, name))
+                if type(x) is not kind and (kind, type(x)) != (float, int):
+                    raise ValueError(f"its {name} is {x}")
+            own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
+            args = Args(**own | {"run_name": path.parent.name})
+            info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
+            return args, info, jax.tree.map_with_path(read, state)
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is no checkpoint of {script}.py: {error}")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
+    partial_path = path.with_suffix(".partial")
+    partial_path.unlink(missing_ok=True)  # were it a link, what it leads to would be written to
+    with open(partial_path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial_path, path)
+
+
+class RunLog:
+    """Writes metrics and checkpoints as a run goes; run.json last, where it is complete."""
+
+    def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
+        self.args, self.start, self.saving = args, time.perf_counter(), 0.0
+        self.signals: list[int] = []
+        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
+        self.dir, shell = Path(args.runs_dir, str(args.run_name)), subprocess.getoutput
+        git = f"git -C {shlex.quote(str(Path(__file__).parent))} describe --always --dirty"
+        query = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
+        self.info: dict[str, Any] = {
+            **{"args": asdict(args), "script": Path(__file__).stem},
+            **{"framework": framework, "compile_mode": compile_mode, "device": device},
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            **{"resumed": [], "wandb_id": None},  # iterations it went on from, W&B's id of the run
+            "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
+            **{"python": platform.python_version(), "os": platform.platform()},
+            "versions": {package.name: package.version for package in metadata.distributions()},
+            "gpu": shell(query + "name") or None,
+            "driver": shell(query + "driver_version") or None,
+            "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
+            **{"cores": psutil.cpu_count(logical=False), "load": os.getloadavg()[0]},
+            "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
+        }
+        try:
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.lock = os.open(self.dir, os.O_RDONLY)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            fail(f"{self.dir} cannot be made, or is in use: {error.strerror}")
+
+    def begin(self, **state: Any) -> tuple[Any, ...]:
+        """Return the first iteration and the parts of state, as they are or as they were saved."""
+        first, names, lines = 0, list(state), []  # jax.tree sorts names
+        if self.args.resume:
+            _, info, state = load_checkpoint(self.dir, state)
+            first = info["iteration"]
+            lines = (self.dir / "metrics.jsonl").read_bytes().split(b"\n")  # the last is not whole
+            if len(lines) <= first:
+                fail(f"{self.dir}/metrics.jsonl is shorter than its checkpoint says")
+            replace_file(self.dir / "metrics.jsonl", b"\n".join([*lines[:first], b""]))
+            self.start -= info["elapsed"]
+            self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
+            self.info["resumed"] = [*info["resumed"], first]
+        self.wandb: Any = self.start_wandb() if self.args.track else None
+        for row in map(json.loads, lines[self.wandb.step : first] if self.wandb else ()):
+            self.wandb.log(row, step=row["iteration"])  # a kill came before W&B had sent it
+        self.metrics = open(self.dir / "metrics.jsonl", "a", buffering=1)
+        self.tensorboard = Writer(str(self.dir))
+        self.handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
+        for number in self.handlers:
+            signal.signal(number, self.stop)
+        return first, *(state[name] for name in names)
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        os.environ.setdefault("WANDB_PROJECT", "ppo-rosetta")
+        own: dict[str, Any] = {"name": self.dir.name, "id": self.info["wandb_id"], "dir": self.dir}
+        try:
+            run = wandb.init(**own, resume="allow", config=self.info)
+        except (wandb.Error, ValueError) as error:
+            if not self.args.resume:
+                shutil.rmtree(self.dir)
+            fail(f"--track: {' '.join(str(error).split())} (WANDB_MODE=offline needs no account)")
+        run.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = run.id
+        return run
+
+    def stop(self, number: Any, _: Any) -> None:
+        """End after this iteration; at once at a third signal: a wrapper may send one twice."""
+        self.signals.append(number)
+        if len(self.signals) == 2:
+            signal.signal(number, self.handlers[number])
+
+    def write(self, iteration: int, times: tuple[float, float | None, float], values) -> bool:
+        """Log METRICS and times (start, rollout's end or None, end); return whether to save."""
+        args, done, (start, middle, end) = self.args, iteration + 1, times
+        steps = args.num_envs * args.num_steps  # of environments, per iteration
+        lr = args.learning_rate * (1 - iteration / args.num_iterations if args.anneal_lr else 1)
+        row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
+        row |= {"iteration": iteration, "global_step": done * steps}
+        row |= {"charts/learning_rate": lr, "charts/SPS": steps / (end - start)}
+        row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
+        if middle is not None:
+            row |= {"time/rollout": middle - start, "time/update": end - middle}
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
+        self.metrics.write(json.dumps(row) + "\n")
+        for name, x in row.items():
+            if "/" in name and x is not None:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
+        if self.wandb:
+            self.wandb.log(row, step=iteration)
+        if done % math.ceil(args.num_iterations / 100) == 0:
+            mean, sps = row["charts/episodic_return"], row["charts/SPS"]
+            text = "no episode ended" if mean is None else f"return {mean:.1f}"
+            print(f"iteration {done}/{args.num_iterations}: {text}, {sps:,.0f} steps/s", flush=True)
+        due = bool(self.signals) or done == args.num_iterations
+        return due or (args.save_every > 0 and done % args.save_every == 0)
+
+    def save(self, iteration: int, **state: Any) -> None:
+        """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""
+        start, done, buffer = time.perf_counter(), iteration + 1, io.BytesIO()
+        self.tensorboard.flush()
+        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
+        name_of = partial(jax.tree_util.keystr, simple=True, separator="/")
+        arrays = {name_of(place): x for place, x in jax.tree.leaves_with_path(state)}
+        now = {"iteration": done, "elapsed": start - self.start}
+        np.savez(buffer, info=json.dumps(self.info | now), **arrays)  # sync
+        replace_file(self.dir / "checkpoint.npz", buffer.getvalue())
+        self.saving += time.perf_counter() - start
+        if self.signals and done < self.args.num_iterations:
+            self.close(128 + self.signals[0])
+            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir)])
+            print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
+            sys.exit(128 + self.signals[0])
+
+    def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
+        """Write run.json, and return what it holds."""
+        total = time.perf_counter() - self.start
+        durations = {"imports": self.imports, "total": total, "saving": self.saving}
+        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        results: dict[str, Any] = {"status": "completed", "durations": durations}
+        results["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
+        results["peak_device_bytes"] = peak_device_bytes
+        replace_file(self.dir / "run.json", json.dumps(self.info | results, indent=2).encode())
+        if self.wandb:
+            self.wandb.summary.update(results)
+        self.close(0)
+        for number, handler in self.handlers.items():  # not where a signal ends it: one may follow
+            signal.signal(number, handler)
+        print(f"written to {self.dir}")
+        return self.info | results
+
+    def close(self, exit_status: int) -> None:
+        self.metrics.close()
+        self.tensorboard.close()
+        if self.wandb:
+            self.wandb.finish(exit_status)
+        os.close(self.lock)
+
+
+# === Training ===================================================================================
+def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: VecEnv, args: Args):
+    """Act, step, store and learn num_steps times; return what goes on, and the METRICS."""
+    act_keys, learn_keys = np.asarray(jax.random.split(key, (2, args.num_steps)))  # sync
+    losses, results = jnp.zeros(2), []
+    for step in range(args.num_steps):
+        now = Plan(*(x[step] for x in plan))
+        action = np.asarray(act_fn(train_state, obs, act_keys[step], now.epsilon))  # sync
+        new_obs, result = env.step(action)
+        results.append(result)
+        now_known = (result[x] for x in Transition._fields[2:])
+        transition = Transition._make((obs, action, *now_known))
+        learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
+        train_state, replay, losses = learnt
+        obs = new_obs
+    stacked = (np.stack([x[name] for x in results]) for name in Episodes._fields)
+    episodes = Episodes(*map(jnp.asarray, stacked))
+    updates = plan.num_updates.sum()
+    metrics = [*episode_statistics(episodes), plan.epsilon[-1], updates, *losses / updates]
+    return train_state, replay, obs, jnp.stack(metrics)
+
+
+def train(args: Args) -> dict[str, Any]:
+    """Train an agent; return what run.json holds."""
+    device = jax.devices()[0]
+    log = RunLog(args, "linen", "jit", device.device_kind)
+    # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
+    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
+    env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
+    # An iteration's keys are folded in from its number, so resuming needs none.
+    key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
+    state, replay = make_agent(args, env, agent_key), make_replay(args, env)
+    obs = env.reset(args.num_iterations * args.num_steps)
+    first, *state, obs, actions = log.begin(
+        train_state=state, replay=replay, obs=obs, actions=env.actions
+    )
+    env.replay(actions[: first * args.num_steps], obs)
+    # env and args are bound: to the compiler they are constants. What is donated is changed in
+    # place: the replay is never copied.
+    act_fn = jax.jit(partial(act, env=env))
+    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))
+
+    for iteration in range(first, args.num_iterations):
+        start = time.perf_counter()
+        iteration_key, plan = jax.random.fold_in(key, iteration), make_plan(iteration, args)
+        *state, obs, metrics = iterate(
+            *state, obs, iteration_key, plan, act_fn, learn_fn, env, args
+        )
+        metrics = metrics.tolist()  # sync
+        if log.write(iteration, (start, None, time.perf_counter()), metrics):
+            names = dict(zip(("train_state", "replay"), state, strict=True))
+            log.save(iteration, **names, obs=obs, actions=env.actions)
+    return log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+if __name__ == "__main__":
+    main(parse_args())
