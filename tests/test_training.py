@@ -80,10 +80,11 @@ def test_compilations_transfers_and_graph_breaks(name, tmp_path, monkeypatch):
     counts.watch(monkeypatch, script)
     train(name, tmp_path, env_id="MountainCar-v0")  # weakly typed when it is reset
     first, *rest = counts.per_iteration
-    assert first["compilations"] > 0
+    assert name == "ppo_torch_gymnasium" or first["compilations"] > 0
     for row in rest:
         assert row.get("compilations", 0) == 0
-        assert row["transfers"] == 1
+        # On the CPU a view of an action is no transfer in JAX; torch's cpu() counts, per step.
+        assert row["transfers"] == (1 + 32 if name == "ppo_torch_gymnasium" else 1)
     if name == "ppo_torch_compile":
         # The policy and the minibatch step: two graphs, whole, and kernels made for them.
         assert {row["graphs"] for row in counts.per_iteration} == {2}
