@@ -8,9 +8,11 @@
 
     python evaluate.py runs/first runs/second     # 100 episodes of each, as a table
     python evaluate.py runs/first --gif first.gif
+    python evaluate.py runs/first --epsilon 1     # the same games, by a random agent
 
-A run is a folder with the checkpoint.npz of a ppo_*.py beside this file, finished or not. The
-numbers also go to evaluation.json in that folder. Everything runs on the CPU.
+A run is a folder with the checkpoint.npz of a ppo_*.py or dqn_*.py beside this file, finished or
+not. The numbers also go to evaluation.json in that folder; with --epsilon 0.05, so that both can be
+kept, to evaluation-epsilon-0.05.json. Everything runs on the CPU.
 """
 
 import contextlib
@@ -33,14 +35,12 @@ if __name__ == "__main__":  # Ctrl-C ends it without a traceback; files are writ
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.environ["JAX_PLATFORMS"] = "cpu"  # fast enough, and the same numbers with and without a GPU
 
-import gymnax
 import jax
 import numpy as np
 import tyro
 from scipy import stats
 
 MAX_ENVS = 128
-MAX_LENGTH = 100_000  # steps; gymnax's longest episodes have 2500
 CLASSIC = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0")  # gymnasium draws them
 FRAMES, FRAME_MS, HOLD = 262, 40, 12  # of a GIF: frames, their time, frames that show an end
 
@@ -51,7 +51,9 @@ class Args:
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")
     ]
     episodes: int = 100  # episodes of each run
-    sample: bool = False  # draw actions from the policy; off: take the most probable
+    sample: bool = False  # draw PPO's actions from the policy; off: take the best one
+    epsilon: float = 0.0  # chance that an action is random instead; 1: a random agent
+    max_steps: int = 10_000  # an episode that gets here counts as it stands; some would not end
     seed: int = 0  # seed of environments and actions, the same for every run
     gif: Path | None = None  # .gif file for the runs' first episodes, side by side, up to 10 s
 
@@ -61,6 +63,11 @@ class Args:
             raise ValueError("RUN must be the folder of a run")
         if self.episodes < 1:
             raise ValueError(f"--episodes must be positive, not {self.episodes}")
+        if not 0 <= self.epsilon <= 1:
+            raise ValueError(f"--epsilon must lie between 0 and 1, not {self.epsilon}")
+        if not 0 < self.max_steps < 2**24:  # float32 counts them
+            rule = "must lie between 1 and 2**24 - 1"
+            raise ValueError(f"--max-steps {rule}, not {self.max_steps}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must lie between 0 and 2**32 - 1, not {self.seed}")
         if self.gif:
@@ -75,7 +82,7 @@ class Run(NamedTuple):
     script: ModuleType
     args: Any  # the script's Args
     iteration: int  # how many the agent was trained for
-    get_logits: Callable  # (N, obs_dim) -> (N, num_actions)
+    get_logits: Callable  # (N, obs_dim) -> (N, num_actions); of a DQN, its values
 
 
 def plain(text: object) -> str:
@@ -93,11 +100,13 @@ def fail(reason: object) -> NoReturn:
 # === Agents =====================================================================================
 # A function per framework: read puts the checkpoint's arrays into a template, and returns it last.
 # Templates have shapes and no numbers, so that a wrong one is refused before it takes memory.
+# What an actor's logits are to PPO, the network's values are to DQN: the best action's is largest.
 def linen_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
     make = partial(script.make_agent, args, env)
     template = {"train_state": jax.eval_shape(make, jax.random.PRNGKey(0))}
     agent = read(template)[2]["train_state"]
-    return jax.jit(partial(agent.apply_fn, agent.params, method="get_logits"))
+    method = None if hasattr(script, "QNetwork") else "get_logits"
+    return jax.jit(partial(agent.apply_fn, agent.params, method=method))
 
 
 def nnx_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
@@ -109,13 +118,16 @@ def nnx_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callab
 
 
 def torch_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
+    is_dqn = hasattr(script, "QNetwork")
+    name, make = ("network", script.QNetwork) if is_dqn else ("agent", script.Agent)
     with script.torch.device("meta"):
-        agent = script.Agent(env.obs_dim, args.hidden_sizes, env.num_actions)
-    arrays = read({"tensors": {"agent": agent.state_dict()}})[2]["tensors"]["agent"]
+        agent = make(env.obs_shape if is_dqn else env.obs_dim, args.hidden_sizes, env.num_actions)
+    arrays = read({"tensors": {name: agent.state_dict()}})[2]["tensors"][name]
     tensors = {name: script.torch.as_tensor(array) for name, array in arrays.items()}
     agent.load_state_dict(tensors, assign=True)
     agent.requires_grad_(False)
-    return lambda obs: agent.get_logits(script.to_torch(obs)).numpy()
+    get_logits = agent if is_dqn else agent.get_logits
+    return lambda obs: get_logits(script.torch.from_numpy(np.array(obs))).numpy()
 
 
 # A script's framework shows in what it imports.
@@ -141,12 +153,25 @@ def load_run(folder: str) -> Run:
         read = partial(script.load_checkpoint, folder)
         with contextlib.redirect_stderr(said):  # the sentence that read may end with
             args, _, _ = read()
-            get_logits = make_agent(script, args, script.VecEnv(args.env_id, 1), read)
+            get_logits = make_agent(script, args, make_env(script, args, 1), read)
     except SystemExit:
         fail(said.getvalue())
     except Exception as error:  # a damaged file can raise anything
         fail(f"{folder} has no checkpoint to evaluate: {error}")
     return Run(Path(folder).resolve(), script, args, iteration, get_logits)
+
+
+def make_env(script: ModuleType, args: Any, num_envs: int, seed: int = 0) -> Any:
+    """The script's VecEnv, with the environments that the run had."""
+    if not is_gymnasium(script):
+        return script.VecEnv(args.env_id, num_envs, **getattr(args, "env_options", {}))
+    # Those of sync, async and vector are the same ones; async would have a process for each.
+    how = "envpool" if args.vectorization == "envpool" else "sync"
+    return script.VecEnv(args.env_id, num_envs, how, seed)
+
+
+def is_gymnasium(script: ModuleType) -> bool:
+    return hasattr(script, "gymnasium")
 
 
 def steps_of(run: Run) -> int:
@@ -155,6 +180,62 @@ def steps_of(run: Run) -> int:
 
 
 # === Episodes ===================================================================================
+class Gymnax:
+    """A script's environments in gymnax, with their state beside them."""
+
+    def __init__(self, run: Run, num_envs: int, seed: int) -> None:
+        self.env = make_env(run.script, run.args, num_envs)
+        self.reset_fn, self.step_fn = jax.jit(self.env.reset), jax.jit(self.env.step)
+        self.key = jax.random.split(jax.random.PRNGKey(seed), 3)[1]
+
+    def reset(self) -> jax.Array:
+        obs, self.state = self.reset_fn(self.key)
+        return obs
+
+    def step(self, action: jax.Array) -> tuple[jax.Array, dict[str, np.ndarray]]:
+        obs, self.state, result = self.step_fn(self.state, action)
+        return obs, jax.device_get(result)
+
+    def restart(self, obs: jax.Array, over: np.ndarray) -> jax.Array:
+        """Start anew where over (N,), as an episode's end would."""
+
+        def choose_rows(new, old):
+            return jax.numpy.where(over.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        new_obs, fresh = self.reset_fn(self.state.key)
+        rows = jax.tree.map(choose_rows, fresh[1:], self.state[1:])
+        self.state = type(fresh)(fresh.key, *rows)
+        return choose_rows(new_obs, obs)
+
+
+class Gymnasium:
+    """A script's environments in Gymnasium, behind the same functions."""
+
+    def __init__(self, run: Run, num_envs: int, seed: int) -> None:
+        self.env = make_env(run.script, run.args, num_envs, seed)
+
+    def reset(self) -> np.ndarray:
+        return self.env.reset(1)
+
+    def step(self, action: jax.Array) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        self.env.count = 0  # it keeps actions for resuming, and here none are needed
+        return self.env.step(np.asarray(action))
+
+    def restart(self, obs: np.ndarray, over: np.ndarray) -> np.ndarray:
+        obs = obs.copy()
+        obs[over] = self.env.restart(over)
+        for total in (self.env.episode_return, self.env.episode_length):
+            total[over] = 0
+        return obs
+
+    @property
+    def state(self) -> np.ndarray | None:
+        """That of the first environment, if it is one to draw; EnvPool has none to show."""
+        if self.env.env_id not in CLASSIC or self.env.vectorization == "envpool":
+            return None
+        return np.array(self.env.envs.envs[0].unwrapped.state)
+
+
 @partial(jax.jit, static_argnames="sample")
 def choose(logits, key, step, sample: bool):
     """(N, num_actions) -> (N,): the best action, or by the Gumbel trick a draw from softmax."""
@@ -162,20 +243,34 @@ def choose(logits, key, step, sample: bool):
     return (logits + noise * sample).argmax(-1)
 
 
-def play(run: Run, num_envs: int, args: Args) -> Iterator[tuple[jax.Array, Any, dict]]:
-    """For ever: obs (N, obs_dim) and state before a step, and the step's result in NumPy."""
-    env = run.script.VecEnv(run.args.env_id, num_envs)
-    step_fn = jax.jit(env.step)
-    key, env_key = jax.random.split(jax.random.PRNGKey(args.seed))
-    obs, state = jax.jit(env.reset)(env_key)
+@jax.jit
+def explore(action, key, step, epsilon, num_actions):
+    """Each of the actions (N,), or with chance epsilon a random one."""
+    coin_key, action_key = jax.random.split(jax.random.fold_in(key, step))
+    other = jax.random.randint(action_key, action.shape, 0, num_actions, action.dtype)
+    return jax.numpy.where(jax.random.uniform(coin_key, action.shape) < epsilon, other, action)
+
+
+def play(run: Run, num_envs: int, args: Args) -> Iterator[tuple[Any, Any, dict]]:
+    """For ever: obs (N, obs_dim) and state before a step, and the step's result in NumPy.
+
+    The result also has capped (N,): the episodes that end here only because of args.max_steps.
+    """
+    games: Any = (Gymnasium if is_gymnasium(run.script) else Gymnax)(run, num_envs, args.seed)
+    key, _, explore_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
+    obs = games.reset()
     for step in count():
         action = choose(run.get_logits(obs), key, step, args.sample)
-        next_obs, next_state, result = step_fn(state, action)
-        result = jax.device_get(result)
-        if result["episode_length"].max() > MAX_LENGTH:
-            fail(f"{run.folder}: an episode did not end within {MAX_LENGTH:,} steps")
+        if args.epsilon > 0:
+            action = explore(action, explore_key, step, args.epsilon, games.env.num_actions)
+        state = games.state
+        next_obs, result = games.step(action)
+        done = result["terminated"] | result["truncated"]
+        result["capped"] = (result["episode_length"] >= args.max_steps) & ~done
+        if result["capped"].any():
+            next_obs = games.restart(next_obs, result["capped"])
         yield obs, state, result
-        obs, state = next_obs, next_state
+        obs = next_obs
 
 
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
@@ -186,9 +281,11 @@ def evaluate(run: Run, args: Args) -> dict[str, Any]:
     """
     num_envs = min(args.episodes, MAX_ENVS)
     left = args.episodes // num_envs + (np.arange(num_envs) < args.episodes % num_envs)
-    returns, lengths = [], []
+    returns, lengths, capped = [], [], 0
     for _, _, result in play(run, num_envs, args):
-        counted = (result["terminated"] | result["truncated"]) & (left > 0)
+        over = result["terminated"] | result["truncated"] | result["capped"]
+        counted = over & (left > 0)
+        capped += int((result["capped"] & counted).sum())
         returns += result["episode_return"][counted].tolist()
         lengths += result["episode_length"][counted].astype(int).tolist()
         left -= counted
@@ -198,7 +295,8 @@ def evaluate(run: Run, args: Args) -> dict[str, Any]:
     return {
         **{"script": run.script.__name__, "env_id": run.args.env_id, "run_seed": run.args.seed},
         **{"iteration": run.iteration, "global_step": steps, "episodes": args.episodes},
-        **{"actions": "sampled" if args.sample else "greedy", "seed": args.seed},
+        **{"actions": "sampled" if args.sample else "greedy", "epsilon": args.epsilon},
+        **{"seed": args.seed, "max_steps": args.max_steps, "capped": capped},
         **{"return": summary(returns), "length": summary(lengths)},
         **{"returns": returns, "lengths": lengths},
     }
@@ -217,17 +315,23 @@ def summary(values: list) -> dict[str, Any]:
     return {"mean": mean, "interval": interval, "std": std, "min": min(values), "max": max(values)}
 
 
+def said(args: Args) -> str:
+    return f"epsilon {args.epsilon:g}"
+
+
 def print_table(runs: list[Run], results: list[dict[str, Any]]) -> None:
     """A line per run in aligned columns, names to the left and numbers to the right."""
+    some_capped = any(result["capped"] for result in results)
     rows = [["run", "script", "environment", "seed", "steps", "return", "95% interval", "std"]]
-    rows[0] += ["min", "max", "length"]
+    rows[0] += ["min", "max", "length", *["capped"] * some_capped]
     for run, result in zip(runs, results, strict=True):
         total, steps = result["return"], f"{result['global_step']:,}"
         row = [plain(run.folder.name), result["script"], result["env_id"], str(result["run_seed"])]
         row += [steps, f"{total['mean']:.2f}", "-", "-", f"{total['min']:g}", f"{total['max']:g}"]
         if total["interval"]:
             row[6:8] = "[{:.2f}, {:.2f}]".format(*total["interval"]), f"{total['std']:.2f}"
-        rows.append([*row, f"{result['length']['mean']:.1f}"])
+        row += [f"{result['length']['mean']:.1f}", *[str(result["capped"])] * some_capped]
+        rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         pairs = list(zip(row, widths, strict=True))
@@ -238,17 +342,21 @@ def print_table(runs: list[Run], results: list[dict[str, Any]]) -> None:
 def record(run: Run, args: Args) -> tuple[list[tuple], int]:
     """FRAMES frames of one environment, and how many of them its first episode takes.
 
-    A frame is obs (obs_dim,), gymnax's state, return so far, number of the episode, if it ends.
+    A frame is obs (obs_dim,), the environment's state in its library, return so far, number of the
+    episode, if it ends.
     """
     frames, episode, first = [], 1, FRAMES
     # CartPole has 50 steps a second, so 2 a frame; what moves by whole squares takes 2 frames.
     stride, repeat = (2, 1) if run.args.env_id in CLASSIC else (1, 2)
     for obs, state, result in play(run, 1, args):
         total, length = result["episode_return"][0], result["episode_length"][0]
-        over = bool(result["terminated"][0] | result["truncated"][0])
+        over = any(result[x][0] for x in ("terminated", "truncated", "capped"))
         if over or (length - 1) % stride == 0:
-            row = jax.tree.map(lambda x: np.asarray(x[0]), (obs, state.inner))
-            frames += [(*row, total, episode, over)] * (HOLD if over else repeat)
+            if not is_gymnasium(run.script):
+                state = jax.tree.map(lambda x: np.asarray(x[0]), state.inner)
+                state = getattr(state, "env_state", state)  # within that of sticky actions
+            frame = np.asarray(obs[0]), state, total, episode, over
+            frames += [frame] * (HOLD if over else repeat)
         if len(frames) >= FRAMES:
             break
         if over:
@@ -266,19 +374,21 @@ def pictures(run: Run, frames: list[tuple]) -> Iterator[np.ndarray]:
     from gymnax.visualize import vis_gym
     from matplotlib import colormaps
 
-    env, params = gymnax.make(run.args.env_id)
-    if run.args.env_id in CLASSIC:
+    env_id, env = run.args.env_id, make_env(run.script, run.args, 1)
+    if env_id in CLASSIC and frames[0][1] is not None:
         os.environ |= {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}  # no display
-        screen: Any = gymnasium.make(run.args.env_id, render_mode="rgb_array").unwrapped
-        vis_gym.set_gym_params(screen, run.args.env_id, params)
+        screen: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
+        own = is_gymnasium(run.script)
+        if not own:
+            vis_gym.set_gym_params(screen, env_id, env.params)
         try:
             for _, state, *_ in frames:
-                screen.state = vis_gym.get_gym_state(state, run.args.env_id)
+                screen.state = state if own else vis_gym.get_gym_state(state, env_id)
                 yield screen.render()
             return
         except gymnasium.error.DependencyNotInstalled:
             print("--gif draws observations; pip install pygame-ce==2.5.8, and it draws the scene")
-    shape, obs = env.observation_space(params).shape, np.stack([frame[0] for frame in frames])
+    shape, obs = env.obs_shape, np.stack([frame[0] for frame in frames])
     if len(shape) > 1:  # of the things in a square, the one in the last channel
         things = obs.reshape(len(obs), *shape[:2], -1) > 0
         kind = (things * np.arange(1, things.shape[-1] + 1)).max(-1)
@@ -307,6 +417,8 @@ def draw(runs: list[Run], args: Args) -> bytes:
     for i, (run, (frames, _)) in enumerate(zip(runs, recorded, strict=True)):
         x, name = i * width + 8, plain(run.folder.name)[:38]
         trained = f"{run.script.__name__}, {steps_of(run):,} steps"
+        if args.epsilon > 0:
+            trained = "random actions" if args.epsilon == 1 else f"{trained}, {said(args)}"
         shown = zip(images, frames[:length], pictures(run, frames[:length]), strict=True)
         for image, (_, _, total, episode, over), array in shown:
             scale = min((width - 16) / array.shape[1], (height - 8) / array.shape[0])
@@ -320,7 +432,7 @@ def draw(runs: list[Run], args: Args) -> bytes:
             if over:
                 word, color = " is over", "firebrick"
             text((x, 6), name, "black", font(17 if len(name) < 30 else 13))
-            text((x, 28), trained, "dimgray", font(13))
+            text((x, 28), trained, "dimgray", font(13 if len(trained) < 42 else 11))
             text((x, 46), f"episode {episode}{word}: return {total:g}", color, font(13))
     # One palette, of some frames, for all: then a pixel that stays the same takes no space.
     some = np.vstack([np.asarray(image) for image in images[:: len(images) // 8 + 1]])
@@ -336,10 +448,14 @@ def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     runs = [load_run(folder) for folder in args.runs]
     results = [evaluate(run, args) for run in runs]
-    print(f"{args.episodes} episodes a run, {results[0]['actions']} actions, seed {args.seed}")
+    actions = f"{results[0]['actions']} actions"
+    if args.epsilon > 0:
+        actions = "random actions" if args.epsilon == 1 else f"{actions}, {said(args)}"
+    print(f"{args.episodes} episodes a run, {actions}, seed {args.seed}")
     print_table(runs, results)
     contents = [json.dumps(result, indent=2).encode() for result in results]
-    files = {run.folder / "evaluation.json": x for run, x in zip(runs, contents, strict=True)}
+    name = f"evaluation-epsilon-{args.epsilon:g}.json" if args.epsilon else "evaluation.json"
+    files = {run.folder / name: x for run, x in zip(runs, contents, strict=True)}
     if args.gif:
         files[args.gif] = draw(runs, args)
     failed = []

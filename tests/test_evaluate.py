@@ -30,7 +30,11 @@ import evaluate
 
 SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2}
 SMALL |= {"hidden_sizes": (8, 8, 8), "total_timesteps": 128 * 6, "learning_rate": 0.01}
+SMALL_DQN: dict[str, Any] = {"num_envs": 4, "num_steps": 32, "learning_starts": 64}
+SMALL_DQN |= {"buffer_size": 512, "batch_size": 16, "replay_ratio": 1.0, "learning_rate": 0.01}
+SMALL_DQN |= {"hidden_sizes": (8, 8), "total_timesteps": 128 * 6}
 EPISODES = 12
+GREEDY = evaluate.Args(runs=("",), episodes=EPISODES)
 
 
 class ProbeLengths(probes.Probe):
@@ -46,15 +50,22 @@ if "ProbeLengths-v0" not in gymnax.registered_envs:
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory):
-    """Name of a script -> folder of a short run; each is trained once."""
+    """Name of a script, and perhaps Breakout -> folder of a short run; each is trained once."""
     folders: dict[str, Path] = {}
 
-    def train(name):
-        if name not in folders:
+    def train(name, env="CartPole-v1"):
+        key = f"{name} {env}"
+        if key not in folders:
             script, runs_dir = importlib.import_module(name), tmp_path_factory.mktemp("runs")
-            script.train(script.Args(**SMALL | {"runs_dir": str(runs_dir), "run_name": name}))
-            folders[name] = runs_dir / name
-        return folders[name]
+            flags = SMALL if name.startswith("ppo") else SMALL_DQN
+            if env == "Breakout" and name.endswith("_gymnasium"):
+                flags = flags | {"env_id": "MinAtar/Breakout-v0"}
+            elif env == "Breakout":
+                flags = flags | {"env_id": "Breakout-MinAtar", "sticky_actions": 0.25}
+                flags |= {"full_actions": True, "max_episode_steps": 2**31 - 1}
+            script.train(script.Args(**flags | {"runs_dir": str(runs_dir), "run_name": name}))
+            folders[key] = runs_dir / name
+        return folders[key]
 
     return train
 
@@ -222,12 +233,160 @@ def test_summary():
     assert evaluate.summary([7.0])["interval"] is None and evaluate.summary([7.0])["std"] is None
 
 
-def test_an_episode_without_an_end(monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "MAX_LENGTH", 20)
-    with pytest.raises(SystemExit) as stopped:
-        evaluate.evaluate(stand_in("ProbeLengths-v0"), evaluate.Args(runs=("",)))
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == "stand-in: an episode did not end within 20 steps\n"
+def test_an_episode_that_gets_to_max_steps_counts_as_it_stands():
+    """Lengths of 1 and 50 become 1 and 20; after a cap the next episode begins, as after an end."""
+    args = evaluate.Args(runs=("",), episodes=400, max_steps=20)
+    result = evaluate.evaluate(stand_in("ProbeLengths-v0"), args)
+    assert set(result["lengths"]) == {1, 20} and result["returns"] == result["lengths"]
+    assert result["capped"] == result["lengths"].count(20) and 160 < result["capped"] < 240
+    assert result["max_steps"] == 20
+
+
+def test_no_episode_is_capped_that_ends_at_max_steps():
+    args = evaluate.Args(runs=("",), episodes=EPISODES, max_steps=50)
+    assert evaluate.evaluate(stand_in("ProbeLengths-v0"), args)["capped"] == 0
+
+
+def test_exploring():
+    """Each environment tosses its own coin at each step, and draws from all actions."""
+    best = jnp.zeros(20_000, int)
+    key, counts = jax.random.PRNGKey(0), []
+    for step in (0, 1):
+        action = np.asarray(evaluate.explore(best, key, step, 0.3, 4))
+        counts.append(np.bincount(action, minlength=4) / len(best))
+        np.testing.assert_allclose(counts[-1], [0.775, 0.075, 0.075, 0.075], atol=0.015)
+    assert (counts[0] != counts[1]).any()
+    assert not np.asarray(evaluate.explore(best, key, 0, 0.0, 4)).any()
+
+
+def test_a_random_agent_is_the_same_whatever_the_agent_learned(small_run):
+    args = evaluate.Args(runs=("",), episodes=EPISODES, epsilon=1)
+    first, second = (
+        evaluate.evaluate(evaluate.load_run(str(small_run(name))), args)
+        for name in ("ppo_linen", "ppo_nnx")
+    )
+    assert first["returns"] == second["returns"] and first["epsilon"] == 1
+    greedy = evaluate.evaluate(evaluate.load_run(str(small_run("ppo_linen"))), GREEDY)
+    assert first["returns"] != greedy["returns"]
+
+
+# === DQN, and environments in Gymnasium =========================================================
+DQN = ("dqn_linen", "dqn_torch", "dqn_linen_gymnasium", "dqn_torch_gymnasium")
+GYMNASIUM = ("ppo_linen_gymnasium", "ppo_torch_gymnasium", *DQN[2:])
+
+
+def numpy_values(folder, obs, shape):
+    """Q of every action, by the names in the file alone: a convolution, then layers with ReLU."""
+    with np.load(folder / "checkpoint.npz") as file:
+        own = ("train_state/params/", "tensors/network/")
+        arrays = {x: file[x] for x in file.files if x.startswith(own)}
+    layers = {}
+    for name, array in arrays.items():
+        place, kind = name.rsplit("/" if "linen" in folder.name else ".", 1)
+        order = next(i for i, x in enumerate(("conv", "hidden.", "output", "")) if x in place)
+        layers.setdefault((order, place), {})[kind] = array
+    layers = [layers[x] for x in sorted(layers)]
+    pairs = [(x["kernel"] if "kernel" in x else x["weight"].T, x["bias"]) for x in layers]
+    x = np.asarray(obs, np.float64)
+    if len(shape) == 3:
+        kernel, bias = pairs.pop(0)
+        if kernel.ndim == 4:  # PyTorch's, transposed: columns, rows, channels, outputs
+            kernel = kernel.transpose(1, 0, 2, 3).reshape(-1, len(bias))
+        images = x.reshape(-1, *shape)
+        rows = [
+            [images[:, i : i + 3, j : j + 3].reshape(len(x), -1) for j in range(shape[1] - 2)]
+            for i in range(shape[0] - 2)
+        ]
+        squares = np.maximum(np.array(rows).transpose(2, 0, 1, 3) @ kernel + bias, 0)
+        torch = "torch" in folder.name
+        x = (squares.transpose(0, 3, 1, 2) if torch else squares).reshape(len(x), -1)
+    for i, (kernel, bias) in enumerate(pairs):
+        x = (np.maximum(x, 0) if i else x) @ kernel + bias
+    return x
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Breakout"])
+@pytest.mark.parametrize("name", DQN)
+def test_greedy_actions_of_a_dqn(name, env, small_run):
+    folder = small_run(name, env)
+    run = evaluate.load_run(str(folder))
+    shape = (10, 10, 4) if env == "Breakout" else (4,)
+    for _, (obs, _, result) in zip(range(30), evaluate.play(run, 8, GREEDY), strict=False):
+        values = numpy_values(folder, obs, shape)
+        np.testing.assert_allclose(run.get_logits(obs), values, rtol=1e-4, atol=1e-5)
+        if env == "CartPole-v1":  # the second action is a push to the right
+            faster = result["next_obs"][:, 1] > obs[:, 1]
+            np.testing.assert_array_equal(faster, values.argmax(-1) == 1)
+    result = evaluate.evaluate(run, GREEDY)
+    assert (result["script"], result["env_id"]) == (name, run.args.env_id)
+    assert (result["iteration"], result["global_step"]) == (6, 128 * 6)
+
+
+def test_a_dqn_plays_the_environment_that_it_learned_in(small_run):
+    run = evaluate.load_run(str(small_run("dqn_linen", "Breakout")))
+    env = evaluate.make_env(run.script, run.args, 1)
+    assert env.num_actions == 6 and env.params.max_steps_in_episode == 2**31 - 1
+    assert env.env._sticky_action_prob == 0.25
+
+
+@pytest.mark.parametrize("name", GYMNASIUM)
+def test_gymnasium_runs_play_in_gymnasium(name, small_run):
+    run, args = evaluate.load_run(str(small_run(name))), evaluate.Args(("",), 12, seed=7)
+    other = evaluate.make_env(run.script, run.args, 12, seed=7)
+    expected = other.reset(200)
+    for _, (obs, state, result) in zip(range(200), evaluate.play(run, 12, args), strict=False):
+        np.testing.assert_array_equal(obs, expected)
+        np.testing.assert_array_equal(state.astype("f"), obs[0])  # CartPole shows its state
+        action = np.asarray(run.get_logits(obs)).argmax(-1)
+        expected, wanted = other.step(action)
+        assert all((result[x] == wanted[x]).all() for x in wanted)
+    result = evaluate.evaluate(run, args)
+    assert len(result["returns"]) == 12 and result == evaluate.evaluate(run, args)
+    assert result["returns"] != evaluate.evaluate(run, GREEDY)["returns"]
+
+
+@pytest.mark.parametrize("name", GYMNASIUM[:1])
+def test_capped_episodes_in_gymnasium(name, small_run):
+    run = evaluate.load_run(str(small_run(name)))
+    args = evaluate.Args(("",), episodes=8, epsilon=1, max_steps=6)  # the shortest end after 8
+    for _, (obs, _, result) in zip(range(13), evaluate.play(run, 8, args), strict=False):
+        assert (result["episode_length"] <= 6).all()
+        if result["episode_length"][0] == 1:
+            assert (abs(obs) <= 0.05).all()
+    result = evaluate.evaluate(run, args)
+    assert result["lengths"] == result["returns"] == [6] * 8 and result["capped"] == 8
+
+
+def test_files_of_several_evaluations(copied_run, command):
+    for flags, words in (
+        ("", "greedy actions, seed 0"),
+        ("--epsilon 0.05", "greedy actions, epsilon 0.05, seed 0"),
+        ("--epsilon 1 --max-steps 9", "random actions, seed 0"),
+    ):
+        status, out, err = command(copied_run, "--episodes", 50, *flags.split())
+        assert (status, err) == (0, "") and out.splitlines()[0].endswith(words)
+        head, row = (line.split() for line in out.splitlines()[1:])
+        assert ("capped" in head) == ("--max-steps" in flags)
+    names = {"": 0, "-epsilon-0.05": 0.05, "-epsilon-1": 1}
+    for name, epsilon in names.items():
+        result = json.loads((copied_run / f"evaluation{name}.json").read_text())
+        assert result["epsilon"] == epsilon
+    assert row[-1] == str(result["capped"]) and result["capped"] > 40
+    assert len(list(copied_run.glob("evaluation*"))) == 3
+
+
+@pytest.mark.parametrize("name", ["ppo_linen_gymnasium", *DQN])
+def test_gif_of_other_scripts(name, small_run, tmp_path):
+    """CartPole is drawn, Breakout as squares, whatever library it is from."""
+    envs = ["CartPole-v1", "Breakout"] if "dqn" in name else ["CartPole-v1"]
+    for env in envs:
+        path, run = tmp_path / "picture.gif", evaluate.load_run(str(small_run(name, env)))
+        args = evaluate.Args(("",), epsilon=0.5 if env == "Breakout" else 1)
+        path.write_bytes(evaluate.draw([run], args))
+        frames = frames_of(path)
+        assert len(frames) > 5 and (frames[0] != frames[4]).any()
+        black = (frames[0][68:] < 20).all(-1).mean()
+        assert (black > 0.3) == (env == "Breakout")
 
 
 # === Command line ===============================================================================
@@ -279,6 +438,9 @@ def test_a_folder_that_cannot_be_written_to(small_run, copied_run, command):
         ("run --episodes 0", "--episodes must be positive, not 0"),
         ("run --episodes some", "--episodes"),
         ("run --seed -1", "--seed must lie between"),
+        ("run --epsilon 1.5", "--epsilon must lie between 0 and 1, not 1.5"),
+        ("run --epsilon nan", "--epsilon must lie between 0 and 1"),
+        ("run --max-steps 0", "--max-steps must lie between 1 and"),
         ("run --gif picture.png", "--gif must be a file that ends in .gif"),
         ("run --gif folder.gif", "--gif must be a file"),
         ("run --gif missing/picture.gif", "--gif must be a file"),
