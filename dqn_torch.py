@@ -76,8 +76,8 @@ class Args:
     learning_starts: int = 10_000  # environment steps before the first update
     target_network_frequency: int = 50  # updates between copies to the target network
     double_q: bool = False  # the online network chooses the target's action (Double DQN)
-    start_e: float = 1.0  # chance of a random action until learning starts
-    end_e: float = 0.05  # and in the end
+    start_e: float = 1.0  # chance of a random action, until learning starts
+    end_e: float = 0.05  # chance of a random action, after exploration_steps
     exploration_steps: int = 250_000  # environment steps from start_e to end_e, linearly
     loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or beyond 1 linear
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
@@ -127,8 +127,11 @@ class Args:
         # A checkpoint is put together in memory, so there the replay must fit twice.
         replay = make_replay(self, env, torch.device("meta"))
         need = 2 * sum(x.nbytes for x in replay)
-        free = psutil.virtual_memory().available
-        rule = f"takes {need / 1e9:.1f} GB of memory with its checkpoint; {free / 1e9:.1f} are free"
+        gpu = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else math.inf
+        free = min(psutil.virtual_memory().available, gpu)
+        rule = (
+            f"must fit in memory ({need / 1e9:.1f} GB with its checkpoint, {free / 1e9:.1f} free)"
+        )
         check("buffer_size", need < free, rule)
 
     @property
@@ -144,7 +147,7 @@ class MinAtar(Args):
     env_id: str = "Breakout-MinAtar"  # gymnax environment with discrete actions
     sticky_actions: float = 0.1  # chance that an environment repeats its last action instead
     full_actions: bool = True  # MinAtar's games: all six actions, also those without effect
-    max_episode_steps: int = 2**31 - 1  # no limit
+    max_episode_steps: int = 2**31 - 1  # steps after which an episode is truncated; none is
     total_timesteps: int = 5_000_000  # environment steps in all, rounded down to whole iterations
     anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 1  # parallel environments
@@ -154,7 +157,7 @@ class MinAtar(Args):
     replay_ratio: float = 32.0  # times that a step is learnt from: updates * batch_size / steps
     learning_starts: int = 5_000  # environment steps before the first update
     target_network_frequency: int = 1_000  # updates between copies to the target network
-    end_e: float = 0.1  # and in the end
+    end_e: float = 0.1  # chance of a random action, after exploration_steps
     exploration_steps: int = 100_000  # environment steps from start_e to end_e, linearly
     loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or beyond 1 linear
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: centred, without momentum
@@ -165,11 +168,10 @@ class MinAtar(Args):
 
 def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
-    kinds = {"cartpole": Args, "minatar": MinAtar}
-    words = sys.argv[1:]
-    kind = kinds[words.pop(0)] if words[:1] and words[0] in kinds else Args
-    names = f"Configurations, before all flags: {', '.join(kinds)}; this is {kind.__name__}."
-    return tyro.cli(kind, args=words, description=names)
+    configurations, words = {"cartpole": Args, "minatar": MinAtar}, sys.argv[1:]
+    name = words.pop(0) if words and words[0] in configurations else "cartpole"
+    choice = f"Before the flags: {' or '.join(configurations)}. Below is {name}."
+    return tyro.cli(configurations[name], args=words, description=choice)
 
 
 # === Environment ================================================================================
