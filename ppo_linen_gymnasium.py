@@ -78,7 +78,7 @@ class Args:
     bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor, and of the critic
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
-    vectorization: Literal["sync", "async", "envpool", "vector"] = "sync"  # Gymnasium's, or EnvPool
+    vectorization: Literal["sync", "async", "envpool", "vector"] = "sync"  # how environments step
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str | None = None  # that folder's name; default {env_id}__{exp_name}__{seed}__{time}
