@@ -175,8 +175,8 @@ class VecEnv:
             actions, observations = self.spaces()
         except (gymnasium.error.Error, ImportError) as error:  # unknown, or a package is missing
             raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
-        if not isinstance(actions, Discrete) or not isinstance(observations, Box):
-            raise ValueError(f"--env-id must have discrete actions and see arrays, not {env_id}")
+        if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
+            raise ValueError(f"--env-id must have actions 0, 1, ... and see arrays, not {env_id}")
         self.num_actions, self.obs_shape = int(actions.n), observations.shape
         self.obs_dim = math.prod(self.obs_shape)
 
