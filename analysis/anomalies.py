@@ -7,6 +7,7 @@ from analysis.bench import timed, under_load
 from analysis.runs import Data
 
 CELL = ["platform", "settings", "sync", "mode", "env_id", "size"]
+LOSSES = ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")
 VERSIONS = {"commit": "commits", "torch": "torch", "jax": "jax", "flax": "flax"}
 
 
@@ -37,7 +38,7 @@ def find(data: Data) -> dict[str, list[str]]:
 
 def diverged(iterations: pd.DataFrame) -> list[str]:
     """Name the runs whose losses are no numbers from some iteration to the end."""
-    losses = [f"losses/{name}" for name in ("policy_loss", "value_loss", "entropy")]
+    losses = [f"losses/{name}" for name in LOSSES]
     known = iterations[losses].notna().any(axis=1)
     if not known.any():  # a table from elsewhere need not have losses
         return []

@@ -15,17 +15,20 @@ import pandas as pd
 from analysis import schema
 from analysis.runs import Data
 
-BASELINE = "ppo_linen"
+BASELINES = ("ppo_linen", "dqn_linen")
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
     *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_torch_compile", "ppo_torch"),
+    *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
+    *("dqn_linen", "dqn_torch --compile", "dqn_torch", "dqn_linen_gymnasium"),
+    *("dqn_torch_gymnasium --compile", "dqn_torch_gymnasium"),
     *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_torch --no-jit-env"),
 )
 SIZES = ("small", "medium", "large")
 
 
 class Bench(NamedTuple):
-    """Runs that may be compared: of one platform and one set of hyperparameters."""
+    """Runs that may be compared: of one platform, one algorithm and its hyperparameters."""
 
     title: str
     runs: pd.DataFrame  # not made to wait between phases, or all if there are none
@@ -38,7 +41,8 @@ class Bench(NamedTuple):
 # === Choices ====================================================================================
 def benches(data: Data, baseline: str | None = None) -> list[Bench]:
     """Return the benches of data, those with most runs first."""
-    groups = [x for _, x in data.runs.groupby(["platform", "settings"], sort=False)]
+    keys = ["platform", "algorithm", "settings"]
+    groups = [x for _, x in data.runs.groupby(keys, sort=False)]
     groups.sort(key=len, reverse=True)
     titles = describe_benches(groups)
     return [make_bench(*pair, data, baseline) for pair in zip(titles, groups, strict=True)]
@@ -46,10 +50,15 @@ def benches(data: Data, baseline: str | None = None) -> list[Bench]:
 
 def describe_benches(groups: Sequence[pd.DataFrame]) -> list[str]:
     """Return each group's platform and, of its hyperparameters, those that the groups differ in."""
-    texts = [x["settings"].iloc[0] for x in groups]
-    platforms = [x["platform"].iloc[0] or "platform not named" for x in groups]
-    names = differences(texts)
-    return [", ".join(filter(None, [x, names[y]])) for x, y in zip(platforms, texts, strict=True)]
+    titles = []
+    several = len({x["algorithm"].iloc[0] for x in groups}) > 1
+    for group in groups:
+        platform, algorithm, text = group[["platform", "algorithm", "settings"]].iloc[0]
+        # Those of another algorithm have other names: to list them all would tell nothing.
+        alike = [x["settings"].iloc[0] for x in groups if x["algorithm"].iloc[0] == algorithm]
+        parts = [algorithm.upper() if several else "", platform or "platform not named"]
+        titles.append(", ".join(filter(None, [*parts, differences(alike)[text]])))
+    return titles
 
 
 def differences(texts: Sequence[str]) -> dict[str, str]:
@@ -81,9 +90,9 @@ def make_bench(title: str, runs: pd.DataFrame, data: Data, baseline: str | None)
 
 
 def choose_baseline(runs: pd.DataFrame, wanted: str | None) -> str:
-    """Return the mode wanted if it was run, or else ppo_linen, or the mode with most runs."""
+    """Return the mode wanted if it was run, or else the JAX one, or the mode with most runs."""
     counts = runs["mode"].value_counts()
-    found = [x for x in (wanted, BASELINE, *counts.index) if x in counts.index]
+    found = [x for x in (wanted, *BASELINES, *counts.index) if x in counts.index]
     return str(found[0]) if found else ""
 
 

@@ -24,7 +24,13 @@ from analysis.runs import load
 from analysis.schema import SourceError
 
 ROOT = Path(__file__).parent.parent
-FILES = ("README.md", "docs/results.md", "docs/benchmark.md", "analysis/README.md")
+FILES = (
+    "README.md",
+    "docs/results.md",
+    "docs/benchmark.md",
+    "docs/minatar.md",
+    "analysis/README.md",
+)
 BLOCK = re.compile(
     r"(<!-- (?P<name>\w+) of (?P<source>\S+)(?: in (?P<where>.+?))?"
     r"(?: over (?P<baseline>\S+))? -->\n).*?(<!-- end -->)",
@@ -42,6 +48,8 @@ TABLES: dict[str, Callable[[Bench, Known], Table]] = {
     "targets": report.target_table,
     "scores": report.score_table,
     "cells": report.cell_table,
+    "last_returns": report.last_return_table,
+    "pace": report.pace_table,
 }
 SENTENCES: dict[str, Callable[[Bench, Known], list[str]]] = {
     "sentences": report.answer_lines,
@@ -53,10 +61,14 @@ SENTENCES: dict[str, Callable[[Bench, Known], list[str]]] = {
 
 @cache
 def bench_of(source: str, where: str | None, baseline: str | None) -> Bench:
-    """Return the largest bench of a source, where every word is an environment or a size."""
+    """Return the largest bench of a source, where each word is an environment, size or length.
+
+    A length is so many iterations, as 100it.
+    """
     data = load(ROOT / source)
     for word in (where or "").split():
         here = (data.runs["env_id"] == word) | (data.runs["size"] == word)
+        here |= data.runs["num_iterations"].map("{:g}it".format) == word
         data = data._replace(runs=data.runs[here])
     if data.runs.empty:
         raise SourceError(f"{source} has no run in {where}")

@@ -1,4 +1,4 @@
-"""The figures of the report: the answer, bars, forest and curves. Each returns a Figure.
+"""The figures of the report: the answer, bars, forest, curves and bands. Each returns a Figure.
 
 Hue stands for the framework, in Okabe and Ito's colours, which colour-blind readers tell apart;
 shade, line and marker stand for the mode. Whatever they say, a label says too.
@@ -33,8 +33,8 @@ ALL = "all environments"  # the row that a forest sets apart
 WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
 LONGEST = 32  # characters of a name
 FAMILIES = {  # framework -> hue, and a marker for each of its modes
-    "torch": ("#D55E00", "sXp"),
-    "linen": ("#0072B2", "o*H"),
+    "torch": ("#D55E00", "sXpD"),
+    "linen": ("#0072B2", "o*Hd"),
     "nnx": ("#009E73", "^vP"),
     "equinox": ("#CC79A7", "Ph8"),
 }
@@ -542,5 +542,37 @@ def curves(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: st
         (Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker), short(mode))
         for mode, look in looks.items()
     ]
+    add_legend(figure, entries)
+    return figure
+
+
+@styled
+def bands(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str) -> Figure:
+    """Plot the mean of each mode's runs as a line, and its interval as a band around it.
+
+    points: panel, mode, x, estimate, low, high. Panels come in this order, modes in that of looks;
+        rows where x or the estimate is NaN are left out, and so is a band without low and high.
+    """
+    points = points.dropna(subset=["x", "estimate"])
+    panels, looks = list(points["panel"].unique()), present(looks, points["mode"])
+    columns, height = min(len(panels), 3), 4.4 if len(panels) == 1 else 3.0
+    figure, axs = make_panels(panels, columns, height, sharey=False)
+    for axes, panel in zip(axs, panels, strict=True):
+        part = points[points["panel"] == panel].sort_values("x", kind="stable")
+        for mode, look in present(looks, part["mode"]).items():
+            line = part[part["mode"] == mode]
+            x, y, low, high = line[["x", "estimate", "low", "high"]].to_numpy(dtype=float).T
+            axes.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
+            axes.plot(x, y, color=look.colour, linestyle=look.line)
+        if part["x"].abs().max() >= 10_000:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.supxlabel(xlabel, fontsize=9)
+    figure.supylabel(ylabel, fontsize=9)
+    entries: list[tuple[Any, str]] = [
+        (Line2D([], [], color=look.colour, linestyle=look.line), short(mode))
+        for mode, look in looks.items()
+    ]
+    if points["low"].notna().any():
+        entries.append((Patch(color=GREY, alpha=0.3), "95% interval of the mean"))
     add_legend(figure, entries)
     return figure

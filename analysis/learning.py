@@ -2,13 +2,14 @@
 
 import csv
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis import stats
 from analysis.bench import Bench, in_order, mode_order, shared, size_order, timed
+from analysis.runs import LAST_EPISODES
 from analysis.schema import SourceError
 
 ENVIRONMENTS = Path(__file__).parent / "environments.csv"
@@ -170,6 +171,68 @@ def learning(bench: Bench, size: str) -> pd.DataFrame:
     rows["steps"], rows["seconds"] = rows["global_step"], rows["imports"] + rows["time/elapsed"]
     rows = rows.dropna(subset=["return"])
     return rows[["env_id", "mode", "run", "steps", "seconds", "return"]]
+
+
+def last_returns(bench: Bench) -> pd.DataFrame:
+    """Return what DQN learned, with 95% intervals of the mean over seeds (Student's t).
+
+    Columns: size, env_id, mode, num_iterations, runs, seeds evaluated, and of each measure
+    (last_100, greedy, noisy, random) the estimate, low and high, named with it.
+    """
+    measures = ("last_100", "greedy", "noisy", "random")
+    keys, rows = ["size", "env_id", "mode", "num_iterations"], []
+    for _, runs in bench.runs.groupby(keys, sort=False, dropna=False):
+        row: dict[str, Any] = {x: runs[x].iloc[0] for x in keys} | {"runs": len(runs)}
+        row["evaluated"] = int(runs["greedy_return"].notna().sum())
+        for name in measures:
+            values = runs[f"{name}_return"].dropna().to_numpy()
+            found = stats.Interval(np.nan, np.nan, np.nan)
+            if len(values):
+                found = stats.mean_interval(values, ["one"] * len(values))
+            row |= {f"{name}_{x}": y for x, y in found._asdict().items()}
+        rows.append(row)
+    names = [f"{x}_{y}" for x in measures for y in stats.Interval._fields]
+    return in_order(pd.DataFrame(rows, columns=[*keys, "runs", "evaluated", *names]))
+
+
+def recent(bench: Bench, size: str) -> pd.DataFrame:
+    """Return the mean return of about the last 100 episodes, over seeds, as training goes on.
+
+    Columns: env_id, mode, steps, seconds (from the start of the process: the mean of the runs that
+    were not resumed), runs, estimate, low, high. An iteration is there if all runs of the mode have
+    so many episodes by then.
+    """
+    runs = bench.runs[bench.runs["size"] == size]
+    rows = bench.iterations.merge(runs[["run", "env_id", "mode", "imports"]], on="run")
+    rows = rows.sort_values(["run", "iteration"])
+    rows["seconds"] = rows["imports"] + rows["time/elapsed"]
+    names = ["charts/episodic_return", "charts/episodes"]
+    values = [running_return(*x[names].to_numpy().T) for _, x in rows.groupby("run")]
+    rows["return"] = np.concatenate([*values, []])
+    points = []
+    for _, group in rows.groupby(["env_id", "mode"], sort=False):
+        for steps, part in group.groupby("global_step"):
+            if part["return"].isna().any() or len(part) < group["run"].nunique():
+                continue
+            row = {x: part[x].iloc[0] for x in ("env_id", "mode")} | {"steps": steps}
+            row |= {"seconds": part["seconds"].mean(), "runs": len(part)}
+            found = stats.mean_interval(part["return"].to_numpy(), ["one"] * len(part))
+            points.append(row | found._asdict())
+    columns = ["env_id", "mode", "steps", "seconds", "runs", *stats.Interval._fields]
+    return pd.DataFrame(points, columns=columns)
+
+
+def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return, after each iteration, the mean return of about the last LAST_EPISODES episodes.
+
+    It is runs.last_return() at each: NaN until so many have ended.
+    """
+    counts = np.where(np.isnan(means), 0, np.nan_to_num(counts))
+    ends, totals = np.cumsum(counts), np.cumsum(np.nan_to_num(means) * counts)
+    ends, totals = np.append(0, ends), np.append(0, totals)
+    known = np.append(True, np.diff(ends) > 0)  # np.interp wants episodes to rise
+    before = np.interp(ends[1:] - LAST_EPISODES, ends[known], totals[known])
+    return np.where(ends[1:] >= LAST_EPISODES, (totals[1:] - before) / LAST_EPISODES, np.nan)
 
 
 def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:

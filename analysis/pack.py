@@ -7,6 +7,7 @@ It names what a reader would hold against the study. Then it packs nothing, unle
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import matplotlib as mpl
 import pandas as pd
 
 from analysis import learning, render, report
-from analysis.bench import mode_order, timed, under_load
+from analysis.bench import as_object, mode_order, timed, under_load
 from analysis.readings import counted, join, some
 from analysis.runs import TABLES, Data, load, save
 from analysis.schema import VERSIONS, SourceError
@@ -24,7 +25,7 @@ ONE = {"platform": "platforms", "settings": "sets of hyperparameters", "commit":
 
 def problems(data: Data) -> list[str]:
     """Return what a reader would hold against a study, in sentences; of a sound one, none."""
-    runs, found = data.runs, []
+    runs, found = data.runs.assign(settings=data.runs["settings"].map(without_length)), []
     if data.left_out:
         found.append(
             f"{counted([len(data.left_out)], 'run')} left out: {some(list(data.left_out), 3)}"
@@ -43,6 +44,12 @@ def problems(data: Data) -> list[str]:
     if busy:
         found.append(f"{counted([busy], 'run')} made while others used the machine")
     return found + missing(runs)
+
+
+def without_length(settings: str) -> str:
+    """Return hyperparameters without their length: a study may hold short runs and long ones."""
+    kept = {x: y for x, y in as_object(settings).items() if x != "total_timesteps"}
+    return json.dumps(kept)
 
 
 def missing(runs: pd.DataFrame) -> list[str]:

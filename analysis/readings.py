@@ -293,9 +293,9 @@ def limits(runs: pd.DataFrame, several: Sequence[Bench]) -> list[str]:
         lone = [size for size in size_order(runs["size"]) if len(envs[size]) == 1]
         lines += [f"The {size} network was run in {envs[size][0]} only." for size in lone]
     missing = [x for x in ("small", "medium", "large") if x not in set(runs["size"])]
-    if missing:
+    if 0 < len(missing) < 3:
         lines.append(f"No {join(missing, 'or')} network was run.")
-    if not any(len(bench.synced) for bench in several):
+    if not any(len(bench.synced) for bench in several) and (runs["algorithm"] != "dqn").any():
         lines.append(unphased(runs))
     if timed(runs)["steady"].isna().any():
         lines.append("Runs of 8 iterations or fewer have no steady state.")

@@ -192,6 +192,43 @@ def target_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     return table_of("targets", "Time to a target return", frame, columns, note)
 
 
+def last_return_table(bench: Bench, environments: dict[str, Environment]) -> Table:
+    frame = learning.last_returns(bench)
+    columns = model(frame) | {
+        "environment": text("env_id"),
+        "script": text("mode"),
+        "runs": text("runs"),
+        "last 100 training episodes": span("last_100_"),
+        "evaluated": lambda row: str(row["evaluated"] or "-"),
+        "greedy": span("greedy_"),
+        "epsilon 0.05": span("noisy_"),
+        "random agent": span("random_"),
+    }
+    note = (
+        "Means over seeds with 95% intervals (Student's t). The last 100 training episodes "
+        "are worked out from the means of iterations, weighted by their episodes; they "
+        "explore as training does. The others are of `evaluate.py`."
+    )
+    return table_of("last_returns", "What was learnt, by three measures", frame, columns, note)
+
+
+def pace_table(bench: Bench, environments: dict[str, Environment]) -> Table:
+    frame = study.pace(bench)
+    columns = model(frame) | {
+        "environment": text("env_id"),
+        "script": text("mode"),
+        "runs": text("runs"),
+        "startup (s)": value("startup"),
+        "a step (ms)": value("step", 1000),
+        "steps per second": lambda row: number(1 / row["step"]),
+        f"a step, times as long as {bench.baseline}'s": span(),
+        "the whole": lambda row: f"{duration(row['whole'])} for {row['length']:,.0f} steps",
+    }
+    caption = "What a step of the environment costs, with all that is learnt from it"
+    note = "Of iterations from the eighth on; the whole is the startup and so many steps."
+    return table_of("pace", caption, frame, columns, note)
+
+
 def score_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     frame = learning.scores(bench, environments)
     columns = model(frame) | {
@@ -309,6 +346,10 @@ def is_lone(bench: Bench) -> bool:
     return len(bench.runs[["env_id", "size"]].drop_duplicates()) == 1
 
 
+def is_dqn(bench: Bench) -> bool:
+    return bool((bench.runs["algorithm"] == "dqn").all())
+
+
 def answer_section(bench: Bench, environments: dict[str, Environment]) -> Section:
     """Give the table, the figure and the few sentences that a reader in a hurry takes away."""
     table, looks = answer_table(bench, environments), looks_of(bench.runs)
@@ -378,6 +419,12 @@ def environment_section(bench: Bench) -> Section | None:
     return Section("By environment", blocks) if blocks else None
 
 
+def pace_section(bench: Bench, environments: dict[str, Environment]) -> Section | None:
+    """Only of DQN, which learns at every step: of PPO, an iteration is what there is to time."""
+    table = pace_table(bench, environments)
+    return Section("A step", [table]) if is_dqn(bench) and len(table.frame) else None
+
+
 def startup_section(bench: Bench) -> Section | None:
     table = startup_table(bench)
     if table.frame.empty:
@@ -431,9 +478,28 @@ def curve_plots(bench: Bench, axis: str, looks: dict[str, Look]) -> list[Block]:
     return blocks
 
 
+def band_plots(bench: Bench, axis: str, looks: dict[str, Look]) -> list[Block]:
+    """Return the mean over seeds of about the last 100 episodes against seconds or steps."""
+    labels = {"seconds": "seconds from the start of the process", "steps": "environment steps"}
+    blocks: list[Block] = []
+    for i, size in enumerate(size_order(bench.runs["size"])):
+        points = learning.recent(bench, size).dropna(subset=[axis])
+        if len(points):
+            named = points.rename(columns={"env_id": "panel", axis: "x"})
+            words = "mean return of the last 100 episodes"
+            figure = figures.bands(named, looks, labels[axis], words)
+            of_size = readings.of_size(size, list(bench.runs["size"]))
+            caption = f"About the last 100 training episodes against {axis}{of_size}: over seeds"
+            blocks.append(Plot(f"recent_{axis}_{i + 1}", figure, caption))
+    return blocks
+
+
 def learning_section(bench: Bench, environments: dict[str, Environment]) -> Section:
     looks, table = looks_of(bench.runs), learning.returns(bench, environments)
     blocks: list[Block] = [Text(readings.learned(table, bench))]
+    if is_dqn(bench):
+        blocks += band_plots(bench, "steps", looks) + band_plots(bench, "seconds", looks)
+        blocks.append(last_return_table(bench, environments))
     if not is_lone(bench):
         blocks += curve_plots(bench, "seconds", looks)
     blocks += curve_plots(bench, "steps", looks)
@@ -473,6 +539,7 @@ SECTIONS: dict[str, Callable[[Bench, dict[str, Environment]], Section | None]] =
     "answer": answer_section,
     "decisions": lambda bench, _: decision_section(bench),
     "environments": lambda bench, _: environment_section(bench),
+    "pace": lambda bench, known: pace_section(bench, known),
     "startup": lambda bench, _: startup_section(bench),
     "phases": lambda bench, _: phase_section(bench),
     "compile modes": lambda bench, _: compile_section(bench),

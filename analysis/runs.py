@@ -25,8 +25,19 @@ NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "jit", "jit_env", "sync_for_timing"),
     *("runs_dir", "run_name", "track", "wandb_project", "wandb_entity", "wandb_group", "notes"),
     *("save_every", "resume"),
+    *("vectorization", "compile"),  # the column mode
+    *("sticky_actions", "full_actions", "max_episode_steps"),  # env_id
     "total_timesteps",  # the column num_iterations
 }
+# The same game by MinAtar's rules, in gymnax and in Gymnasium; tests/test_minatar.py compares them.
+MINATAR = {f"{x}-MinAtar": f"MinAtar/{x}-v0" for x in ("Breakout", "Freeway", "SpaceInvaders")}
+RULES = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
+EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
+    "greedy": ("evaluation.json", 0),
+    "noisy": ("evaluation-epsilon-0.05.json", 0.05),
+    "random": ("evaluation-epsilon-1.json", 1),
+}
+LAST_EPISODES = 100  # MinAtar's measure of learning
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
 # Runs that agree in all of these are made twice: the latest counts.
 IDENTITY = (
@@ -191,7 +202,27 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         metrics = [json.loads(line, parse_constant=lambda _: None) for line in lines]
     except (ValueError, RecursionError):
         raise ValueError("metrics.jsonl is not JSON lines") from None
+    if isinstance(info, dict):
+        info["evaluations"] = read_evaluations(path, len(metrics))
     return info, metrics
+
+
+def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
+    """Return the mean returns of evaluate.py that are of the trained agent, by name."""
+    found = {}
+    for name, (file, epsilon) in EVALUATIONS.items():
+        try:
+            own = json.loads((path / file).read_text())
+            same = own["iteration"] == num_iterations and own["actions"] == "greedy"
+            if (
+                same
+                and own.get("epsilon", 0) == epsilon
+                and schema.is_number(own["return"]["mean"])
+            ):
+                found[name] = own["return"]["mean"]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # not evaluated, or not by that
+    return found
 
 
 # === Weights & Biases ===========================================================================
@@ -302,17 +333,20 @@ def check_run(record: Record) -> dict[str, Any]:
             raise ValueError(f"not a run of this benchmark: it has no {part}")
     if info.get("status") != "completed":
         raise ValueError(f"status is {schema.clean(str(info.get('status'))):.40}")
-    parts = {
-        f"{part}.{name}": x for part in ("args", "durations") for name, x in info[part].items()
-    }
+    found = info.get("evaluations")  # W&B has none
+    groups = {"evaluations": found if isinstance(found, dict) else {}}
+    groups |= {x: info[x] for x in ("args", "durations")}
+    parts = {f"{x}.{name}": y for x, group in groups.items() for name, y in group.items()}
     values = {"script": info["args"].get("exp_name")} | info | parts
+    if algorithm_of(values["script"]) == "dqn":
+        values |= {"args.sync_for_timing": False}  # acting and learning take turns at every step
     schema.check(values, [x for x in (*RUNS, *INPUTS) if x.source], ("run", "table"))
     num_iterations = count_iterations(info["args"])
     if num_iterations == 0:
         raise ValueError("its total_timesteps are not enough for an iteration")
     if len(record.metrics) != num_iterations:
         raise ValueError(f"{len(record.metrics)} iterations instead of {num_iterations}")
-    phases = ("time/rollout", "time/update") if info["args"]["sync_for_timing"] else ()
+    phases = ("time/rollout", "time/update") if values["args.sync_for_timing"] else ()
     columns = [x._replace(must="run" if x.name in phases else x.must) for x in ITERATIONS[1:]]
     for i, row in enumerate(record.metrics):
         if not isinstance(row, dict) or row.get("iteration") != i:
@@ -330,6 +364,50 @@ def count_iterations(args: dict[str, Any]) -> int:
     return args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
 
 
+def algorithm_of(script: Any) -> str:
+    name = str(script).partition("_")[0]
+    return name if name in ("ppo", "dqn") else ""
+
+
+def name_environment(args: dict[str, Any]) -> str:
+    """Return an environment's name, with the options that change what it does.
+
+    What two libraries have under two names, and play alike, has one.
+    """
+    env_id, options = args["env_id"], {x: args[x] for x in RULES if args.get(x)}
+    if options == RULES and env_id in MINATAR:
+        return MINATAR[env_id]
+    return ", ".join([env_id, *(f"{name} {x}" for name, x in options.items())])
+
+
+def name_mode(info: dict[str, Any], script: str) -> str | None:
+    """Return the script with flags that change how it computes; None where fill() knows."""
+    args, flags = info["args"], []
+    if args.get("vectorization", "sync") != "sync":
+        flags.append(f"--vectorization {args['vectorization']}")
+    if args.get("compile"):
+        flags.append("--compile")
+    return " ".join([script, *flags]) if flags else None
+
+
+def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
+    """Return the mean return of about the last LAST_EPISODES episodes, if so many ended.
+
+    Of an iteration only its mean is known, so of the first one that counts, the mean stands for
+    those of its episodes that do.
+    """
+    left, total = float(LAST_EPISODES), 0.0
+    for row in reversed(metrics):
+        value, count = (row.get(f"charts/{x}") for x in ("episodic_return", "episodes"))
+        if value is None or count is None or not count > 0:
+            continue
+        weight = min(left, float(count))
+        total, left = total + weight * value, left - weight
+        if left <= 0:
+            return total / LAST_EPISODES
+    return None
+
+
 def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a run that check_run() found good."""
     info, args = record.info, record.info["args"]
@@ -337,12 +415,18 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
     versions = {str(name).lower(): str(x) for name, x in info["versions"].items()}
     versions["python"] = str(values.get("python", ""))
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
+    algorithm = algorithm_of(values["script"])
+    if algorithm == "dqn":
+        settings["total_timesteps"] = args["total_timesteps"]
     returns = known_numbers(record.metrics, "charts/episodic_return")
     row = {x.name: values.get(x.source) for x in RUNS if x.source}
     row |= {name: versions.get(name) for name in schema.VERSIONS}
     row |= {
         "run": record.run,
         "source": record.source,
+        "algorithm": algorithm,
+        "mode": name_mode(info, values["script"]),
+        "env_id": name_environment(args),
         "size": SIZES.get(hidden, "x".join(map(str, hidden))),
         "hidden_sizes": " ".join(map(str, hidden)),
         "settings": json.dumps(settings),
@@ -353,6 +437,7 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
         "resumed": bool(values.get("resumed")),
         "final_return": returns[-1] if returns else None,
         "best_return": max(returns, default=None),
+        "last_100_return": last_return(record.metrics),
     }
     durations = [x.name for x in RUNS if x.kind == "seconds"]
     return row | (dict.fromkeys([*durations, "saving"]) if row["resumed"] else measure(record))
@@ -391,6 +476,9 @@ def fill(runs: pd.DataFrame) -> pd.DataFrame:
     flags = runs["framework"].map(OP_BY_OP).fillna("--no-jit")
     of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
     mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
+    runs["algorithm"] = runs["algorithm"].where(
+        runs["algorithm"] != "", runs["script"].map(algorithm_of)
+    )
     runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
     for name, parts in SUMS.items():
         known = known_parts(runs, parts)

@@ -51,6 +51,7 @@ RUNS = (
     Column("name", "text", "`--run-name`", "args.run_name", "run"),
     Column("source", "text", "the folder, or W&B's address, that it came from"),
     Column("script", "text", "file name without suffix, as `ppo_linen`", "script", "run"),
+    Column("algorithm", "text", "`ppo` or `dqn`: what the script's name begins with"),
     Column("framework", "text", "`torch`, `linen`, `nnx` or another", "framework", "table"),
     Column(
         "compile_mode",
@@ -62,13 +63,26 @@ RUNS = (
     Column(
         "mode",
         "text",
-        "what is compared: the script, with its flag if it ran op by op, as `ppo_linen --no-jit`; "
-        "if missing, made of `script`, or of `framework` and `compile_mode`",
+        "what is compared: the script, with its flag if it ran op by op, as `ppo_linen --no-jit`, "
+        "or otherwise than it usually does, as `--vectorization async`; if missing, made of "
+        "`script`, or of `framework` and `compile_mode`",
     ),
-    Column("env_id", "text", "environment", "args.env_id", "table"),
+    Column(
+        "env_id",
+        "text",
+        "environment, with the options that change it; `MinAtar/Breakout-v0` is also gymnax's "
+        "`Breakout-MinAtar` by MinAtar's rules: sticky actions, all six of them, no limit of steps",
+        "args.env_id",
+        "table",
+    ),
     Column("size", "text", "`small`, `medium`, `large`, or widths as `128x128`", "", "table"),
     Column("hidden_sizes", "text", "widths of the hidden layers, as `64 64`"),
-    Column("settings", "text", "JSON of all other hyperparameters that change an iteration's work"),
+    Column(
+        "settings",
+        "text",
+        "JSON of all other hyperparameters that change an iteration's work; of DQN, whose runs of "
+        "other lengths are other experiments, `total_timesteps` too",
+    ),
     Column("platform", "text", "system, GPU with driver, processor: runs on two are kept apart"),
     Column("device", "text", "what trained: `cpu`, or the GPU's name", "device", "run"),
     Column("gpu", "text", "the machine's GPU, even where it was not used", "gpu"),
@@ -147,6 +161,25 @@ RUNS = (
         "iterations",
     ),
     Column("best_return", "number", "highest mean return of any iteration; likewise"),
+    Column(
+        "last_100_return",
+        "number",
+        "mean return of about the last 100 training episodes: the means of the last iterations, "
+        "weighted by their episodes, the first of them in part; if fewer ended, there is none",
+    ),
+    *(
+        Column(
+            f"{name}_return",
+            "number",
+            f"mean return of `evaluate.py`'s episodes of the trained agent, {words}",
+            f"evaluations.{name}",
+        )
+        for name, words in (
+            ("greedy", "`evaluation.json`"),
+            ("noisy", "with `--epsilon 0.05`"),
+            ("random", "with `--epsilon 1`, which is a random agent's"),
+        )
+    ),
     Column("peak_host_bytes", "number", "most memory used, in bytes", "peak_host_bytes", "run"),
     Column("peak_device_bytes", "number", "the same on the GPU", "peak_device_bytes"),
 )
@@ -169,6 +202,8 @@ ITERATIONS = (
         for suffix, words in (("", "mean "), ("_min", "lowest "), ("_max", "highest "))
     ),
     Column("charts/learning_rate", "number", "at the iteration's start"),
+    Column("charts/epsilon", "number", "DQN's chance of a random action, at the iteration's end"),
+    Column("charts/updates", "number", "DQN's updates in the iteration"),
     Column("charts/SPS", "number", "environment steps per second"),
     *(
         Column(f"losses/{name}", "number", words)
@@ -179,6 +214,8 @@ ITERATIONS = (
             ("approx_kl", "mean over minibatches"),
             ("clip_fraction", "mean over minibatches"),
             ("explained_variance", "of the returns by the values"),
+            ("td_loss", "mean over DQN's updates"),
+            ("q_value", "mean value of the actions that DQN learnt from"),
         )
     ),
     Column("time/elapsed", "seconds", "since the start of training", must="run"),

@@ -351,6 +351,27 @@ def trainings(bench: Bench) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["size", "mode", "length", *PARTS, "rest", "process"])
 
 
+def pace(bench: Bench) -> pd.DataFrame:
+    """Return what an environment step costs: size, env_id, mode, length, runs, startup, step,
+    whole (a training of the bench's length, in seconds), and step over the baseline's."""
+    runs = timed(bench.runs).dropna(subset=["steady", "batch_size"])
+    runs = runs.assign(step=runs["steady"] / runs["batch_size"])
+    rows = []
+    for _, part in runs.groupby(["size", "env_id"], sort=False):
+        ratios = ratio_of(part, "steady", bench.baseline)
+        for mode in mode_order(part["mode"]):
+            own = part[part["mode"] == mode]
+            row = {x: own[x].iloc[0] for x in ("size", "env_id", "mode")} | {"runs": len(own)}
+            row["length"] = part["num_iterations"].max() * own["batch_size"].iloc[0]
+            row |= {x: mean_seconds(own, x) for x in ("startup", "step")}
+            row["whole"] = row["startup"] + row["step"] * (
+                row["length"] - own["batch_size"].iloc[0]
+            )
+            rows.append(row | ratios.get(mode, {}))
+    columns = ["size", "env_id", "mode", "runs", "length", "startup", "step", "whole"]
+    return in_order(pd.DataFrame(rows, columns=[*columns, *stats.Interval._fields]))
+
+
 def phases(bench: Bench) -> pd.DataFrame:
     """Return size, mode, seconds of rollout and update of synchronised runs, and their ratios."""
     rows = []

@@ -53,7 +53,7 @@ def metrics(frame, returns=None, loss=None, **columns):
 # === Environments ===============================================================================
 def test_every_environment_is_fixed_in_advance_with_a_reason():
     table = pd.read_csv(learning.ENVIRONMENTS)
-    assert len(KNOWN) == len(table) == 12
+    assert len(KNOWN) == len(table) == 13
     assert table["reason"].str.contains("Margin: ").all()
     for env, known in KNOWN.items():
         span = known.reference - known.untrained

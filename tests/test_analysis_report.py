@@ -372,8 +372,11 @@ def test_a_foreign_table_gives_the_notebooks(foreign, name):
 def test_sections_have_files_of_their_own_and_whole_tables(grid):
     [bench] = benches(load(grid))
     names: list[str] = []
-    for make in report.SECTIONS.values():
+    for name, make in report.SECTIONS.items():
         made = make(bench, learning.load_environments())
+        if name == "pace":  # of DQN alone
+            assert made is None
+            continue
         assert made is not None
         names += [x.name for x in made.blocks if isinstance(x, Plot)]
         for table in [x for x in made.blocks if isinstance(x, Table)]:
