@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Races the PPO scripts, each run in a fresh process: ./benchmark.sh --help
+# Races the scripts, each run in a fresh process: ./benchmark.sh --help
 # shellcheck disable=SC2329 # presets are called by name, and others by traps
 set -euo pipefail
 unset CDPATH # with it, cd may go to another folder of the same name
@@ -14,15 +14,22 @@ Presets (runs for one repeat):
   sync    12 environments x 8 scripts and modes x small, then Acrobot-v1 x 8 x 3 sizes (96 + 24),
           all with --sync-for-timing
   full    3 discarded warm-ups, then async, then sync (231)
+  dqn     the four DQN scripts, and PPO in both libraries x both frameworks, on CartPole-v1, 25
+          iterations (8); 3 repeats; --iterations 100 for whole trainings
+  minatar Breakout by MinAtar's rules: dqn_linen against dqn_torch_gymnasium, 100,000 frames (3
+          seeds each), 500,000 (10 and 5), 5,000,000 (3 and 1); evaluates the longer ones (25)
 Or your own grid, each as LIST or one,two,...:
   --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
+                    torch_gymnasium linen_gymnasium, and with dqn_ before it: linen torch
+                    linen_gymnasium torch_gymnasium
   --envs LIST       default CartPole-v1
   --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024); default small
   --sync            wait for the device after each rollout, to time both phases
 
-  --iterations N    of 8192 steps each; default 100, quick 25
+  --iterations N    of 8192 steps each, DQN's 5000; default 100, quick and dqn 25
+  --frames LIST     minatar's lengths, in multiples of 5000
   --repeats N       the whole grid N times, at most 1000; repeat r uses seed r in every script;
-                    default 1, quick 3
+                    default 1, quick and dqn 3; minatar: the most seeds, default 10
   --seed N          seed of the order inside each (environment, size) block; default 1
   --only REGEX      keep the commands that match (extended regular expression); folders and --track
                     do not count
@@ -36,9 +43,10 @@ Or your own grid, each as LIST or one,two,...:
   --track           log to Weights & Biases too, in a group for each repeat: offline unless a server
                     accepts your key
   --notes TEXT      kept in benchmark.jsonl, and with each run in W&B
-  --no-report       leave out the report at the end
+  --no-report       leave out the evaluation and the report at the end
 
-The same command again resumes. Exit status: 0 all runs complete, 1 some failed, 2 wrong usage.
+The same command again resumes the grid: what was not complete starts anew, since durations must be
+those of one process; minatar's longer runs go on from their last checkpoint. Exit status: 0 all runs complete, 1 some failed, 2 wrong usage.
 END
 }
 
@@ -47,9 +55,12 @@ all_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0 DiscountingChain-bsuite 
   UmbrellaChain-bsuite BernoulliBandit-misc GaussianBandit-misc Asterix-MinAtar Breakout-MinAtar
   Freeway-MinAtar SpaceInvaders-MinAtar)
 all_scripts=(torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached)
+gymnasium_scripts=(torch_gymnasium linen_gymnasium dqn_torch_gymnasium dqn_linen_gymnasium)
+known_scripts=("${all_scripts[@]}" dqn_torch dqn_linen "${gymnasium_scripts[@]}")
+gymnasium_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0)
 all_sizes=(small medium large)
 declare -A hidden_sizes=([small]="64 64" [medium]="256 256 256"
-  [large]="1024 1024 1024 1024 1024 1024")
+  [large]="1024 1024 1024 1024 1024 1024" [own]="") # the script's own
 
 quick() { block "" CartPole-v1 small torch torch_compile linen nnx nnx_cached; }
 
@@ -76,6 +87,26 @@ full() {
   sync
 }
 
+dqn() {
+  block "" CartPole-v1 own dqn_torch dqn_linen dqn_torch_gymnasium dqn_linen_gymnasium
+  block "" CartPole-v1 small torch linen torch_gymnasium linen_gymnasium
+}
+
+minatar() { # all repeats at once: the shortest runs of all seeds come first
+  local most=$repeats length linen torch repeat iterations racers
+  for length in "${frames[@]}"; do
+    linen=3 torch=3
+    if ((length > pace_frames)); then linen=10 torch=5; fi
+    if ((length > 500000)); then linen=3 torch=1; fi
+    iterations=$((length / 5000))
+    for ((repeat = 1; repeat <= linen && repeat <= most; repeat++)); do
+      racers=(dqn_linen)
+      if ((repeat <= torch)); then racers+=(dqn_torch_gymnasium); fi
+      block "" minatar own "${racers[@]}"
+    done
+  done
+}
+
 custom() {
   for env in "${environments[@]}"; do
     for size in "${sizes[@]}"; do
@@ -85,6 +116,10 @@ custom() {
 }
 
 grid() {
+  if [[ $preset == minatar ]]; then
+    minatar
+    return
+  fi
   for ((repeat = 1; repeat <= repeats; repeat++)); do "$preset"; done
 }
 
@@ -95,12 +130,16 @@ block() { # STUDY ENV SIZE SCRIPTS...: print a block's cells, in an order that t
 }
 
 cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and the command
-  local study=$1 env=$2 size=$3 script=$4 name path words key
+  local study=$1 env=$2 size=$3 script=$4 name path words key file=ppo_${4%-none}.py steps=8192
   name=${study:+${study}__}${env}__${size}__${script}__${iterations}it__seed$repeat
-  read -ra words <<<"ppo_${script%-none}.py --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
-  words+=(--seed "$repeat" --total-timesteps $((iterations * 8192)))
+  case $script in dqn_*) file=$script.py steps=5000 ;; esac
+  read -ra words <<<"$file --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
+  if [[ $size == own ]]; then words=("$file" --env-id "$env"); fi
+  if [[ $env == minatar ]]; then words=("$file" minatar); fi # a configuration of the script
+  words+=(--seed "$repeat" --total-timesteps $((iterations * steps)))
   case $script in torch-none) words+=(--no-jit-env) ;; *-none) words+=(--no-jit) ;; esac
   case $study in sync*) words+=(--sync-for-timing) ;; esac
+  if [[ $env == minatar ]] && ((iterations * steps > pace_frames)); then words+=(--save-every 20); fi
   key="${words[*]} --run-name $name"
   if [[ $track ]]; then words+=(--track); fi
   path=$(path_of "$name")
@@ -185,14 +224,15 @@ check_locks() {
 }
 
 preset="" action=run iterations="" repeats="" seed=1 only="" from=1 to="" runs_dir=runs
-timeout=86400 gpus=("") track="" notes="" report=yes sync="" own_grid=""
+timeout=86400 gpus=("") track="" notes="" report=yes sync="" own_grid="" own_frames=""
+pace_frames=100000 frames=("$((pace_frames))" 500000 5000000) # up to pace_frames for speed alone
 environments=(CartPole-v1) sizes=(small) scripts=(torch torch_compile linen nnx nnx_cached)
 invocation=$(quoted "$0" "$@")
 while (($# > 0)); do
   case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
   case $1 in
   -h | --help) usage && exit ;;
-  quick | async | sync | full)
+  quick | async | sync | full | dqn | minatar)
     if [[ $preset ]]; then fail "there is one preset, not both '$preset' and '$1'."; fi
     preset=$1
     ;;
@@ -201,16 +241,25 @@ while (($# > 0)); do
   --no-report) report="" ;;
   --list | --count | --dry-run) action=${1#--} ;;
   --scripts | --envs | --sizes | --iterations | --repeats | --seed | --only | --from | --to | \
-    --runs-dir | --timeout | --gpus | --notes)
+    --runs-dir | --timeout | --gpus | --notes | --frames)
     if (($# < 2)); then fail "$1 needs a value."; fi
     case $1 in
     --scripts)
       value=${2//ppo_/}
-      choices "$1" "${value//.py/}" "${all_scripts[@]}"
+      choices "$1" "${value//.py/}" "${known_scripts[@]}"
       scripts=("${chosen[@]}") own_grid=$1
       ;;
     --envs) choices "$1" "$2" "${all_environments[@]}" && environments=("${chosen[@]}") own_grid=$1 ;;
     --sizes) choices "$1" "$2" "${all_sizes[@]}" && sizes=("${chosen[@]}") own_grid=$1 ;;
+    --frames)
+      IFS=$', \t\n' read -rd '' -a frames <<<"$2" || true
+      own_frames=yes
+      for value in "${frames[@]:-none}"; do
+        if [[ ! $value =~ ^[1-9][0-9]{0,8}$ ]] || ((value % 5000)); then
+          fail "--frames must be multiples of 5000, as 500000,5000000; not '$value'."
+        fi
+      done
+      ;;
     --only) only=$2 ;;
     --notes) notes=$2 ;;
     --runs-dir)
@@ -240,7 +289,23 @@ fi
 if ((from > ${to:-from})); then fail "--from is $from, which is after --to $to."; fi
 preset=${preset:-${own_grid:+custom}}
 preset=${preset:-quick}
-if [[ $preset == quick ]]; then iterations=${iterations:-25} repeats=${repeats:-3}; fi
+if [[ $own_frames && $preset != minatar ]]; then fail "--frames is for the preset minatar."; fi
+if [[ $iterations && $preset == minatar ]]; then fail "minatar has --frames, and not --iterations."; fi
+case $preset in
+quick | dqn) iterations=${iterations:-25} repeats=${repeats:-3} ;;
+minatar) repeats=${repeats:-10} ;;
+custom)
+  for script in "${scripts[@]}"; do
+    if [[ $sync && $script == dqn_* ]]; then fail "--sync is for PPO, not for $script."; fi
+    for env in "${environments[@]}"; do
+      if [[ " ${gymnasium_scripts[*]} " == *" $script "* &&
+        " ${gymnasium_environments[*]} " != *" $env "* ]]; then
+        fail "$script runs in ${gymnasium_environments[*]}, not in $env."
+      fi
+    done
+  done
+  ;;
+esac
 iterations=${iterations:-100} repeats=${repeats:-1}
 if ((repeats > 1000)); then fail "--repeats must be at most 1000, not $repeats."; fi
 here=$(readlink -f -- "$0")
@@ -274,6 +339,10 @@ is_done() { # NAME: an empty file is what a machine may leave that lost its powe
   [[ -f $path && -s $path ]]
 }
 
+is_stopped() { # NAME COMMAND: it has a checkpoint to go on from, and is one of the long runs that do
+  [[ $2 == *" --save-every "* && -s $(path_of "$1")/checkpoint.npz ]] && ! is_done "$1"
+}
+
 case $action in
 list) printf '%s\n' "${commands[@]}" && exit ;;
 count) echo "$total" && exit ;;
@@ -281,8 +350,11 @@ dry-run)
   check_gpus
   check_runs_dir
   missing=0
-  for name in "${names[@]}"; do
-    if is_done "$name"; then echo "done     $name"; else echo "missing  $name" && missing=$((missing + 1)); fi
+  for i in "${!names[@]}"; do
+    name=${names[$i]} word=missing
+    if is_stopped "$name" "${commands[$i]}"; then word=stopped; fi
+    if is_done "$name"; then word="done   "; else missing=$((missing + 1)); fi
+    echo "$word  $name"
   done
   echo "Runs missing: $missing of $total." && exit
   ;;
@@ -369,8 +441,29 @@ progress() { # NAME GPU: say which run starts, and about how long the rest takes
   echo "[$complete/$total done, $(clock $SECONDS)$left] $1${2:+ on GPU $2}${WANDB_MODE:+, W&B $WANDB_MODE}"
 }
 
+set_aside() { # NAME: keep what a killed run had measured, out of the way
+  local path
+  path=$(path_of "$1")
+  if [[ -e $path || -L $path ]]; then
+    mkdir -p "$state/partial" && mv "$path" "$state/partial/$1.$(date +%s%N)"
+  fi
+}
+
+run_once() { # NAME GPU LINE COMMAND: run a command; set code
+  local words
+  log_event event=start run="$1" line="$3" preset="$preset" order_seed="$seed" gpu="$2" \
+    wandb="${WANDB_MODE:-}" command="$4" || check_room
+  eval "words=($4)"
+  code=0
+  # timeout leads a process group of its own, which a terminal's Ctrl-C does not reach.
+  BENCHMARK_RUN="$$ $1" timeout --kill-after=10 "$timeout" "${words[@]}" \
+    </dev/null >>"$output" 2>&1 &
+  wait $! 2>/dev/null || code=$? # bash would announce a killed run there
+  kill_strays "$1"
+}
+
 attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another process is at it
-  local name=${names[$1]} gpu=$2 path output code=0 start seconds reason after words
+  local name=${names[$1]} gpu=$2 path output code=0 start seconds reason after words command
   path=$(path_of "$name") output=$state/$name.log
   if is_done "$name" || [[ $state/$name.failed -nt /dev/fd/$started ]]; then return; fi
   check_room
@@ -386,21 +479,25 @@ attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another pro
   take "$gpu_lock" "another benchmark on this machine to finish its run"
   if ! is_done "$name" && [[ ! $state/$name.failed -nt /dev/fd/$started ]]; then
     if ! kill -0 $$ 2>/dev/null; then exit 1; fi # the driver was killed; its grid ends here
-    if [[ -e $path || -L $path ]]; then mkdir -p "$state/partial" && mv "$path" "$state/partial/$name.$(date +%s%N)"; fi
+    command=${commands[$1]}
+    if is_stopped "$name" "$command"; then
+      eval "words=($command)"
+      command=$(quoted "${words[@]:0:2}" --resume "$path")
+    else
+      set_aside "$name"
+    fi
     : >"$output"
     if [[ $track ]]; then
       local -x WANDB_MODE=${WANDB_MODE:-$(wandb_mode)} WANDB_RUN_GROUP=$preset-repeat${name##*seed}
     fi
     progress "$name" "$gpu"
-    log_event event=start run="$name" line="${lines[$1]}" preset="$preset" order_seed="$seed" \
-      gpu="$gpu" wandb="${WANDB_MODE:-}" command="${commands[$1]}" || check_room
-    eval "words=(${commands[$1]})"
     start=$SECONDS
-    # timeout leads a process group of its own, which a terminal's Ctrl-C does not reach.
-    BENCHMARK_RUN="$$ $name" timeout --kill-after=10 "$timeout" "${words[@]}" \
-      </dev/null >>"$output" 2>&1 &
-    wait $! 2>/dev/null || code=$? # bash would announce a killed run there
-    kill_strays "$name"
+    run_once "$name" "$gpu" "${lines[$1]}" "$command"
+    if ((code == 2)) && [[ $command != "${commands[$1]}" ]]; then # its checkpoint is of no use
+      check_room
+      set_aside "$name"
+      run_once "$name" "$gpu" "${lines[$1]}" "${commands[$1]}"
+    fi
     seconds=$((SECONDS - start))
     if is_done "$name"; then
       rm -f "$state/$name.failed"
@@ -434,6 +531,23 @@ work() { # GPU: go through the grid; what other workers or drivers are at comes 
   for i in "${busy[@]}"; do attempt "$i" "$gpu" wait || true; done
 }
 
+evaluate() { # judge the trained agents: greedy, at epsilon 0.05, and for comparison all at random
+  local i epsilon path flags file pending
+  for epsilon in 0 0.05 1; do
+    flags=() file=evaluation.json pending=()
+    if [[ $epsilon != 0 ]]; then flags=(--epsilon "$epsilon") file=evaluation-epsilon-$epsilon.json; fi
+    for i in "${!names[@]}"; do
+      path=$(path_of "${names[$i]}")
+      if [[ ${commands[$i]} == *" --save-every "* && ! -s $path/$file ]] && is_done "${names[$i]}"; then
+        pending+=("$path")
+      fi
+    done
+    if ((${#pending[@]} == 0)); then continue; fi
+    python evaluate.py "${pending[@]}" --episodes 100 "${flags[@]}" &
+    wait $! || echo "The runs could not be evaluated: python evaluate.py ${pending[*]}"
+  done
+}
+
 stop() { # EXIT STATUS
   trap '' INT TERM HUP
   disown -a # or bash would announce each job that is killed
@@ -456,6 +570,7 @@ main() {
 
   for name in "${names[@]}"; do if ! is_done "$name"; then failed+=("$name"); fi; done
 
+  if [[ $report && $preset == minatar ]]; then evaluate; fi
   if [[ $report ]]; then
     python -m analysis.report "$runs_dir" --out "$runs_dir/report" &
     wait $! || echo "The report could not be made; the runs are in $runs_dir."

@@ -151,6 +151,11 @@ def processes_in(project):
         (["sync"], 96 + 24),
         (["full"], 231),
         (["full", "--repeats", "3"], 3 + 3 * 228),
+        (["dqn"], 24),
+        (["--scripts", "dqn_linen,dqn_torch.py,linen_gymnasium"], 3),
+        (["minatar"], 6 + 15 + 4),
+        (["minatar", "--repeats", "2"], 4 + 4 + 3),
+        (["minatar", "--frames", "500000,1000000"], 15 + 4),
         (["--envs", "Acrobot-v1,CartPole-v1", "--sizes", "small,large"], 20),
         (["--scripts", "linen nnx ppo_torch.py", "--repeats=2"], 6),
         (["--envs", "CartPole-v1,CartPole-v1", "--sizes", "small,small"], 5),
@@ -191,6 +196,37 @@ def test_presets_hold_what_they_say(project):
         assert ("--no-jit-env" in line) == (cell["script"] == "torch-none")
         assert f"ppo_{cell['script'].removesuffix('-none')}.py --env-id {cell['env']} " in line
         assert f"--seed {cell['seed']} --total-timesteps 819200 " in line
+
+
+def test_the_presets_of_dqn(project):
+    lines = bench(project, "dqn", "--repeats", "1", "--list").stdout.splitlines()
+    scripts = {line.split()[1].removesuffix(".py") for line in lines}
+    both = {f"{x}{y}" for x in ("linen", "torch") for y in ("", "_gymnasium")}
+    assert scripts == {f"{x}_{y}" for x in ("ppo", "dqn") for y in both}
+    for line in lines:
+        steps = {"ppo": 8192, "dqn": 5000}[line.split()[1][:3]] * 25
+        assert "--env-id CartPole-v1 " in line and f"--total-timesteps {steps} " in line
+        assert ("--hidden-sizes" in line) == ("ppo" in line)
+
+    lines = bench(project, "minatar", "--list").stdout.splitlines()
+    runs = Counter()
+    for line in lines:
+        _, script, configuration, *flags = line.split()
+        frames = int(flags[flags.index("--total-timesteps") + 1])
+        cell = cell_of(line.split()[-1])
+        assert configuration == "minatar" and "--env-id" not in line
+        assert (f"{cell['script']}.py", int(cell["iterations"])) == (script, frames // 5000)
+        assert ("--save-every 20 " in line) == (frames > 100_000)
+        runs[script, frames] += 1
+    names = "dqn_linen.py", "dqn_torch_gymnasium.py"
+    counts = [[runs[x, n] for n in (100_000, 500_000, 5_000_000)] for x in names]
+    assert counts == [[3, 10, 3], [3, 5, 1]]
+    blocks = [
+        [cell["script"] for cell in block]
+        for _, block in groupby(cells(project, "minatar"), lambda x: (x["iterations"], x["seed"]))
+    ]
+    assert [len(set(x)) for x in blocks] == [2] * 8 + [1] * 5 + [2] + [1] * 2
+    assert len({tuple(x) for x in blocks if len(x) == 2}) == 2  # the seed decides who is first
 
 
 def test_blocks_are_whole_and_shuffled_by_the_seed(project):
@@ -247,6 +283,12 @@ def test_a_listed_line_can_be_pasted(project):
         (["--from", "5", "--to", "3"], "--from is 5, which is after --to 3."),
         (["--only", "("], "--only"),
         (["--only", "no such run"], "--only"),
+        (["--frames", "500000"], "--frames is for the preset minatar"),
+        (["minatar", "--frames", "1000"], "multiples of 5000, as 500000,5000000; not '1000'"),
+        (["minatar", "--frames", ""], "--frames"),
+        (["minatar", "--iterations", "9"], "--frames"),
+        (["--scripts", "dqn_linen", "--sync"], "--sync is for PPO, not for dqn_linen"),
+        (["--scripts", "linen_gymnasium", "--envs", "Asterix-MinAtar"], "not in Asterix-MinAtar"),
         (["--gpus", "0;1"], "--gpus"),
         (["--gpus", "0,7"], "not '7'"),
         (["--gpus", "GPU-8f3d"], "not 'GPU-8f3d'"),
@@ -659,6 +701,156 @@ def test_killed_at_random_moments(project):
                 for line in path.read_text().splitlines():
                     json.loads(line)
             shutil.rmtree(runs)
+
+
+# === Long runs ==================================================================================
+RESUMABLE = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+flags = dict(zip(sys.argv[1:], sys.argv[2:]))
+folder, first = Path(flags.get("--resume") or f"{flags['--runs-dir']}/{flags['--run-name']}"), 0
+if "--resume" in flags:
+    text = (folder / "checkpoint.npz").read_text()
+    if not text.isdigit():
+        print("it is no checkpoint", file=sys.stderr)
+        sys.exit(2)
+    first = int(text)
+else:
+    folder.mkdir(parents=True)
+with open(os.environ["TRACE"], "a") as trace:
+    for i in range(first, 12):
+        print("iteration", folder.name, i, file=trace, flush=True)
+        (folder / "metrics.jsonl").touch()
+        time.sleep(0.05)
+        if "--resume" in flags or "--save-every" in flags and i % 4 == 3:
+            (folder / "partial").write_text(str(i + 1))
+            os.replace(folder / "partial", folder / "checkpoint.npz")
+    (folder / "run.json").write_text(json.dumps({"first": first}))
+"""
+LONG = ("minatar", "--frames", "100000,500000", "--repeats", "1")  # a short and a long run of each
+
+
+@pytest.fixture
+def long_project(project):
+    for name in ("dqn_linen", "dqn_torch_gymnasium"):
+        (project / f"{name}.py").write_text(RESUMABLE)
+    return project
+
+
+def iterations(project, name):
+    return [int(i) for _, run, i in trace(project) if run == name]
+
+
+def first_of(project, name):
+    return json.loads((project / "runs" / name / "run.json").read_text())["first"]
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("victim", ["driver", "run"])
+def test_a_long_run_goes_on_from_its_checkpoint(long_project, sent, victim):
+    """A short one starts anew: its durations must be those of one process."""
+    project = long_project
+    *short, name, last = list_names(project, *LONG)
+    driver = start(project, *LONG, "--no-report")
+    wait_for(lambda: len(iterations(project, name)) >= 6)
+    runs = [x for x in processes_in(project) if f"{name.split('__')[2]}.py" in x.cmdline()[1:2]]
+    (run,) = runs
+    os.kill(driver.pid if victim == "driver" else run.pid, getattr(signal, sent))
+    if (victim, sent) == ("driver", "SIGKILL"):  # which its run outlives
+        driver.wait()
+        run.kill()
+    finish(driver)
+    wait_for(lambda: not processes_in(project))
+    before = iterations(project, name)
+    if victim == "driver":
+        assert f"stopped  {name}" in bench(project, *LONG, "--dry-run").stdout
+        assert "Runs missing: 2 of 4." in bench(project, *LONG, "--dry-run").stdout
+    assert bench(project, *LONG, "--no-report").returncode == 0
+    assert completed(project) == sorted([*short, name, last])
+    first = first_of(project, name)
+    assert first >= 4 and first % 4 == 0 and len(before) - first <= 4 + 1
+    assert iterations(project, name)[len(before) :] == list(range(first, 12))
+    assert first_of(project, last) == 0
+    (go_on,) = [x for x in log(project) if "--resume" in x.get("command", "")]
+    assert go_on["run"] == name
+    assert go_on["command"].endswith(f"{name.split('__')[2]}.py --resume runs/{name}")
+    assert not (project / "runs/.benchmark/partial").exists()
+
+
+def test_a_short_run_never_resumes(long_project):
+    project, flags = long_project, ("minatar", "--frames", "100000", "--repeats", "1")
+    name, _ = list_names(project, *flags)
+    folder = project / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.npz").write_text("8")
+    assert f"missing  {name}" in bench(project, *flags, "--dry-run").stdout
+    assert bench(project, *flags, "--no-report").returncode == 0
+    assert first_of(project, name) == 0 and len(iterations(project, name)) == 12
+    assert len(list((project / "runs/.benchmark/partial").iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", ["damaged", ""])
+def test_a_checkpoint_of_no_use_is_set_aside(long_project, content):
+    project, flags = long_project, ("minatar", "--frames", "500000", "--repeats", "1")
+    name, other = list_names(project, *flags)
+    folder = project / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.npz").write_text(content)
+    driver = bench(project, *flags, "--no-report")
+    assert (driver.returncode, driver.stderr) == (0, "")
+    assert completed(project) == sorted([name, other]) and first_of(project, name) == 0
+    (kept,) = (project / "runs/.benchmark/partial").iterdir()
+    assert (kept / "checkpoint.npz").read_text() == content
+
+
+def test_trained_agents_are_evaluated_once(long_project):
+    """Long runs only, by three settings, and not what was evaluated before."""
+    project, call = long_project, "evaluate"
+    (project / "evaluate.py").write_text(
+        "import os, sys\nfrom pathlib import Path\n"
+        "runs = [x for x in sys.argv[1:] if x.startswith('runs')]\n"
+        "name = 'evaluation'\n"
+        "if '--epsilon' in sys.argv:\n"
+        "    name += '-epsilon-' + sys.argv[sys.argv.index('--epsilon') + 1]\n"
+        "for run in runs:\n    Path(run, name + '.json').write_text('{}')\n"
+        "print('evaluate', name, len(runs), file=open(os.environ['TRACE'], 'a'))\n"
+    )
+    for _ in range(2):
+        assert bench(project, *LONG).returncode == 0
+        done = [x[1:] for x in trace(project) if x[0] == call]
+        names = ("evaluation", "evaluation-epsilon-0.05", "evaluation-epsilon-1")
+        assert done == [[name, "2"] for name in names]
+    for name in list_names(project, *LONG):
+        found = list((project / "runs" / name).glob("evaluation*.json"))
+        assert len(found) == (3 if "100it" in name else 0)
+
+
+def test_a_real_long_run_goes_on(tmp_path):
+    """The driver finds what a real one left that was killed, and names only its folder."""
+    name = "minatar__own__dqn_linen__21it__seed1"
+    small = "--num-steps 100 --total-timesteps 4000 --learning-starts 100 --buffer-size 1000"
+    command = [sys.executable, "dqn_linen.py", *small.split(), "--save-every", "2"]
+    command += ["--runs-dir", str(tmp_path / "runs"), "--run-name", name, "--num-envs", "1"]
+    run = subprocess.Popen(command, cwd=ROOT, env=environment(tmp_path))
+    metrics = tmp_path / "runs" / name / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 5)
+    run.kill()
+    run.wait()
+    done = metrics.read_text().count("\n")
+    assert done < 40, "killed too late"
+    only = "dqn_linen.*seed 1 "
+    flags = ["minatar", "--frames", "105000", "--only", only, "--no-report", "--runs-dir"]
+    driver = subprocess.run(
+        [ROOT / "benchmark.sh", *flags, tmp_path / "runs"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert driver.returncode == 0, driver.stdout + driver.stderr
+    info = json.loads((metrics.parent / "run.json").read_text())
+    assert len(info["resumed"]) == 1 and done - info["resumed"][0] <= 2 + 1
+    assert [json.loads(x)["iteration"] for x in metrics.read_text().splitlines()] == list(range(40))
 
 
 # === The real scripts ===========================================================================
