@@ -403,9 +403,9 @@ def make_plan(iteration: int, args: Args) -> Plan:
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
     after = before + args.num_envs
     decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+    updates = updates_after(before, args)
     counts = [before % args.buffer_size, np.minimum(after, args.buffer_size)]
-    counts += [updates_after(after, args) - updates_after(before, args)]
-    counts += [updates_after(before, args)]
+    counts += [updates_after(after, args) - updates, updates]
     epsilon = epsilon_after(before, args).astype(np.float32)
     learning_rate = np.full(args.num_steps, args.learning_rate * decay, np.float32)
     return Plan(epsilon, learning_rate, *(x.astype(np.int32) for x in counts))
@@ -413,8 +413,9 @@ def make_plan(iteration: int, args: Args) -> Plan:
 
 def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
     """How many updates are due after so many environment steps, whatever num_envs is."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size
-    return np.maximum(steps - args.learning_starts, 0) * ratio.numerator // ratio.denominator
+    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact, in Python's integers
+    learnt = (max(x - args.learning_starts, 0) for x in steps.tolist())
+    return np.array([x * ratio.numerator // ratio.denominator for x in learnt])
 
 
 def update(network, target_network, moments: Moments, batch: Transition, learning_rate, args: Args):
