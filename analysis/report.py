@@ -98,6 +98,8 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     }
     envs = [str(x) for x in dict.fromkeys(bench.runs["env_id"])]
     where, note = envs[0], ANSWER
+    if is_dqn(bench):
+        note += " PyTorch compiles DQN's update later, with the first one that is due."
     if frame["process"].notna().any():
         note += " Whole trainings include the startup."
     if len(envs) > 1:
@@ -222,10 +224,14 @@ def pace_table(bench: Bench, environments: dict[str, Environment]) -> Table:
         "a step (ms)": value("step", 1000),
         "steps per second": lambda row: number(1 / row["step"]),
         f"a step, times as long as {bench.baseline}'s": span(),
-        "the whole": lambda row: f"{duration(row['whole'])} for {row['length']:,.0f} steps",
+        "training": lambda row: f"{duration(row['whole'])} for {row['length']:,.0f} steps",
+        f"{study.FULL:,} steps": lambda row: duration(row["full"]),
     }
     caption = "What a step of the environment costs, with all that is learnt from it"
-    note = "Of iterations from the eighth on; the whole is the startup and so many steps."
+    note = (
+        "A step is of iterations from 8 on. Trainings are whole processes; of a shorter "
+        f"one, {study.FULL:,} steps are it and so many more."
+    )
     return table_of("pace", caption, frame, columns, note)
 
 

@@ -20,6 +20,7 @@ from analysis.runs import PARTS
 COMPILED = ("jit", "compile", "cached_partial", "env.jit")
 BUDGETS = (100_000, 1_000_000, 10_000_000, 100_000_000)  # environment steps
 EVERY = "all environments"
+FULL = 5_000_000  # steps of a whole training in MinAtar's paper
 LONGEST = 1e6  # iterations: a crossing beyond that is none
 
 
@@ -352,8 +353,12 @@ def trainings(bench: Bench) -> pd.DataFrame:
 
 
 def pace(bench: Bench) -> pd.DataFrame:
-    """Return what an environment step costs: size, env_id, mode, length, runs, startup, step,
-    whole (a training of the bench's length, in seconds), and step over the baseline's."""
+    """Return what an environment step costs, in seconds, and its ratio to the baseline's.
+
+    Columns: size, env_id, mode, runs, length (steps), startup, step, whole (a training of that
+    length, measured where one was not resumed), full (one of FULL steps: beyond the length by
+    steady steps), and the ratio: estimate, low, high.
+    """
     runs = timed(bench.runs).dropna(subset=["steady", "batch_size"])
     runs = runs.assign(step=runs["steady"] / runs["batch_size"])
     rows = []
@@ -362,13 +367,15 @@ def pace(bench: Bench) -> pd.DataFrame:
         for mode in mode_order(part["mode"]):
             own = part[part["mode"] == mode]
             row = {x: own[x].iloc[0] for x in ("size", "env_id", "mode")} | {"runs": len(own)}
-            row["length"] = part["num_iterations"].max() * own["batch_size"].iloc[0]
+            batch, length = own["batch_size"].iloc[0], part["num_iterations"].max()
             row |= {x: mean_seconds(own, x) for x in ("startup", "step")}
-            row["whole"] = row["startup"] + row["step"] * (
-                row["length"] - own["batch_size"].iloc[0]
-            )
+            whole = mean_seconds(own[own["num_iterations"] == length], "process")
+            if np.isnan(whole):
+                whole = row["startup"] + row["step"] * (length - 1) * batch
+            full = whole + row["step"] * (FULL - length * batch)
+            row |= {"length": length * batch, "whole": whole, "full": full}
             rows.append(row | ratios.get(mode, {}))
-    columns = ["size", "env_id", "mode", "runs", "length", "startup", "step", "whole"]
+    columns = ["size", "env_id", "mode", "runs", "length", "startup", "step", "whole", "full"]
     return in_order(pd.DataFrame(rows, columns=[*columns, *stats.Interval._fields]))
 
 

@@ -161,7 +161,8 @@ def test_two_libraries_pair_in_one_environment(tmp_path):
     row = study.pace(bench).set_index("mode").loc["dqn_torch_gymnasium"]
     assert row["estimate"] == pytest.approx(3) and row["step"] == pytest.approx(3 / 500)
     assert (row["runs"], row["length"]) == (3, 6000)
-    assert row["whole"] == pytest.approx(row["startup"] + 11 * 3)
+    assert row["whole"] == pytest.approx(2 + 1 + 12 * 3)  # imports, set-up, iterations
+    assert row["full"] == pytest.approx(3 + study.FULL * 3 / 500)
 
 
 @pytest.mark.parametrize(
