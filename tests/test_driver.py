@@ -580,6 +580,15 @@ def test_a_process_that_outlives_its_run_holds_up_nobody(project):
         daemon.kill()
 
 
+def names_below(pid):
+    """Those of all processes that it started; some may end meanwhile."""
+    names = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            names.append(process.name())
+    return names
+
+
 @pytest.mark.parametrize("runs_dir", ["runs", "other"])
 def test_a_driver_says_what_it_waits_for(project, runs_dir):
     """The first waits for its run, and the second for the first: for its cell, or for its GPU."""
@@ -588,7 +597,7 @@ def test_a_driver_says_what_it_waits_for(project, runs_dir):
     wait_for(lambda: started(project))
     run, *_ = [x for x in processes_in(project) if "ppo_linen.py" in x.cmdline()[1:2]]
     second = start(project, *flags, runs_dir)
-    wait_for(lambda: [x for x in psutil.Process(second.pid).children(True) if x.name() == "flock"])
+    wait_for(lambda: "flock" in names_below(second.pid))
     time.sleep(0.1)
     second.terminate()
     (line,) = finish(second).stdout.splitlines()
