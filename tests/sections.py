@@ -22,18 +22,27 @@ SECTIONS += ["Run log", "Training"]
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
 LINEN_PAIR = ("ppo_linen", "ppo_linen_gymnasium")
+DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymnasium")]
+DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
     "Arguments": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]), GYMNASIUM_SCRIPTS[::-1]],
-    "Environment": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]), GYMNASIUM_SCRIPTS[::-1]],
-    "Agent": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:]],
+    "Environment": [
+        ("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]),
+        (*GYMNASIUM_SCRIPTS[::-1], *DQN_GYMNASIUM_SCRIPTS),
+    ],
+    "Agent": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
+    "Replay": DQN_PAIRS,
+    "Act": DQN_PAIRS,
     "Storage": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
     "Rollout": [TORCH_SCRIPTS, JAX_SCRIPTS[1:]],
     "GAE": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
-    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_PAIR, JAX_SCRIPTS[1:]],
-    "Update": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:]],
-    "Run log": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:], *GYMNASIUM_SCRIPTS)],
+    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
+    "Update": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
+    "Run log": [
+        ("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:], *GYMNASIUM_SCRIPTS, *sum(DQN_PAIRS, ()))
+    ],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.
 OWN = {

@@ -10,7 +10,16 @@ import tomllib
 import pytest
 import sections as module
 from conftest import ROOT
-from sections import ALL_SCRIPTS, LINEN_PAIR, SECTIONS, TORCH_PAIR, differences, read, sections
+from sections import (
+    ALL_SCRIPTS,
+    DQN_PAIRS,
+    LINEN_PAIR,
+    SECTIONS,
+    TORCH_PAIR,
+    differences,
+    read,
+    sections,
+)
 
 
 @pytest.mark.parametrize("name", ALL_SCRIPTS)
@@ -25,19 +34,20 @@ def test_shared_sections_are_the_same_to_the_letter():
 
 
 def test_an_edit_of_a_shared_section_is_shown_and_copied(tmp_path, monkeypatch, capsys):
-    for name in ALL_SCRIPTS:
+    scripts = [*ALL_SCRIPTS, *sum(DQN_PAIRS, ())]
+    for name in scripts:
         (tmp_path / f"{name}.py").write_text(read(name))
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    before = {name: read(name) for name in ALL_SCRIPTS}
+    before = {name: read(name) for name in scripts}
     (tmp_path / "ppo_nnx.py").write_text(before["ppo_nnx"].replace("Plumbing", "Pipes"))
     assert module.main([]) == 1 and "-# Plumbing" in capsys.readouterr().out
     assert module.main(["ppo_nnx", "Run log"]) == module.main([]) == 0
-    assert all("# Pipes" in sections(read(name))["Run log"] for name in ALL_SCRIPTS)
+    assert all("# Pipes" in sections(read(name))["Run log"] for name in scripts)
     for section in ("Run log", "Arguments", "Environment", "GAE"):  # and back: nothing else changed
         for name in LINEN_PAIR:
             (tmp_path / f"{name}.py").write_text(before[name])
             module.main([name, section])
-    assert {name: read(name) for name in ALL_SCRIPTS} == before
+    assert {name: read(name) for name in scripts} == before
     assert module.main(["ppo_linen", "Training"]) == 2
 
 
