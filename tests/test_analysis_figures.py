@@ -482,3 +482,25 @@ def test_a_single_iteration_is_a_marker():
     assert all(x.get_marker() != "None" for x in axes.lines if x.get_linewidth() > 1)
     assert len({x.get_marker() for x in axes.lines} - {"None"}) == 5
     assert all(x.get_markevery() == (0, 1) for x in axes.lines if x.get_marker() != "None")
+
+
+def test_bands_hold_the_interval_and_lines_the_mean():
+    """Without an interval there is a line alone, and rows without an x or a mean are left out."""
+    x = np.arange(5.0)
+    parts = [
+        pd.DataFrame({"mode": mode, "x": x, "estimate": x + i, "low": x + i - 1, "high": x + i + 1})
+        for i, mode in enumerate(["dqn_linen", "$a_b$"])
+    ]
+    parts[1][["low", "high"]] = np.nan
+    parts[0].loc[4, "estimate"] = np.nan
+    points = pd.concat(parts, ignore_index=True).assign(panel="Breakout")
+    modes = pd.DataFrame({"mode": ["dqn_linen", "$a_b$"], "framework": ["linen", "torch"]})
+    figure = figures.bands(points, figures.looks(modes), "steps", "return")
+    [axes] = figure.axes
+    lines = [np.array(line.get_xydata()) for line in axes.lines]
+    np.testing.assert_array_equal(lines[0], np.stack([x[:4], x[:4]], axis=1))
+    np.testing.assert_array_equal(lines[1], np.stack([x, x + 1], axis=1))
+    corners = np.array(axes.collections[0].get_paths()[0].vertices)
+    assert (corners[:, 1].min(), corners[:, 1].max()) == (-1, 4)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["dqn_linen", "$a_b$", "95% interval of the mean"]
