@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import gymnax
@@ -198,10 +198,16 @@ class Learner:
 
 
 class Linen(Learner):
+    made: ClassVar[dict[tuple, Any]] = {}
+
     def make_agent(self) -> None:
         script, args = self.script, self.args
         self.key, agent_key, self.env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-        self.state = script.make_agent(args, self.env, agent_key)
+        own = args.optimizer, args.optimizer_eps, args.rmsprop_decay, args.hidden_sizes, args.seed
+        key = (script.__name__, self.env.obs_shape, self.env.num_actions, *own)
+        if key not in self.made:  # a second or so, to compile what makes it
+            self.made[key] = script.make_agent(args, self.env, agent_key)
+        self.state = jax.tree.map(jnp.copy, self.made[key])  # what iterate donates is gone
 
     def set_update(self) -> None:
         self.update_fn = jax.jit(partial(self.script.update, args=self.args))
