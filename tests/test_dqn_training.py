@@ -201,31 +201,38 @@ def replay_copies(text, rows):
     return re.findall(rf"^.* = \w+\[{rows}(?:,\d+)*\]\S* copy\(.*$", text, re.M)
 
 
-def compiled(name, rows, **flags):
-    """The HLO of what an iteration runs that has the replay."""
-    learner = make_learner(name, buffer_size=rows, **flags)
-    plan, state = learner.plan(), (learner.state, learner.replay)
-    if name == "dqn_linen":
-        arguments = *state, learner.obs, learner.env_state, jax.random.key(0), plan
-        return learner.iterate_fn.lower(*arguments).compile().as_text()
-    obs = np.zeros((4, learner.env.obs_dim), "f")
-    flag = np.zeros(4, bool)
-    transition = learner.script.Transition(obs, flag.astype("i"), flag.astype("f"), flag, obs)
-    now = type(plan)(*(x[-1] for x in plan))
-    key = np.asarray(jax.random.PRNGKey(0))
-    arguments = *state, jax.numpy.zeros(2), transition, key, now
-    return learner.iterate_fn.keywords["learn_fn"].lower(*arguments).compile().as_text()
+def compiled(name, rows, runs_dir, **flags):
+    """The HLO of what train() compiles that has the replay."""
+    script, jit, texts = importlib.import_module(name), jax.jit, []
+
+    def noting(function, **options):
+        jitted = jit(function, **options)
+        if getattr(function, "func", None) not in (script.iterate, script.learn):
+            return jitted
+
+        def call(*arguments):
+            executable = jitted.lower(*arguments).compile()
+            texts.append(executable.as_text())
+            return executable(*arguments)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", noting)
+        sizes = {"buffer_size": rows, "num_steps": 2, "total_timesteps": 2 * flags["num_envs"]}
+        train(name, runs_dir, **SMALL | sizes | flags)
+    return texts[0]
 
 
 @pytest.mark.parametrize("name", LINEN_PAIR)
 @pytest.mark.parametrize("game", [False, True])
-def test_the_replay_is_never_copied(name, game, monkeypatch):
+def test_the_replay_is_never_copied(name, game, tmp_path, monkeypatch):
     """4,004 rows, of floats or of bytes. Sampled before the step is written, it would be."""
-    flags: dict[str, Any] = {"replay_ratio": 16.0}
+    flags: dict[str, Any] = {"replay_ratio": 16.0, "num_envs": 4}
     if game:
         breakout = "MinAtar/Breakout-v0" if "gymnasium" in name else "Breakout-MinAtar"
         flags |= {"env_id": breakout, "num_envs": 1, "optimizer": "rmsprop"}
-    text = compiled(name, 4004, **flags)
+    text = compiled(name, 4004, tmp_path, **flags, run_name="first")
     assert re.search(r"\[4004,\d+\]", text)
     assert not replay_copies(text, 4004)
 
@@ -240,7 +247,7 @@ def test_the_replay_is_never_copied(name, game, monkeypatch):
 
     if not game:
         monkeypatch.setattr(script, "learn", learn_then_store)
-        assert replay_copies(compiled(name, 4004, **flags), 4004)
+        assert replay_copies(compiled(name, 4004, tmp_path, **flags), 4004)
 
 
 class Operations(TorchDispatchMode):
