@@ -736,6 +736,14 @@ def train(args: Args) -> dict[str, Any]:
     env = VecEnv(args.env_id, args.num_envs, **args.env_options)
     torch.manual_seed(args.seed)
     agent, replay = make_agent(args, env, device), make_replay(args, env, device)
+    update_fn = partial(update, *agent, args=args)
+    if args.compile:  # now, by an update that changes no weights: the first real one is not due yet
+        update_fn = compile_graph(update_fn, gpu)
+        with torch.random.fork_rng():
+            batch = sample(replay, 1, args.batch_size)
+        update_fn(batch=batch, learning_rate=torch.zeros((), device=device))
+        for x in agent.moments:
+            x.zero_()
     generators = [torch, torch.cuda] if gpu else [torch]
     # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
     jax_device = jax.devices(device.type)[0]
@@ -756,9 +764,6 @@ def train(args: Args) -> dict[str, Any]:
     obs = to_torch(obs)
 
     step_fn = jax.jit(env.step)
-    update_fn = partial(update, *agent, args=args)
-    if args.compile:
-        update_fn = compile_graph(update_fn, gpu)
 
     for iteration in range(first, args.num_iterations):
         start = time.perf_counter()

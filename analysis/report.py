@@ -98,8 +98,6 @@ def answer_table(bench: Bench, environments: dict[str, Environment]) -> Table:
     }
     envs = [str(x) for x in dict.fromkeys(bench.runs["env_id"])]
     where, note = envs[0], ANSWER
-    if is_dqn(bench):
-        note += " PyTorch compiles DQN's update later, with the first one that is due."
     if frame["process"].notna().any():
         note += " Whole trainings include the startup."
     if len(envs) > 1:
