@@ -15,7 +15,8 @@ for file in Dockerfile*; do hadolint "$file"; done
 jactionlint .github/workflows/*.yml
 
 if [[ ${1:-} == fast ]]; then
-  files=(tests/test_structure.py tests/test_numerics.py tests/test_environment.py)
+  files=(tests/test_structure.py tests/test_numerics.py tests/test_environment.py
+    tests/test_dqn_structure.py tests/test_dqn_numerics.py)
   set -- "${files[@]}" -k "not torch_compile" "${@:2}"
 fi
 exec python -m pytest -n 2 "$@"
