@@ -6,7 +6,7 @@
 """DQN in JAX and Flax Linen: acting, replay and learning are one jax.jit.
 
     python dqn_linen.py --seed 1          # CartPole-v1
-    python dqn_linen.py minatar --seed 1  # Breakout, by the settings of MinAtar's paper
+    python dqn_linen.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 The environments are gymnax's and step inside the jitted loop, so an iteration is one call.
 Parameters, target and optimizer live in a TrainState: what changes it returns the next one.
@@ -64,22 +64,22 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment and iteration, which is logged as one
+    num_steps: int = 625  # steps of each environment per iteration, a line of the log
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # environment steps that the replay holds
-    batch_size: int = 128  # environment steps per update
-    replay_ratio: float = 12.8  # times that a step is learnt from: updates * batch_size / steps
+    batch_size: int = 128  # transitions drawn from the replay for each update
+    replay_ratio: float = 12.8  # times that a step is learnt from: batch_size * updates per step
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates between copies to the target network
+    target_network_frequency: int = 50  # updates (not steps) between target copies
     double_q: bool = False  # the online network chooses the target's action (Double DQN)
     start_e: float = 1.0  # chance of a random action, until learning starts
-    end_e: float = 0.05  # chance of a random action, after exploration_steps
-    exploration_steps: int = 250_000  # environment steps from start_e to end_e, linearly
-    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or beyond 1 linear
+    end_e: float = 0.05  # chance of a random action in the end
+    exploration_steps: int = 250_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 1e-8  # the optimizer's epsilon
-    rmsprop_decay: float = 0.95  # of RMSProp's averages
-    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images pass a convolution before
+    optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
+    rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
+    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str | None = None  # that folder's name; default {env_id}__{exp_name}__{seed}__{time}
@@ -97,7 +97,8 @@ class Args:
         sizes = ("num_envs", "num_steps", "buffer_size", "batch_size", "target_network_frequency")
         for name in (*sizes, "exploration_steps", "total_timesteps"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
-        coefs = ("learning_rate", "replay_ratio", "optimizer_eps")
+        check("optimizer_eps", 0 < self.optimizer_eps < 2**31, "must be above 0")
+        coefs = ("learning_rate", "replay_ratio")
         for name in (*coefs, "learning_starts", "max_episode_steps", "save_every"):
             check(name, 0 <= getattr(self, name) < 2**31, "must lie between 0 and 2**31 - 1")
         for name in ("gamma", "start_e", "end_e", "rmsprop_decay", "sticky_actions"):
@@ -105,7 +106,8 @@ class Args:
         check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
         widths = all(0 < size <= 2**16 for size in self.hidden_sizes)
         check("hidden_sizes", widths, "must lie between 1 and 65536")
-        env = VecEnv(self.env_id, self.num_envs, **self.env_options)  # refuses unknown ones
+        # train makes its own; here an unknown one is refused
+        env = VecEnv(self.env_id, self.num_envs, **self.env_options)
 
         rule = f"must be a multiple of num_envs = {self.num_envs}"
         check("buffer_size", self.buffer_size % self.num_envs == 0, rule)
@@ -119,15 +121,14 @@ class Args:
         check("run_name", one, "must be the name of one folder in --runs-dir")
         check("runs_dir", self.runs_dir.isprintable(), "must be a folder's name")
 
-        # A checkpoint is put together in memory, so there the replay must fit twice.
+        # A checkpoint is put together on the host, where the replay must fit twice.
         replay = jax.tree.leaves(jax.eval_shape(partial(make_replay, self, env)))
-        need = 2 * sum(x.size * x.dtype.itemsize for x in replay)
+        size = sum(x.size * x.dtype.itemsize for x in replay)
         gpu = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
-        free = min(psutil.virtual_memory().available, gpu)
-        rule = (
-            f"must fit in memory ({need / 1e9:.1f} GB with its checkpoint, {free / 1e9:.1f} free)"
-        )
-        check("buffer_size", need < free, rule)
+        free = psutil.virtual_memory().available
+        sizes = f"{2 * size / 1e9:.1f} GB with its checkpoint, {free / 1e9:.1f} free"
+        fits = 2 * size < free and size < gpu
+        check("buffer_size", fits, f"must fit in memory ({sizes})")
 
     @property
     def env_options(self) -> dict[str, Any]:
@@ -137,34 +138,34 @@ class Args:
 
 @dataclass
 class MinAtar(Args):
-    """The settings of MinAtar's paper (Young & Tian 2019); five million steps are its length."""
+    """The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long."""
 
     env_id: str = "Breakout-MinAtar"  # gymnax environment with discrete actions
     sticky_actions: float = 0.1  # chance that an environment repeats its last action instead
     full_actions: bool = True  # MinAtar's games: all six actions, also those without effect
-    max_episode_steps: int = 2**31 - 1  # steps after which an episode is truncated; none is
+    max_episode_steps: int = 2**31 - 1  # steps after which an episode is truncated: no limit
     total_timesteps: int = 5_000_000  # environment steps in all, rounded down to whole iterations
     anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 1  # parallel environments
-    num_steps: int = 5_000  # steps per environment and iteration, which is logged as one
+    num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
     buffer_size: int = 100_000  # environment steps that the replay holds
-    batch_size: int = 32  # environment steps per update
-    replay_ratio: float = 32.0  # times that a step is learnt from: updates * batch_size / steps
+    batch_size: int = 32  # transitions drawn from the replay for each update
+    replay_ratio: float = 32.0  # times that a step is learnt from: batch_size * updates per step
     learning_starts: int = 5_000  # environment steps before the first update
-    target_network_frequency: int = 1_000  # updates between copies to the target network
-    end_e: float = 0.1  # chance of a random action, after exploration_steps
-    exploration_steps: int = 100_000  # environment steps from start_e to end_e, linearly
-    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or beyond 1 linear
+    target_network_frequency: int = 1_000  # updates (not steps) between target copies
+    end_e: float = 0.1  # chance of a random action in the end
+    exploration_steps: int = 100_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 0.01  # the optimizer's epsilon
-    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images pass a convolution before
+    optimizer_eps: float = 0.01  # added to the root in the optimizer's denominator
+    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images are convolved before
 
 
 def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
     configurations, words = {"cartpole": Args, "minatar": MinAtar}, sys.argv[1:]
     name = words.pop(0) if words and words[0] in configurations else "cartpole"
-    choice = f"Before the flags: {' or '.join(configurations)}. Below is {name}."
+    choice = f"Before the flags: {' or '.join(configurations)}. Below are the settings of {name}."
     return tyro.cli(configurations[name], args=words, description=choice)
 
 
@@ -214,7 +215,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, state, Storage from reward on."""
+        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -273,10 +274,10 @@ class TrainState(train_state.TrainState):
 
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters, their first copy and the optimizer."""
+    """Initialise the parameters, the target network's copy and the optimizer."""
     network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions)
     params = jax.jit(network.init)(key, jnp.zeros((1, env.obs_dim)))
-    if args.optimizer == "adam":
+    if args.optimizer == "adam":  # a direction: update scales it by the plan's learning rate
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
     else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
@@ -287,17 +288,17 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """Steps in N = num_envs environments, or of a batch of B; in the replay, C = buffer_size."""
+    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: jax.Array  # (N, obs_dim), what the action was chosen from
+    obs: jax.Array  # (N, obs_dim) float32, what the action was chosen from
     action: jax.Array  # (N,) int32
-    reward: jax.Array  # (N,), a result of the action, as everything below
+    reward: jax.Array  # (N,) float32, a result of the action, as everything below
     terminated: jax.Array  # (N,) bool
     next_obs: jax.Array  # (N, obs_dim), before any restart
 
 
 def make_replay(args: Args, env: VecEnv) -> Transition:
-    """An empty replay; MinAtar's observations are zeros and ones, and kept as bytes."""
+    """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
     size, kind = args.buffer_size, bool if "MinAtar" in args.env_id else jnp.float32
     obs, next_obs = jnp.zeros((2, size, env.obs_dim), kind)
     zeros = partial(jnp.zeros, size)
@@ -355,8 +356,8 @@ def dqn_loss(params, train_state, batch: Transition, args: Args):
     target_q_next = train_state.apply_fn(train_state.target_params, batch.next_obs)
     q_next = train_state.apply_fn(params, batch.next_obs) if args.double_q else target_q_next
     target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
-    error = optax.huber_loss if args.loss == "huber" else optax.squared_error
-    loss = error(q, target).mean()
+    loss_of = optax.huber_loss if args.loss == "huber" else optax.squared_error
+    loss = loss_of(q, target).mean()
     return loss, jnp.stack([loss, q.mean()])
 
 
@@ -382,11 +383,11 @@ class Plan(NamedTuple):
     row: np.ndarray  # (T,) int32, where the step goes in the replay
     num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
     num_updates: np.ndarray  # (T,) int32, how many follow the step
-    updates_before: np.ndarray  # (T,) int32, how many were done before, in all iterations
+    updates_before: np.ndarray  # (T,) int32, how many were done before; PyTorch's loop asks
 
 
 def make_plan(iteration: int, args: Args) -> Plan:
-    """Schedules as arrays, in integers where an update must not be early or late."""
+    """The iteration's schedules as arrays; counts are integers, so rounding moves no update."""
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
     after = before + args.num_envs
@@ -401,7 +402,7 @@ def make_plan(iteration: int, args: Args) -> Plan:
 
 def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
     """How many updates are due after so many environment steps, whatever num_envs is."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact, in Python's integers
+    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact: 12.8 as written
     learnt = (max(x - args.learning_starts, 0) for x in steps.tolist())
     return np.array([x * ratio.numerator // ratio.denominator for x in learnt])
 

@@ -6,7 +6,7 @@
 """DQN in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
     python dqn_linen_gymnasium.py --seed 1          # CartPole-v1
-    python dqn_linen_gymnasium.py minatar --seed 1  # Breakout, by the settings of MinAtar's paper
+    python dqn_linen_gymnasium.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 --vectorization says what steps the environments: Gymnasium in this process, or in one per
 environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
@@ -63,22 +63,22 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment and iteration, which is logged as one
+    num_steps: int = 625  # steps of each environment per iteration, a line of the log
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # environment steps that the replay holds
-    batch_size: int = 128  # environment steps per update
-    replay_ratio: float = 12.8  # times that a step is learnt from: updates * batch_size / steps
+    batch_size: int = 128  # transitions drawn from the replay for each update
+    replay_ratio: float = 12.8  # times that a step is learnt from: batch_size * updates per step
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates between copies to the target network
+    target_network_frequency: int = 50  # updates (not steps) between target copies
     double_q: bool = False  # the online network chooses the target's action (Double DQN)
     start_e: float = 1.0  # chance of a random action, until learning starts
-    end_e: float = 0.05  # chance of a random action, after exploration_steps
-    exploration_steps: int = 250_000  # environment steps from start_e to end_e, linearly
-    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or beyond 1 linear
+    end_e: float = 0.05  # chance of a random action in the end
+    exploration_steps: int = 250_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 1e-8  # the optimizer's epsilon
-    rmsprop_decay: float = 0.95  # of RMSProp's averages
-    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images pass a convolution before
+    optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
+    rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
+    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
     vectorization: Literal["sync", "async", "envpool", "vector"] = "sync"  # Gymnasium's, or EnvPool
     runs_dir: str = "runs"  # folder that gets one folder per run
@@ -97,7 +97,8 @@ class Args:
         sizes = ("num_envs", "num_steps", "buffer_size", "batch_size", "target_network_frequency")
         for name in (*sizes, "exploration_steps", "total_timesteps"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
-        coefs = ("learning_rate", "replay_ratio", "optimizer_eps")
+        check("optimizer_eps", 0 < self.optimizer_eps < 2**31, "must be above 0")
+        coefs = ("learning_rate", "replay_ratio")
         for name in (*coefs, "learning_starts", "save_every"):
             check(name, 0 <= getattr(self, name) < 2**31, "must lie between 0 and 2**31 - 1")
         for name in ("gamma", "start_e", "end_e", "rmsprop_decay"):
@@ -105,7 +106,7 @@ class Args:
         check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
         widths = all(0 < size <= 2**16 for size in self.hidden_sizes)
         check("hidden_sizes", widths, "must lie between 1 and 65536")
-        # train makes it; here an unknown one is refused
+        # train makes its own; here an unknown one is refused
         env = VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)
 
         rule = f"must be a multiple of num_envs = {self.num_envs}"
@@ -120,44 +121,43 @@ class Args:
         check("run_name", one, "must be the name of one folder in --runs-dir")
         check("runs_dir", self.runs_dir.isprintable(), "must be a folder's name")
 
-        # A checkpoint is put together in memory, so there the replay must fit twice.
+        # A checkpoint is put together on the host, where the replay must fit twice.
         replay = jax.tree.leaves(jax.eval_shape(partial(make_replay, self, env)))
-        need = 2 * sum(x.size * x.dtype.itemsize for x in replay)
+        size = sum(x.size * x.dtype.itemsize for x in replay)
         gpu = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
-        free = min(psutil.virtual_memory().available, gpu)
-        rule = (
-            f"must fit in memory ({need / 1e9:.1f} GB with its checkpoint, {free / 1e9:.1f} free)"
-        )
-        check("buffer_size", need < free, rule)
+        free = psutil.virtual_memory().available
+        sizes = f"{2 * size / 1e9:.1f} GB with its checkpoint, {free / 1e9:.1f} free"
+        fits = 2 * size < free and size < gpu
+        check("buffer_size", fits, f"must fit in memory ({sizes})")
 
 
 @dataclass
 class MinAtar(Args):
-    """The settings of MinAtar's paper (Young & Tian 2019); five million steps are its length."""
+    """The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long."""
 
-    env_id: str = "MinAtar/Breakout-v0"  # Gymnasium environment with discrete actions
+    env_id: str = "MinAtar/Breakout-v0"  # its v0: six actions, sticky by 0.1, no time limit
     total_timesteps: int = 5_000_000  # environment steps in all, rounded down to whole iterations
     anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 1  # parallel environments
-    num_steps: int = 5_000  # steps per environment and iteration, which is logged as one
+    num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
     buffer_size: int = 100_000  # environment steps that the replay holds
-    batch_size: int = 32  # environment steps per update
-    replay_ratio: float = 32.0  # times that a step is learnt from: updates * batch_size / steps
+    batch_size: int = 32  # transitions drawn from the replay for each update
+    replay_ratio: float = 32.0  # times that a step is learnt from: batch_size * updates per step
     learning_starts: int = 5_000  # environment steps before the first update
-    target_network_frequency: int = 1_000  # updates between copies to the target network
-    end_e: float = 0.1  # chance of a random action, after exploration_steps
-    exploration_steps: int = 100_000  # environment steps from start_e to end_e, linearly
-    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or beyond 1 linear
+    target_network_frequency: int = 1_000  # updates (not steps) between target copies
+    end_e: float = 0.1  # chance of a random action in the end
+    exploration_steps: int = 100_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 0.01  # the optimizer's epsilon
-    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images pass a convolution before
+    optimizer_eps: float = 0.01  # added to the root in the optimizer's denominator
+    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images are convolved before
 
 
 def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
     configurations, words = {"cartpole": Args, "minatar": MinAtar}, sys.argv[1:]
     name = words.pop(0) if words and words[0] in configurations else "cartpole"
-    choice = f"Before the flags: {' or '.join(configurations)}. Below is {name}."
+    choice = f"Before the flags: {' or '.join(configurations)}. Below are the settings of {name}."
     return tyro.cli(configurations[name], args=words, description=choice)
 
 
@@ -176,7 +176,9 @@ class VecEnv:
         except (gymnasium.error.Error, ImportError) as error:  # unknown, or a package is missing
             raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
         if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
-            raise ValueError(f"--env-id must have actions 0, 1, ... and see arrays, not {env_id}")
+            raise ValueError(
+                f"--env-id must have discrete actions from 0 on and see arrays, not {env_id}"
+            )
         self.num_actions, self.obs_shape = int(actions.n), observations.shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -235,7 +237,7 @@ class VecEnv:
         return self.flatten(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Take action (N,) of integers; return obs after any restart, Storage from reward on."""
+        """Take action (N,) of integers; return obs after any restart, and what happened by name."""
         self.actions[self.count] = action
         self.count += 1
         raw_obs, raw_reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
@@ -329,10 +331,10 @@ class TrainState(train_state.TrainState):
 
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters, their first copy and the optimizer."""
+    """Initialise the parameters, the target network's copy and the optimizer."""
     network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions)
     params = jax.jit(network.init)(key, jnp.zeros((1, env.obs_dim)))
-    if args.optimizer == "adam":
+    if args.optimizer == "adam":  # a direction: update scales it by the plan's learning rate
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
     else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
@@ -343,17 +345,17 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """Steps in N = num_envs environments, or of a batch of B; in the replay, C = buffer_size."""
+    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: jax.Array  # (N, obs_dim), what the action was chosen from
+    obs: jax.Array  # (N, obs_dim) float32, what the action was chosen from
     action: jax.Array  # (N,) int32
-    reward: jax.Array  # (N,), a result of the action, as everything below
+    reward: jax.Array  # (N,) float32, a result of the action, as everything below
     terminated: jax.Array  # (N,) bool
     next_obs: jax.Array  # (N, obs_dim), before any restart
 
 
 def make_replay(args: Args, env: VecEnv) -> Transition:
-    """An empty replay; MinAtar's observations are zeros and ones, and kept as bytes."""
+    """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
     size, kind = args.buffer_size, bool if "MinAtar" in args.env_id else jnp.float32
     obs, next_obs = jnp.zeros((2, size, env.obs_dim), kind)
     zeros = partial(jnp.zeros, size)
@@ -411,8 +413,8 @@ def dqn_loss(params, train_state, batch: Transition, args: Args):
     target_q_next = train_state.apply_fn(train_state.target_params, batch.next_obs)
     q_next = train_state.apply_fn(params, batch.next_obs) if args.double_q else target_q_next
     target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
-    error = optax.huber_loss if args.loss == "huber" else optax.squared_error
-    loss = error(q, target).mean()
+    loss_of = optax.huber_loss if args.loss == "huber" else optax.squared_error
+    loss = loss_of(q, target).mean()
     return loss, jnp.stack([loss, q.mean()])
 
 
@@ -438,11 +440,11 @@ class Plan(NamedTuple):
     row: np.ndarray  # (T,) int32, where the step goes in the replay
     num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
     num_updates: np.ndarray  # (T,) int32, how many follow the step
-    updates_before: np.ndarray  # (T,) int32, how many were done before, in all iterations
+    updates_before: np.ndarray  # (T,) int32, how many were done before; PyTorch's loop asks
 
 
 def make_plan(iteration: int, args: Args) -> Plan:
-    """Schedules as arrays, in integers where an update must not be early or late."""
+    """The iteration's schedules as arrays; counts are integers, so rounding moves no update."""
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
     after = before + args.num_envs
@@ -457,7 +459,7 @@ def make_plan(iteration: int, args: Args) -> Plan:
 
 def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
     """How many updates are due after so many environment steps, whatever num_envs is."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact, in Python's integers
+    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact: 12.8 as written
     learnt = (max(x - args.learning_starts, 0) for x in steps.tolist())
     return np.array([x * ratio.numerator // ratio.denominator for x in learnt])
 
@@ -721,15 +723,16 @@ class RunLog:
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: VecEnv, args: Args):
     """Act, step, store and learn num_steps times; return what goes on, and the METRICS."""
-    act_keys, learn_keys = np.asarray(jax.random.split(key, (2, args.num_steps)))  # sync
+    act_keys, learn_keys = np.asarray(
+        jax.random.split(key, (2, args.num_steps))
+    )  # sync; indexed in NumPy
     losses, results = jnp.zeros(2), []
     for step in range(args.num_steps):
         now = Plan(*(x[step] for x in plan))
         action = np.asarray(act_fn(train_state, obs, act_keys[step], now.epsilon))  # sync
         new_obs, result = env.step(action)
         results.append(result)
-        now_known = (result[x] for x in Transition._fields[2:])
-        transition = Transition._make((obs, action, *now_known))
+        transition = Transition._make([obs, action, *(result[x] for x in Transition._fields[2:])])
         learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
         train_state, replay, losses = learnt
         obs = new_obs

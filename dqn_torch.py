@@ -6,7 +6,7 @@
 """DQN in PyTorch: the environments step in JAX, and arrays cross over as views.
 
     python dqn_torch.py --seed 1          # CartPole-v1
-    python dqn_torch.py minatar --seed 1  # Breakout, by the settings of MinAtar's paper
+    python dqn_torch.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 The environments are gymnax's: one jitted call steps them all. Each framework reads what the other
 wrote where it lies; on a GPU, replay and networks stay there, and no step waits for the device.
@@ -68,22 +68,22 @@ class Args:
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps per environment and iteration, which is logged as one
+    num_steps: int = 625  # steps of each environment per iteration, a line of the log
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # environment steps that the replay holds
-    batch_size: int = 128  # environment steps per update
-    replay_ratio: float = 12.8  # times that a step is learnt from: updates * batch_size / steps
+    batch_size: int = 128  # transitions drawn from the replay for each update
+    replay_ratio: float = 12.8  # times that a step is learnt from: batch_size * updates per step
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates between copies to the target network
+    target_network_frequency: int = 50  # updates (not steps) between target copies
     double_q: bool = False  # the online network chooses the target's action (Double DQN)
     start_e: float = 1.0  # chance of a random action, until learning starts
-    end_e: float = 0.05  # chance of a random action, after exploration_steps
-    exploration_steps: int = 250_000  # environment steps from start_e to end_e, linearly
-    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or beyond 1 linear
+    end_e: float = 0.05  # chance of a random action in the end
+    exploration_steps: int = 250_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 1e-8  # the optimizer's epsilon
-    rmsprop_decay: float = 0.95  # of RMSProp's averages
-    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images pass a convolution before
+    optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
+    rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
+    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
     compile: bool = False  # one graph for each update: 10 s, then half the time
     runs_dir: str = "runs"  # folder that gets one folder per run
@@ -102,7 +102,8 @@ class Args:
         sizes = ("num_envs", "num_steps", "buffer_size", "batch_size", "target_network_frequency")
         for name in (*sizes, "exploration_steps", "total_timesteps"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
-        coefs = ("learning_rate", "replay_ratio", "optimizer_eps")
+        check("optimizer_eps", 0 < self.optimizer_eps < 2**31, "must be above 0")
+        coefs = ("learning_rate", "replay_ratio")
         for name in (*coefs, "learning_starts", "max_episode_steps", "save_every"):
             check(name, 0 <= getattr(self, name) < 2**31, "must lie between 0 and 2**31 - 1")
         for name in ("gamma", "start_e", "end_e", "rmsprop_decay", "sticky_actions"):
@@ -110,7 +111,8 @@ class Args:
         check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
         widths = all(0 < size <= 2**16 for size in self.hidden_sizes)
         check("hidden_sizes", widths, "must lie between 1 and 65536")
-        env = VecEnv(self.env_id, self.num_envs, **self.env_options)  # refuses unknown ones
+        # train makes its own; here an unknown one is refused
+        env = VecEnv(self.env_id, self.num_envs, **self.env_options)
 
         rule = f"must be a multiple of num_envs = {self.num_envs}"
         check("buffer_size", self.buffer_size % self.num_envs == 0, rule)
@@ -124,15 +126,13 @@ class Args:
         check("run_name", one, "must be the name of one folder in --runs-dir")
         check("runs_dir", self.runs_dir.isprintable(), "must be a folder's name")
 
-        # A checkpoint is put together in memory, so there the replay must fit twice.
-        replay = make_replay(self, env, torch.device("meta"))
-        need = 2 * sum(x.nbytes for x in replay)
+        # A checkpoint is put together on the host, where the replay must fit twice.
+        size = sum(x.nbytes for x in make_replay(self, env, torch.device("meta")))
         gpu = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else math.inf
-        free = min(psutil.virtual_memory().available, gpu)
-        rule = (
-            f"must fit in memory ({need / 1e9:.1f} GB with its checkpoint, {free / 1e9:.1f} free)"
-        )
-        check("buffer_size", need < free, rule)
+        free = psutil.virtual_memory().available
+        sizes = f"{2 * size / 1e9:.1f} GB with its checkpoint, {free / 1e9:.1f} free"
+        fits = 2 * size < free and size < gpu
+        check("buffer_size", fits, f"must fit in memory ({sizes})")
 
     @property
     def env_options(self) -> dict[str, Any]:
@@ -142,27 +142,27 @@ class Args:
 
 @dataclass
 class MinAtar(Args):
-    """The settings of MinAtar's paper (Young & Tian 2019); five million steps are its length."""
+    """The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long."""
 
     env_id: str = "Breakout-MinAtar"  # gymnax environment with discrete actions
     sticky_actions: float = 0.1  # chance that an environment repeats its last action instead
     full_actions: bool = True  # MinAtar's games: all six actions, also those without effect
-    max_episode_steps: int = 2**31 - 1  # steps after which an episode is truncated; none is
+    max_episode_steps: int = 2**31 - 1  # steps after which an episode is truncated: no limit
     total_timesteps: int = 5_000_000  # environment steps in all, rounded down to whole iterations
     anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 1  # parallel environments
-    num_steps: int = 5_000  # steps per environment and iteration, which is logged as one
+    num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
     buffer_size: int = 100_000  # environment steps that the replay holds
-    batch_size: int = 32  # environment steps per update
-    replay_ratio: float = 32.0  # times that a step is learnt from: updates * batch_size / steps
+    batch_size: int = 32  # transitions drawn from the replay for each update
+    replay_ratio: float = 32.0  # times that a step is learnt from: batch_size * updates per step
     learning_starts: int = 5_000  # environment steps before the first update
-    target_network_frequency: int = 1_000  # updates between copies to the target network
-    end_e: float = 0.1  # chance of a random action, after exploration_steps
-    exploration_steps: int = 100_000  # environment steps from start_e to end_e, linearly
-    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or beyond 1 linear
+    target_network_frequency: int = 1_000  # updates (not steps) between target copies
+    end_e: float = 0.1  # chance of a random action in the end
+    exploration_steps: int = 100_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 0.01  # the optimizer's epsilon
-    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images pass a convolution before
+    optimizer_eps: float = 0.01  # added to the root in the optimizer's denominator
+    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images are convolved before
     compile: bool = True  # one graph for each update: 10 s, then half the time
 
 
@@ -170,7 +170,7 @@ def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
     configurations, words = {"cartpole": Args, "minatar": MinAtar}, sys.argv[1:]
     name = words.pop(0) if words and words[0] in configurations else "cartpole"
-    choice = f"Before the flags: {' or '.join(configurations)}. Below is {name}."
+    choice = f"Before the flags: {' or '.join(configurations)}. Below are the settings of {name}."
     return tyro.cli(configurations[name], args=words, description=choice)
 
 
@@ -220,7 +220,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, state, Storage from reward on."""
+        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -281,39 +281,39 @@ class QNetwork(nn.Module):
 class Moments(NamedTuple):
     """What the optimizer knows of past gradients, P = number of parameters."""
 
-    count: torch.Tensor  # () updates so far
+    count: torch.Tensor  # () float32, updates so far
     mean: torch.Tensor  # (P,), moving average of the gradient
     square: torch.Tensor  # (P,), and of its square
 
 
 class Agent(NamedTuple):
-    network: QNetwork
+    q_network: QNetwork
     target_network: QNetwork  # the parameters of some updates ago
     moments: Moments
 
 
 def make_agent(args: Args, env: VecEnv, device: torch.device) -> Agent:
-    """Initialise the parameters, their first copy and the optimizer."""
-    network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
-    target_network = copy.deepcopy(network)
-    zeros = torch.zeros_like(nn.utils.parameters_to_vector(network.parameters()).detach())
+    """Initialise the parameters, the target network's copy and the optimizer."""
+    q_network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
+    target_network = copy.deepcopy(q_network)
+    zeros = torch.zeros_like(nn.utils.parameters_to_vector(q_network.parameters()).detach())
     moments = Moments(zeros.new_zeros(()), zeros, zeros.clone())
-    return Agent(network, target_network, moments)
+    return Agent(q_network, target_network, moments)
 
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """Steps in N = num_envs environments, or of a batch of B; in the replay, C = buffer_size."""
+    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: torch.Tensor  # (N, obs_dim), what the action was chosen from
+    obs: torch.Tensor  # (N, obs_dim) float32, what the action was chosen from
     action: torch.Tensor  # (N,) int32
-    reward: torch.Tensor  # (N,), a result of the action, as everything below
+    reward: torch.Tensor  # (N,) float32, a result of the action, as everything below
     terminated: torch.Tensor  # (N,) bool
     next_obs: torch.Tensor  # (N, obs_dim), before any restart
 
 
 def make_replay(args: Args, env: VecEnv, device: torch.device) -> Transition:
-    """An empty replay; MinAtar's observations are zeros and ones, and kept as bytes."""
+    """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
     size, kind = args.buffer_size, torch.bool if "MinAtar" in args.env_id else torch.float32
     obs, next_obs = torch.zeros((2, size, env.obs_dim), dtype=kind, device=device)
     zeros = partial(torch.zeros, size, device=device)
@@ -342,9 +342,9 @@ def epsilon_after(steps: np.ndarray, args: Args) -> np.ndarray:
 
 
 @torch.no_grad()
-def act(network, obs, explore, random_action):
+def act(q_network, obs, explore, random_action):
     """Actions (N,) int32: each environment's best, or where it explores (N,) the random one."""
-    return torch.where(explore, random_action, network(obs).argmax(-1).int())
+    return torch.where(explore, random_action, q_network(obs).argmax(-1).int())
 
 
 # === Loss =======================================================================================
@@ -360,15 +360,15 @@ def td_target(q_next, target_q_next, batch: Transition, args: Args):
     return batch.reward + args.gamma * future
 
 
-def dqn_loss(network, target_network, batch: Transition, args: Args):
+def dqn_loss(q_network, target_network, batch: Transition, args: Args):
     """The mean loss of Q(obs, action), and (2,): the loss and the mean Q."""
-    q = value_of(batch.action, network(batch.obs))
+    q = value_of(batch.action, q_network(batch.obs))
     with torch.no_grad():
         target_q_next = target_network(batch.next_obs)
-        q_next = network(batch.next_obs) if args.double_q else target_q_next
+        q_next = q_network(batch.next_obs) if args.double_q else target_q_next
         target = td_target(q_next, target_q_next, batch, args)
-    error = F.huber_loss if args.loss == "huber" else F.mse_loss
-    loss = error(q, target)
+    loss_of = F.huber_loss if args.loss == "huber" else F.mse_loss
+    loss = loss_of(q, target)
     return loss, torch.stack([loss, q.mean()]).detach()
 
 
@@ -394,11 +394,11 @@ class Plan(NamedTuple):
     row: np.ndarray  # (T,) int32, where the step goes in the replay
     num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
     num_updates: np.ndarray  # (T,) int32, how many follow the step
-    updates_before: np.ndarray  # (T,) int32, how many were done before, in all iterations
+    updates_before: np.ndarray  # (T,) int32, how many were done before; PyTorch's loop asks
 
 
 def make_plan(iteration: int, args: Args) -> Plan:
-    """Schedules as arrays, in integers where an update must not be early or late."""
+    """The iteration's schedules as arrays; counts are integers, so rounding moves no update."""
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
     after = before + args.num_envs
@@ -413,18 +413,21 @@ def make_plan(iteration: int, args: Args) -> Plan:
 
 def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
     """How many updates are due after so many environment steps, whatever num_envs is."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact, in Python's integers
+    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact: 12.8 as written
     learnt = (max(x - args.learning_starts, 0) for x in steps.tolist())
     return np.array([x * ratio.numerator // ratio.denominator for x in learnt])
 
 
-def update(network, target_network, moments: Moments, batch: Transition, learning_rate, args: Args):
-    """Train on a batch, in place; return the losses (2,).
+def update(
+    q_network, target_network, moments: Moments, batch: Transition, learning_rate, args: Args
+):
+    """Train on a batch, in place; return (2,): the loss and the mean Q.
 
-    Written out so that it compiles into one graph, which torch.optim and backward() would break.
+    Gradient and optimizer (Adam: Kingma & Ba 2015) are written out, so that all of it compiles
+    into one graph, which backward() would break. One vector of all gradients: fewer kernels.
     """
-    loss, losses = dqn_loss(network, target_network, batch, args)
-    params = list(network.parameters())
+    loss, losses = dqn_loss(q_network, target_network, batch, args)
+    params = list(q_network.parameters())
     grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
         count, mean, square = moments
@@ -441,6 +444,19 @@ def update(network, target_network, moments: Moments, batch: Transition, learnin
         for x, dx in zip(params, direction.split([x.numel() for x in params]), strict=True):
             x -= learning_rate * dx.view_as(x)
     return losses
+
+
+def learn(
+    agent: Agent, replay, losses, transition: Transition, learning_rate, now, update_fn, args
+):
+    """Store N steps and train on num_updates batches, in place; losses (2,) are summed up."""
+    row, num_rows, num_updates, updates_before = now
+    add(replay, transition, row)
+    for i in range(num_updates):
+        batch = sample(replay, num_rows, args.batch_size)
+        losses += update_fn(batch=batch, learning_rate=learning_rate)
+        if (updates_before + i + 1) % args.target_network_frequency == 0:
+            agent.target_network.load_state_dict(agent.q_network.state_dict())
 
 
 class Episodes(NamedTuple):
@@ -689,28 +705,24 @@ def iterate(
     Networks, moments and replay change in place.
     """
     shape, device = (args.num_steps, args.num_envs), obs.device
+    # Drawn for the whole iteration: calls of PyTorch cost more than their numbers.
     epsilon, learning_rate = (torch.tensor(x, device=device) for x in plan[:2])
     explore = torch.rand(shape, device=device) < epsilon[:, None]
     random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
 
-    results, losses = [], []
+    losses, results = torch.zeros(2, device=device), []
     for step in range(args.num_steps):
-        row, num_rows, num_updates, updates_before = (int(x[step]) for x in plan[2:])
-        action = act(agent.network, obs, explore[step], random_action[step])
+        action = act(agent.q_network, obs, explore[step], random_action[step])
         new_obs, env_state, result = step_fn(env_state, to_jax(action))
         results.append(to_torch(result))  # on a CPU, sync; all are kept until torch has read them
         result = results[-1]
-        add(replay, Transition(obs, action, *(result[x] for x in Transition._fields[2:])), row)
-        for i in range(num_updates):
-            batch = sample(replay, num_rows, args.batch_size)
-            losses.append(update_fn(batch=batch, learning_rate=learning_rate[step]))
-            if (updates_before + i + 1) % args.target_network_frequency == 0:
-                agent.target_network.load_state_dict(agent.network.state_dict())
+        transition = Transition(obs, action, *(result[x] for x in Transition._fields[2:]))
+        now = (int(x[step]) for x in plan[2:])
+        learn(agent, replay, losses, transition, learning_rate[step], now, update_fn, args)
         obs = to_torch(new_obs)
     episodes = Episodes(*(torch.stack([x[name] for x in results]) for name in Episodes._fields))
-    updates = epsilon.new_tensor(len(losses))
-    mean_losses = torch.stack([epsilon.new_zeros(2), *losses]).sum(0) / updates
-    metrics = [*episode_statistics(episodes), epsilon[-1], updates, *mean_losses]
+    updates = torch.tensor(plan.num_updates.sum(), dtype=torch.float32, device=device)
+    metrics = [*episode_statistics(episodes), epsilon[-1], updates, *losses / updates]
     return obs, env_state, torch.stack(metrics)
 
 
@@ -737,11 +749,11 @@ def train(args: Args) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     agent, replay = make_agent(args, env, device), make_replay(args, env, device)
     update_fn = partial(update, *agent, args=args)
-    if args.compile:  # now, by an update that changes no weights: the first real one is not due yet
+    if args.compile:  # now: the first update is due only after learning_starts
         update_fn = compile_graph(update_fn, gpu)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng():  # so that an eager run draws the same numbers
             batch = sample(replay, 1, args.batch_size)
-        update_fn(batch=batch, learning_rate=torch.zeros((), device=device))
+        update_fn(batch=batch, learning_rate=torch.zeros((), device=device))  # moves no weight
         for x in agent.moments:
             x.zero_()
     generators = [torch, torch.cuda] if gpu else [torch]
@@ -750,7 +762,7 @@ def train(args: Args) -> dict[str, Any]:
     obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(args.seed), jax_device))
 
     # These tensors change in place, so a checkpoint's numbers are copied into them.
-    networks = {"network": agent.network, "target_network": agent.target_network}
+    networks = {"q_network": agent.q_network, "target_network": agent.target_network}
     tensors: dict[str, Any] = {name: x.state_dict() for name, x in networks.items()}
     tensors |= {"moments": agent.moments, "replay": replay}
     states = [x.get_rng_state() for x in generators]

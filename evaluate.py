@@ -119,7 +119,7 @@ def nnx_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callab
 
 def torch_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
     is_dqn = hasattr(script, "QNetwork")
-    name, make = ("network", script.QNetwork) if is_dqn else ("agent", script.Agent)
+    name, make = ("q_network", script.QNetwork) if is_dqn else ("agent", script.Agent)
     with script.torch.device("meta"):
         agent = make(env.obs_shape if is_dqn else env.obs_dim, args.hidden_sizes, env.num_actions)
     arrays = read({"tensors": {name: agent.state_dict()}})[2]["tensors"][name]

@@ -148,7 +148,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, state, Storage from reward on."""
+        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))

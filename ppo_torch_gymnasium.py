@@ -134,7 +134,9 @@ class VecEnv:
         except (gymnasium.error.Error, ImportError) as error:  # unknown, or a package is missing
             raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
         if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
-            raise ValueError(f"--env-id must have actions 0, 1, ... and see arrays, not {env_id}")
+            raise ValueError(
+                f"--env-id must have discrete actions from 0 on and see arrays, not {env_id}"
+            )
         self.num_actions, self.obs_shape = int(actions.n), observations.shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -193,7 +195,7 @@ class VecEnv:
         return self.flatten(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Take action (N,) of integers; return obs after any restart, Storage from reward on."""
+        """Take action (N,) of integers; return obs after any restart, and what happened by name."""
         self.actions[self.count] = action
         self.count += 1
         raw_obs, raw_reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))

@@ -366,21 +366,21 @@ class Torch(Learner):
         return layers
 
     def layer_names(self) -> list[str]:
-        return [*(f"hidden.{i}" for i in range(len(self.agent.network.hidden))), "output"]
+        return [*(f"hidden.{i}" for i in range(len(self.agent.q_network.hidden))), "output"]
 
     def get_weights(self) -> Layers:
-        return self.layers(self.agent.network.state_dict())
+        return self.layers(self.agent.q_network.state_dict())
 
     def get_target(self) -> Layers:
         return self.layers(self.agent.target_network.state_dict())
 
     def set_weights(self, layers: Layers, target_layers: Layers | None = None) -> None:
-        self.agent.network.load_state_dict(self.state_dict(layers))
+        self.agent.q_network.load_state_dict(self.state_dict(layers))
         self.agent.target_network.load_state_dict(self.state_dict(target_layers or layers))
 
     @torch.no_grad()
     def q(self, obs: np.ndarray) -> np.ndarray:
-        return self.agent.network(torch.tensor(obs)).numpy()
+        return self.agent.q_network(torch.tensor(obs)).numpy()
 
     def td_target(self, q_next, target_q_next, batch: tuple) -> np.ndarray:
         batch = self.script.Transition(*map(torch.tensor, batch))
@@ -390,7 +390,7 @@ class Torch(Learner):
     def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Layers]:
         batch = self.script.Transition(*map(torch.tensor, batch))
         loss, losses = self.script.dqn_loss(*self.agent[:2], batch, self.args)
-        named = dict(self.agent.network.named_parameters())
+        named = dict(self.agent.q_network.named_parameters())
         grads = torch.autograd.grad(loss, list(named.values()))
         return loss.item(), losses.numpy(), self.layers(dict(zip(named, grads, strict=True)))
 
@@ -399,7 +399,7 @@ class Torch(Learner):
         batch = self.script.Transition(*map(torch.tensor, batch))
         losses = self.update_fn(batch=batch, learning_rate=torch.tensor(learning_rate))
         if int(self.agent.moments.count) % self.args.target_network_frequency == 0:
-            self.agent.target_network.load_state_dict(self.agent.network.state_dict())
+            self.agent.target_network.load_state_dict(self.agent.q_network.state_dict())
         return losses.numpy()
 
     def follow(self, patch: pytest.MonkeyPatch) -> None:

@@ -314,7 +314,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"replay_ratio": float("nan")}, "--replay-ratio must lie between 0 and"),
     ({"learning_rate": float("inf")}, "--learning-rate must lie between 0 and"),
     ({"learning_starts": -1}, "--learning-starts must lie between 0 and"),
-    ({"optimizer_eps": float("nan")}, "--optimizer-eps must lie between 0 and"),
+    ({"optimizer_eps": float("nan")}, "--optimizer-eps must be above 0"),
     ({"rmsprop_decay": 1.5}, "--rmsprop-decay must lie between 0 and 1"),
     ({"end_e": 1.1}, "--end-e must lie between 0 and 1"),
     ({"start_e": -0.1}, "--start-e must lie between 0 and 1"),

@@ -278,7 +278,7 @@ GYMNASIUM = ("ppo_linen_gymnasium", "ppo_torch_gymnasium", *DQN[2:])
 def numpy_values(folder, obs, shape):
     """Q of every action, by the names in the file alone: a convolution, then layers with ReLU."""
     with np.load(folder / "checkpoint.npz") as file:
-        own = ("train_state/params/", "tensors/network/")
+        own = ("train_state/params/", "tensors/q_network/")
         arrays = {x: file[x] for x in file.files if x.startswith(own)}
     layers = {}
     for name, array in arrays.items():

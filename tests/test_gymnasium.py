@@ -228,8 +228,8 @@ def test_actions_of_a_strangers_checkpoint_are_no_traceback(tmp_path, capfd):
 BAD = [
     ({"env_id": "Nope/Nope-v0"}, "--env-id Nope/Nope-v0: .*Namespace Nope not found"),
     ({"env_id": "MinAtar/Pong-v0"}, "--env-id MinAtar/Pong-v0: .*doesn't exist"),
-    ({"env_id": "FrozenLake-v1"}, "--env-id must have actions 0, 1, ... and see arrays"),
-    ({"env_id": "Blackjack-v1"}, "--env-id must have actions 0, 1, ... and see arrays"),
+    ({"env_id": "FrozenLake-v1"}, "--env-id must have discrete actions from 0 on and see arrays"),
+    ({"env_id": "Blackjack-v1"}, "--env-id must have discrete actions from 0 on and see arrays"),
     ({"env_id": "antigravity:CartPole-v1"}, "--env-id antigravity:CartPole-v1: "),
     ({"vectorization": "vector", "env_id": "Acrobot-v1"}, "--vectorization vector has CartPole-v1"),
     ({"vectorization": "vector", "env_id": "phys2d/CartPole-v1"}, "--vectorization vector has"),
