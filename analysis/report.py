@@ -207,7 +207,7 @@ def last_return_table(bench: Bench, environments: dict[str, Environment]) -> Tab
     note = (
         "Means over seeds with 95% intervals (Student's t). The last 100 training episodes "
         "are worked out from the means of iterations, weighted by their episodes; they "
-        "explore as training does. The others are of `evaluate.py`."
+        "explore as training does. The others are of evaluate.py."
     )
     return table_of("last_returns", "What was learnt, by three measures", frame, columns, note)
 
