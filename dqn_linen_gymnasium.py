@@ -723,9 +723,8 @@ class RunLog:
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: VecEnv, args: Args):
     """Act, step, store and learn num_steps times; return what goes on, and the METRICS."""
-    act_keys, learn_keys = np.asarray(
-        jax.random.split(key, (2, args.num_steps))
-    )  # sync; indexed in NumPy
+    # In NumPy: to take one step's key is then no call of JAX.
+    act_keys, learn_keys = np.asarray(jax.random.split(key, (2, args.num_steps)))  # sync
     losses, results = jnp.zeros(2), []
     for step in range(args.num_steps):
         now = Plan(*(x[step] for x in plan))

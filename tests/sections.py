@@ -23,6 +23,7 @@ BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
 LINEN_PAIR = ("ppo_linen", "ppo_linen_gymnasium")
 DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymnasium")]
+DQN_SCRIPTS = tuple(name for pair in DQN_PAIRS for name in pair)
 DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
@@ -40,9 +41,7 @@ SHARED = {
     "GAE": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
     "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
     "Update": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
-    "Run log": [
-        ("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:], *GYMNASIUM_SCRIPTS, *sum(DQN_PAIRS, ()))
-    ],
+    "Run log": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:], *GYMNASIUM_SCRIPTS, *DQN_SCRIPTS)],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.
 OWN = {

@@ -12,7 +12,7 @@ import sections as module
 from conftest import ROOT
 from sections import (
     ALL_SCRIPTS,
-    DQN_PAIRS,
+    DQN_SCRIPTS,
     LINEN_PAIR,
     SECTIONS,
     TORCH_PAIR,
@@ -34,7 +34,7 @@ def test_shared_sections_are_the_same_to_the_letter():
 
 
 def test_an_edit_of_a_shared_section_is_shown_and_copied(tmp_path, monkeypatch, capsys):
-    scripts = [*ALL_SCRIPTS, *sum(DQN_PAIRS, ())]
+    scripts = [*ALL_SCRIPTS, *DQN_SCRIPTS]
     for name in scripts:
         (tmp_path / f"{name}.py").write_text(read(name))
     monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -108,7 +108,7 @@ def test_every_flag_is_read_and_explained(name):
         assert re.search(rf"\b(args|self)\.{field}\b", text), field
 
 
-@pytest.mark.parametrize("name", ALL_SCRIPTS)
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *DQN_SCRIPTS])
 def test_functions_nest_at_most_twice(name):
     def depth(node):
         inner = max(map(depth, ast.iter_child_nodes(node)), default=0)
@@ -117,7 +117,7 @@ def test_functions_nest_at_most_twice(name):
     assert depth(ast.parse(read(name))) <= 2
 
 
-@pytest.mark.parametrize("name", ALL_SCRIPTS)
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *DQN_SCRIPTS])
 def test_imports_no_file_of_this_project(name):
     ours = {"analysis", "tests", *(path.stem for path in ROOT.glob("*.py"))}
     for node in ast.walk(ast.parse(read(name))):
@@ -144,7 +144,7 @@ def imported(name):
     return {"pillow" if package == "PIL" else package for package in packages}
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, "evaluate"])
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *DQN_SCRIPTS, "evaluate"])
 def test_the_metadata_block_is_what_the_script_imports(name):
     """PEP 723: exactly the packages that it imports, in the tested versions.
 
