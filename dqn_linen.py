@@ -254,8 +254,8 @@ class QNetwork(nn.Module):
 def neighbourhoods(x):
     """(B, H, W, C) -> (B, H - 2, W - 2, 9 C): each square's 3 x 3 surroundings.
 
-    A dense layer of these is nn.Conv(features, (3, 3), padding="VALID"), whose XLA code takes four
-    times as long in a compiled loop on a CPU.
+    A dense layer of these is nn.Conv(features, (3, 3), padding="VALID"), whose XLA code takes
+    several times as long in a compiled loop on a CPU.
     """
     _, height, width, _ = x.shape
     corners = [(i, j) for i in range(3) for j in range(3)]
