@@ -21,10 +21,9 @@ import pytest
 import torch
 from gymnax.environments import spaces
 from probes import Params, Probe, State
+from sections import DQN_PAIRS
 
-LINEN_PAIR = ("dqn_linen", "dqn_linen_gymnasium")
-TORCH_PAIR = ("dqn_torch", "dqn_torch_gymnasium")
-DQN_SCRIPTS = (*LINEN_PAIR, *TORCH_PAIR)
+LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
 # A pair's Agent, Replay, Act, Loss and Update are the same to the letter, which is tested.
 FIRST_OF_PAIRS = (LINEN_PAIR[0], TORCH_PAIR[0])
 

@@ -10,7 +10,8 @@ import dqn
 import numpy as np
 import pytest
 import torch
-from dqn import DQN_SCRIPTS, FIRST_OF_PAIRS, TORCH_PAIR, make_learner, random_batch, random_layers
+from dqn import FIRST_OF_PAIRS, TORCH_PAIR, make_learner, random_batch, random_layers
+from sections import DQN_SCRIPTS
 
 VECTOR, IMAGE = (4,), (5, 4, 2)
 EACH = pytest.mark.parametrize("name", DQN_SCRIPTS)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from dqn import DQN_SCRIPTS
+from sections import DQN_SCRIPTS
 from test_resume import checkpoint_info, content, end, metrics, start, wait_for_lines  # noqa: F401
 
 EACH = pytest.mark.parametrize("name", DQN_SCRIPTS)

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 import pytest
-from dqn import DQN_SCRIPTS, LINEN_PAIR, TORCH_PAIR
-from sections import read, sections
+from dqn import LINEN_PAIR, TORCH_PAIR
+from sections import DQN_SCRIPTS, read, sections
 from test_structure import changed_lines
 
 SECTIONS = ["Arguments", "Environment", "Agent", "Replay", "Act", "Loss", "Update", "Run log"]

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from dqn import DQN_SCRIPTS, LINEN_PAIR, TORCH_PAIR, make_learner
+from dqn import LINEN_PAIR, TORCH_PAIR, make_learner
+from sections import DQN_SCRIPTS
 from test_training import Counts
 from torch.utils._python_dispatch import TorchDispatchMode
 
