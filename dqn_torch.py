@@ -29,10 +29,13 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
-from importlib import metadata
+from functools import cache, partial
+from importlib import import_module, metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -49,6 +52,8 @@ import numpy as np
 import psutil
 import torch
 import tyro
+from gymnax.environments.environment import Environment
+from gymnax.environments.spaces import Discrete
 from gymnax.wrappers import StickyActionWrapper
 from tensorboard.summary import Writer
 from torch import nn
@@ -60,7 +65,7 @@ from torch.nn import functional as F
 class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
     seed: int = 1  # seed of weights, actions, environments and batches
-    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions
+    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
     sticky_actions: float = 0.0  # chance that an environment repeats its last action instead
     full_actions: bool = False  # MinAtar's games: all six actions, also those without effect
     max_episode_steps: int = 0  # steps after which an episode is truncated; 0: the environment's
@@ -113,6 +118,8 @@ class Args:
         check("hidden_sizes", widths, "must lie between 1 and 65536")
         # train makes its own; here an unknown one is refused
         env = VecEnv(self.env_id, self.num_envs, **self.env_options)
+        small = len(env.obs_shape) == 3 and min(env.obs_shape[:2]) < 3
+        check("env_id", not small, "must have images of at least 3 x 3 squares, to convolve")
 
         rule = f"must be a multiple of num_envs = {self.num_envs}"
         check("buffer_size", self.buffer_size % self.num_envs == 0, rule)
@@ -120,7 +127,8 @@ class Args:
         self.num_iterations = self.total_timesteps // steps
         check("total_timesteps", self.num_iterations > 0, f"must be at least {steps}")
 
-        stem = f"{self.env_id}__{self.exp_name}__{self.seed}"
+        env_id = self.env_id.replace("/", "-").replace(":", "-")
+        stem = f"{env_id}__{self.exp_name}__{self.seed}"
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
@@ -182,6 +190,60 @@ class EnvState(NamedTuple):
     episode_length: jax.Array  # (N,)
 
 
+@cache  # so that it is checked once
+def own_environment(env_id: str) -> tuple[Any, Any]:
+    """The gymnax Environment that my_module:MyEnv makes, and its parameters."""
+    with own_code(env_id, "make a gymnax Environment") as module:
+        env = getattr(module, env_id.partition(":")[2])()
+        check_steps(env, env.default_params)
+        return env, env.default_params
+
+
+def check_steps(env: Any, params: Any) -> None:
+    """Raise TypeError where env is unlike gymnax's. It is traced, so nothing of it runs."""
+
+    def kinds(**trees: Any) -> set[str]:
+        name_of = partial(jax.tree_util.keystr, simple=True, separator=".")
+        leaves = jax.tree.leaves_with_path(trees)
+        return {f"{name_of(place)} {x.dtype}{[*x.shape]}" for place, x in leaves}
+
+    actions, space = env.action_space(params), env.observation_space(params)
+    if not isinstance(actions, Discrete):
+        raise TypeError(f"its actions must be discrete, gymnax's spaces.Discrete, not {actions}")
+    key, action = jax.eval_shape(lambda: (jax.random.PRNGKey(0), jnp.int32(0)))
+    start = jax.eval_shape(env.reset, key)
+    if not isinstance(start, tuple) or len(start) != 2:
+        raise TypeError("reset must return two values: obs, state")
+    obs, state = start
+    if getattr(obs, "shape", None) != getattr(space, "shape", "Box"):
+        raise TypeError(f"obs must be an array of the shape in observation_space, {space}")
+    if "key<" in str(kinds(state=state)):
+        raise TypeError("keys in its state must be jax.random.PRNGKey's, not jax.random.key's")
+    given = key, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), action
+    values = "values: obs, state, reward, terminated"
+    calls = [
+        (lambda *x: env.step_env(*x, params), f"step_env must return five {values}, info"),
+        (partial(env.step, params=params), f"step must return six {values}, truncated, info"),
+    ]
+    result: tuple = ()
+    own_step = getattr(type(env), "step", None) is not Environment.step  # gymnax's calls step_env
+    for method, rule in calls[own_step:]:
+        result = jax.eval_shape(method, *given)
+        if not isinstance(result, tuple) or len(result) != rule.count(",") + 1:
+            raise TypeError(rule)
+        was, now = kinds(obs=obs, state=state), kinds(obs=result[0], state=result[1])
+        if was != now:
+            words = [", ".join(sorted(x)) or "nothing" for x in (was - now, now - was)]
+            raise TypeError(f"{words[0]} of reset must not become {words[1]} in {rule.split()[0]}")
+    *_, reward, terminated, truncated, info = result
+    if kinds(obs=obs) != kinds(obs=dict(info).get("final_observation")):
+        raise TypeError("step's info must have final_observation, of obs's type and shape")
+    if not (kinds(x=reward) and jnp.issubdtype(reward.dtype, jnp.number) and reward.shape == ()):
+        raise TypeError(f"reward must be one number, not {reward}")
+    if kinds(x=terminated, y=truncated) != {"x bool[]", "y bool[]"}:
+        raise TypeError("terminated and truncated must be one boolean each")
+
+
 class VecEnv:
     """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
@@ -195,17 +257,23 @@ class VecEnv:
     ) -> None:
         actions = {"use_minimal_action_set": False} if full_actions else {}
         try:
-            self.env, self.params = gymnax.make(env_id, **actions)
+            make = own_environment if ":" in env_id else gymnax.make
+            self.env, self.params = make(env_id, **actions)
             self.num_actions = self.env.action_space(self.params).n
             self.obs_shape = self.env.observation_space(self.params).shape
         except TypeError as error:
             raise ValueError(f"--full-actions is for MinAtar's games, not for {env_id}") from error
         except (ValueError, AttributeError, OSError) as error:  # unknown, continuous, not at hand
+            if ":" in env_id:
+                raise
             known = f"be one of {', '.join(gymnax.registered_envs)}, and not {env_id}"
             raise ValueError(f"--env-id must have discrete actions and {known}") from error
         self.num_envs, self.obs_dim = num_envs, math.prod(self.obs_shape)
         if sticky_actions:
             self.env = StickyActionWrapper(self.env, sticky_actions)
+        if max_episode_steps and not hasattr(self.params, "max_steps_in_episode"):
+            rule = f"needs a max_steps_in_episode in the parameters of {env_id}"
+            raise ValueError(f"--max-episode-steps {rule}")
         if max_episode_steps:
             self.params = self.params.replace(max_steps_in_episode=max_episode_steps)
 
@@ -314,7 +382,8 @@ class Transition(NamedTuple):
 
 def make_replay(args: Args, env: VecEnv, device: torch.device) -> Transition:
     """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
-    size, kind = args.buffer_size, torch.bool if "MinAtar" in args.env_id else torch.float32
+    minatar = "MinAtar" in args.env_id and ":" not in args.env_id  # and none of one's own
+    size, kind = args.buffer_size, torch.bool if minatar else torch.float32
     obs, next_obs = torch.zeros((2, size, env.obs_dim), dtype=kind, device=device)
     zeros = partial(torch.zeros, size, device=device)
     action, terminated = zeros(dtype=torch.int32), zeros(dtype=torch.bool)
@@ -486,14 +555,36 @@ def fail(reason: str) -> NoReturn:
     sys.exit(2)
 
 
+@contextmanager
+def own_code(env_id: str, duty: str) -> Generator[Any]:
+    """The module of my_module:MyEnv. An error in its code is one sentence, with file and line."""
+    module, _, name = env_id.partition(":")
+    if not name or not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
+        form = "be a module's name, a colon and a name in it, as my_module:MyEnv"
+        raise ValueError(f"--env-id must {form}, not {env_id}")
+    try:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # at the end: no file there hides a package
+        yield import_module(module)
+    except (Exception, SystemExit) as error:
+        places = [f" in {os.getcwd()} or the packages"] * isinstance(error, ModuleNotFoundError)
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).split(".")[0] == module.split(".")[0]:
+                places.append(f" ({frame.f_code.co_filename}, line {line})")
+        text = f"{type(error).__name__}: {error}".partition("\n")[0] + "".join(places[-1:])
+        raise ValueError(f"--env-id {env_id} must {duty}: {text}") from error
+
+
 def main(args: Args) -> None:
     """Train by the command line's args, or go on with the run that they name."""
     if args.resume is not None:
-        if sum(word.startswith("--") for word in sys.argv) > 1:
-            fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
+        flags = [x.partition("=")[0].replace("_", "-") for x in sys.argv if x.startswith("--")]
+        if sum(x != "--env-id" for x in flags) > 1:
+            fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
-        args, _, _ = load_checkpoint(args.resume)
+        env_id = args.env_id if "--env-id" in flags else None
+        args, _, _ = load_checkpoint(args.resume, env_id=env_id)
     threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
@@ -501,7 +592,9 @@ def main(args: Args) -> None:
         fail(f"{args.runs_dir}: {error}; --resume goes on from the last checkpoint, if any")
 
 
-def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
+def load_checkpoint(
+    folder: str | Path, state: Any = None, env_id: str | None = None
+) -> tuple[Args, dict[str, Any], Any]:
     """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
     path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
 
@@ -522,6 +615,10 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
                 kind = type(getattr(Args, name))
                 if type(x) is not kind and (kind, type(x)) != (float, int):
                     raise ValueError(f"its {name} is {x}")
+            name = own["env_id"]
+            if env_id != name and (env_id or ":" in name):
+                rule = "which is code: to run it, add" if ":" in name else "so it must be"
+                fail(f"{folder} was trained in {name}, {rule} --env-id {shlex.quote(name)}")
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
@@ -577,7 +674,7 @@ class RunLog:
         """Return the first iteration and the parts of state, as they are or as they were saved."""
         first, names, lines = 0, list(state), []  # jax.tree sorts names
         if self.args.resume:
-            _, info, state = load_checkpoint(self.dir, state)
+            _, info, state = load_checkpoint(self.dir, state, self.args.env_id)
             first = info["iteration"]
             lines = (self.dir / "metrics.jsonl").read_bytes().split(b"\n")  # the last is not whole
             if len(lines) <= first:
@@ -657,7 +754,8 @@ class RunLog:
         self.saving += time.perf_counter() - start
         if self.signals and done < self.args.num_iterations:
             self.close(128 + self.signals[0])
-            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir)])
+            own = ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir), *own])
             print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
             sys.exit(128 + self.signals[0])
 

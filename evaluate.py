@@ -9,6 +9,7 @@
     python evaluate.py runs/first runs/second     # 100 episodes of each, as a table
     python evaluate.py runs/first --gif first.gif
     python evaluate.py runs/first --epsilon 1     # the same games, by a random agent
+    python evaluate.py runs/mine --env-id my_module:MyEnv    # which is code, and run
 
 A run is a folder with the checkpoint.npz of a ppo_*.py or dqn_*.py beside this file, finished or
 not. The numbers also go to evaluation.json in that folder; with --epsilon 0.05, so that both can be
@@ -16,6 +17,7 @@ kept, to evaluation-epsilon-0.05.json. Everything runs on the CPU.
 """
 
 import contextlib
+import copy
 import importlib
 import io
 import json
@@ -55,6 +57,9 @@ class Args:
     epsilon: float = 0.0  # chance that an action is random instead; 1: a random agent
     max_steps: int = 10_000  # an episode that gets here counts as it stands; some would not end
     seed: int = 0  # seed of environments and actions, the same for every run
+    env_id: Annotated[  # my_module:MyEnv of a run in it, whose code this runs; once for each
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="MODULE:NAME")
+    ] = ()
     gif: Path | None = None  # .gif file for the runs' first episodes, side by side, up to 10 s
 
     def __post_init__(self) -> None:
@@ -134,11 +139,12 @@ def torch_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Call
 AGENTS = {"TrainState": linen_agent, "nnx": nnx_agent, "torch": torch_agent}
 
 
-def load_run(folder: str) -> Run:
+def load_run(folder: str, env_ids: tuple[str, ...] = ()) -> Run:
     """Read a run's checkpoint; where it is none, end the process with a sentence.
 
     It may be a stranger's: the script that it names is looked up among those beside this file,
-    never made into a path, and nothing is unpickled.
+    never made into a path, nothing is unpickled, and of environments that are code only those in
+    env_ids are imported.
     """
     here, said = Path(__file__).parent, io.StringIO()
     scripts = sorted(path.stem for kind in ("ppo", "dqn") for path in here.glob(f"{kind}_*.py"))
@@ -150,7 +156,8 @@ def load_run(folder: str) -> Run:
             raise ValueError(f"{name} is none of {', '.join(scripts)}")
         script = importlib.import_module(name)
         make_agent = next(make for name, make in AGENTS.items() if hasattr(script, name))
-        read = partial(script.load_checkpoint, folder)
+        own = [x for x in env_ids if x == info["args"]["env_id"]]
+        read = partial(script.load_checkpoint, folder, env_id=own[0] if own else None)
         with contextlib.redirect_stderr(said):  # the sentence that read may end with
             args, _, _ = read()
             get_logits = make_agent(script, args, make_env(script, args, 1), read)
@@ -183,7 +190,7 @@ def steps_of(run: Run) -> int:
 class Gymnax:
     """A script's environments in gymnax, with their state beside them."""
 
-    def __init__(self, run: Run, num_envs: int, seed: int) -> None:
+    def __init__(self, run: Run, num_envs: int, seed: int, draw: bool) -> None:
         self.env = make_env(run.script, run.args, num_envs)
         self.reset_fn, self.step_fn = jax.jit(self.env.reset), jax.jit(self.env.step)
         self.key = jax.random.split(jax.random.PRNGKey(seed), 3)[1]
@@ -211,8 +218,18 @@ class Gymnax:
 class Gymnasium:
     """A script's environments in Gymnasium, behind the same functions."""
 
-    def __init__(self, run: Run, num_envs: int, seed: int) -> None:
+    def __init__(self, run: Run, num_envs: int, seed: int, draw: bool) -> None:
         self.env = make_env(run.script, run.args, num_envs, seed)
+        better = self.env.vectorization == "envpool" or self.env.env_id in CLASSIC
+        self.drawn = draw and not better and "MinAtar/" not in self.env.env_id
+        if self.drawn:
+            import gymnasium
+
+            one, spec = gymnasium.make(self.env.spec), copy.deepcopy(self.env.spec)
+            one.close()
+            self.drawn = "rgb_array" in one.metadata.get("render_modes", ())
+            spec.kwargs |= {"render_mode": "rgb_array"} if self.drawn else {}
+            self.env.spec = spec
 
     def reset(self) -> np.ndarray:
         return self.env.reset(1)
@@ -230,7 +247,9 @@ class Gymnasium:
 
     @property
     def state(self) -> np.ndarray | None:
-        """That of the first environment, if it is one to draw; EnvPool has none to show."""
+        """That of the first environment, or its picture; None if there is neither to show."""
+        if self.drawn:
+            return picture(self.env.env_id, self.env.envs.envs[0].render)
         if self.env.env_id not in CLASSIC or self.env.vectorization == "envpool":
             return None
         return np.array(self.env.envs.envs[0].unwrapped.state)
@@ -251,12 +270,14 @@ def explore(action, key, step, epsilon, num_actions):
     return jax.numpy.where(jax.random.uniform(coin_key, action.shape) < epsilon, other, action)
 
 
-def play(run: Run, num_envs: int, args: Args) -> Iterator[tuple[Any, Any, dict]]:
+def play(
+    run: Run, num_envs: int, args: Args, draw: bool = False
+) -> Iterator[tuple[Any, Any, dict]]:
     """For ever: obs (N, obs_dim) and state before a step, and the step's result in NumPy.
 
     The result also has capped (N,): the episodes that end here only because of args.max_steps.
     """
-    games: Any = (Gymnasium if is_gymnasium(run.script) else Gymnax)(run, num_envs, args.seed)
+    games: Any = (Gymnasium if is_gymnasium(run.script) else Gymnax)(run, num_envs, args.seed, draw)
     key, _, explore_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     obs = games.reset()
     for step in count():
@@ -339,6 +360,18 @@ def print_table(runs: list[Run], results: list[dict[str, Any]]) -> None:
 
 
 # === Picture ====================================================================================
+def picture(env_id: str, render: Callable) -> np.ndarray:
+    """What an environment draws of itself, (height, width, 3) uint8."""
+    try:
+        image = np.asarray(render())
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            found = f"{image.dtype} {image.shape}"
+            raise TypeError(f"render must return uint8 (height, width, 3), not {found}")
+        return image
+    except Exception as error:  # its code can raise anything
+        fail(f"--gif: {env_id}: {type(error).__name__}: {error}")
+
+
 def record(run: Run, args: Args) -> tuple[list[tuple], int]:
     """FRAMES frames of one environment, and how many of them its first episode takes.
 
@@ -348,7 +381,7 @@ def record(run: Run, args: Args) -> tuple[list[tuple], int]:
     frames, episode, first = [], 1, FRAMES
     # CartPole has 50 steps a second, so 2 a frame; what moves by whole squares takes 2 frames.
     stride, repeat = (2, 1) if run.args.env_id in CLASSIC else (1, 2)
-    for obs, state, result in play(run, 1, args):
+    for obs, state, result in play(run, 1, args, draw=True):
         total, length = result["episode_return"][0], result["episode_length"][0]
         over = any(result[x][0] for x in ("terminated", "truncated", "capped"))
         if over or (length - 1) % stride == 0:
@@ -367,8 +400,8 @@ def record(run: Run, args: Args) -> tuple[list[tuple], int]:
 def pictures(run: Run, frames: list[tuple]) -> Iterator[np.ndarray]:
     """Draw one frame after the other, (height, width, 3) uint8.
 
-    Classic control is drawn by gymnasium, a grid as coloured squares, and of anything else what was
-    observed so far: a row for each number, a column for each frame.
+    Classic control is drawn by gymnasium, what draws itself by itself, a grid as coloured squares,
+    and of anything else what was observed so far: a row for each number, a column for each frame.
     """
     import gymnasium
     from gymnax.visualize import vis_gym
@@ -388,6 +421,13 @@ def pictures(run: Run, frames: list[tuple]) -> Iterator[np.ndarray]:
             return
         except gymnasium.error.DependencyNotInstalled:
             print("--gif draws observations; pip install pygame-ce==2.5.8, and it draws the scene")
+    elif is_gymnasium(run.script) and frames[0][1] is not None:
+        yield from (state for _, state, *_ in frames)
+        return
+    elif ":" in env_id and hasattr(env, "env") and hasattr(env.env, "render"):
+        for _, state, *_ in frames:
+            yield picture(env_id, partial(env.env.render, state, env.params))
+        return
     shape, obs = env.obs_shape, np.stack([frame[0] for frame in frames])
     if len(shape) > 1:  # of the things in a square, the one in the last channel
         things = obs.reshape(len(obs), *shape[:2], -1) > 0
@@ -446,7 +486,9 @@ def draw(runs: list[Run], args: Args) -> bytes:
 def main() -> None:
     """Evaluate the runs that the command line names, and draw them if it says so."""
     args = tyro.cli(Args, description=__doc__)
-    runs = [load_run(folder) for folder in args.runs]
+    runs = [load_run(folder, args.env_id) for folder in args.runs]
+    for env_id in [x for x in args.env_id if x not in {run.args.env_id for run in runs}]:
+        fail(f"--env-id {env_id}: no run was trained in it")
     results = [evaluate(run, args) for run in runs]
     actions = f"{results[0]['actions']} actions"
     if args.epsilon > 0:

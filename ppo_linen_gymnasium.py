@@ -26,12 +26,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -58,7 +60,7 @@ from tensorboard.summary import Writer
 class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
     seed: int = 1  # seed of weights, actions, environments and shuffles
-    env_id: str = "CartPole-v1"  # Gymnasium environment with discrete actions
+    env_id: str = "CartPole-v1"  # Gymnasium environment with discrete actions; my_module:MyEnv-v0
     total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
@@ -114,7 +116,8 @@ class Args:
         rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
         check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
 
-        stem = f"{self.env_id.replace('/', '-')}__{self.exp_name}__{self.seed}"
+        env_id = self.env_id.replace("/", "-").replace(":", "-")
+        stem = f"{env_id}__{self.exp_name}__{self.seed}"
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
@@ -122,6 +125,20 @@ class Args:
 
 
 # === Environment ================================================================================
+def own_environment(env_id: str) -> str:
+    """Import the module of my_module:MyEnv-v0, which registers it, try a step, return MyEnv-v0."""
+    with own_code(env_id, "register a Gymnasium environment"):
+        env = gymnasium.make(name := env_id.partition(":")[2])
+        first, _ = env.reset(seed=0)
+        obs, reward, _, _, _ = env.step(env.action_space.sample())
+        shape = env.observation_space.shape
+        if shape and not np.shape(first) == np.shape(obs) == shape:
+            raise TypeError(f"obs must have the shape in observation_space, {shape}")
+        float(reward)  # a TypeError where that is no number
+        env.close()
+        return name
+
+
 class VecEnv:
     """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
 
@@ -155,11 +172,12 @@ class VecEnv:
             warnings.filterwarnings("ignore", ".*precision lowered")  # of the limits in its spaces
             spec = envpool.make_spec(self.env_id)
             return spec.action_space, spec.observation_space
-        if self.env_id not in gymnasium.registry:  # a package's, as MinAtar/Breakout-v0
+        name = own_environment(self.env_id) if ":" in self.env_id else self.env_id
+        if name not in gymnasium.registry:  # a package's, as MinAtar/Breakout-v0
             for package in metadata.entry_points(group="gymnasium.envs"):
-                if package.name in ("__root__", self.env_id.partition("/")[0]):
+                if package.name in ("__root__", name.partition("/")[0]):
                     package.load()()
-        self.spec = gymnasium.spec(self.env_id)  # nothing is imported by its name, as make would
+        self.spec = gymnasium.spec(name)
         own_class = str(self.spec.vector_entry_point)
         if self.vectorization == "vector" and "CartPoleVectorEnv" not in own_class:
             raise ValueError(f"--vectorization vector has CartPole-v1 only, not {self.env_id}")
@@ -459,14 +477,36 @@ def fail(reason: str) -> NoReturn:
     sys.exit(2)
 
 
+@contextmanager
+def own_code(env_id: str, duty: str) -> Generator[Any]:
+    """The module of my_module:MyEnv. An error in its code is one sentence, with file and line."""
+    module, _, name = env_id.partition(":")
+    if not name or not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
+        form = "be a module's name, a colon and a name in it, as my_module:MyEnv"
+        raise ValueError(f"--env-id must {form}, not {env_id}")
+    try:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # at the end: no file there hides a package
+        yield import_module(module)
+    except (Exception, SystemExit) as error:
+        places = [f" in {os.getcwd()} or the packages"] * isinstance(error, ModuleNotFoundError)
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).split(".")[0] == module.split(".")[0]:
+                places.append(f" ({frame.f_code.co_filename}, line {line})")
+        text = f"{type(error).__name__}: {error}".partition("\n")[0] + "".join(places[-1:])
+        raise ValueError(f"--env-id {env_id} must {duty}: {text}") from error
+
+
 def main(args: Args) -> None:
     """Train by the command line's args, or go on with the run that they name."""
     if args.resume is not None:
-        if sum(word.startswith("--") for word in sys.argv) > 1:
-            fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
+        flags = [x.partition("=")[0].replace("_", "-") for x in sys.argv if x.startswith("--")]
+        if sum(x != "--env-id" for x in flags) > 1:
+            fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
-        args, _, _ = load_checkpoint(args.resume)
+        env_id = args.env_id if "--env-id" in flags else None
+        args, _, _ = load_checkpoint(args.resume, env_id=env_id)
     threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
@@ -474,7 +514,9 @@ def main(args: Args) -> None:
         fail(f"{args.runs_dir}: {error}; --resume goes on from the last checkpoint, if any")
 
 
-def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
+def load_checkpoint(
+    folder: str | Path, state: Any = None, env_id: str | None = None
+) -> tuple[Args, dict[str, Any], Any]:
     """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
     path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
 
@@ -495,6 +537,10 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
                 kind = type(getattr(Args, name))
                 if type(x) is not kind and (kind, type(x)) != (float, int):
                     raise ValueError(f"its {name} is {x}")
+            name = own["env_id"]
+            if env_id != name and (env_id or ":" in name):
+                rule = "which is code: to run it, add" if ":" in name else "so it must be"
+                fail(f"{folder} was trained in {name}, {rule} --env-id {shlex.quote(name)}")
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
@@ -550,7 +596,7 @@ class RunLog:
         """Return the first iteration and the parts of state, as they are or as they were saved."""
         first, names, lines = 0, list(state), []  # jax.tree sorts names
         if self.args.resume:
-            _, info, state = load_checkpoint(self.dir, state)
+            _, info, state = load_checkpoint(self.dir, state, self.args.env_id)
             first = info["iteration"]
             lines = (self.dir / "metrics.jsonl").read_bytes().split(b"\n")  # the last is not whole
             if len(lines) <= first:
@@ -630,7 +676,8 @@ class RunLog:
         self.saving += time.perf_counter() - start
         if self.signals and done < self.args.num_iterations:
             self.close(128 + self.signals[0])
-            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir)])
+            own = ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir), *own])
             print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
             sys.exit(128 + self.signals[0])
 

@@ -26,9 +26,12 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
-from importlib import metadata
+from functools import cache, partial
+from importlib import import_module, metadata
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -45,6 +48,8 @@ import numpy as np
 import psutil
 import torch
 import tyro
+from gymnax.environments.environment import Environment
+from gymnax.environments.spaces import Discrete
 from tensorboard.summary import Writer
 from torch import nn
 
@@ -54,7 +59,7 @@ from torch import nn
 class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
     seed: int = 1  # seed of weights, actions, environments and shuffles
-    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions
+    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
     total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
@@ -109,7 +114,8 @@ class Args:
         rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
         check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
 
-        stem = f"{self.env_id}__{self.exp_name}__{self.seed}"
+        env_id = self.env_id.replace("/", "-").replace(":", "-")
+        stem = f"{env_id}__{self.exp_name}__{self.seed}"
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
@@ -124,15 +130,72 @@ class EnvState(NamedTuple):
     episode_length: jax.Array  # (N,)
 
 
+@cache  # so that it is checked once
+def own_environment(env_id: str) -> tuple[Any, Any]:
+    """The gymnax Environment that my_module:MyEnv makes, and its parameters."""
+    with own_code(env_id, "make a gymnax Environment") as module:
+        env = getattr(module, env_id.partition(":")[2])()
+        check_steps(env, env.default_params)
+        return env, env.default_params
+
+
+def check_steps(env: Any, params: Any) -> None:
+    """Raise TypeError where env is unlike gymnax's. It is traced, so nothing of it runs."""
+
+    def kinds(**trees: Any) -> set[str]:
+        name_of = partial(jax.tree_util.keystr, simple=True, separator=".")
+        leaves = jax.tree.leaves_with_path(trees)
+        return {f"{name_of(place)} {x.dtype}{[*x.shape]}" for place, x in leaves}
+
+    actions, space = env.action_space(params), env.observation_space(params)
+    if not isinstance(actions, Discrete):
+        raise TypeError(f"its actions must be discrete, gymnax's spaces.Discrete, not {actions}")
+    key, action = jax.eval_shape(lambda: (jax.random.PRNGKey(0), jnp.int32(0)))
+    start = jax.eval_shape(env.reset, key)
+    if not isinstance(start, tuple) or len(start) != 2:
+        raise TypeError("reset must return two values: obs, state")
+    obs, state = start
+    if getattr(obs, "shape", None) != getattr(space, "shape", "Box"):
+        raise TypeError(f"obs must be an array of the shape in observation_space, {space}")
+    if "key<" in str(kinds(state=state)):
+        raise TypeError("keys in its state must be jax.random.PRNGKey's, not jax.random.key's")
+    given = key, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), action
+    values = "values: obs, state, reward, terminated"
+    calls = [
+        (lambda *x: env.step_env(*x, params), f"step_env must return five {values}, info"),
+        (partial(env.step, params=params), f"step must return six {values}, truncated, info"),
+    ]
+    result: tuple = ()
+    own_step = getattr(type(env), "step", None) is not Environment.step  # gymnax's calls step_env
+    for method, rule in calls[own_step:]:
+        result = jax.eval_shape(method, *given)
+        if not isinstance(result, tuple) or len(result) != rule.count(",") + 1:
+            raise TypeError(rule)
+        was, now = kinds(obs=obs, state=state), kinds(obs=result[0], state=result[1])
+        if was != now:
+            words = [", ".join(sorted(x)) or "nothing" for x in (was - now, now - was)]
+            raise TypeError(f"{words[0]} of reset must not become {words[1]} in {rule.split()[0]}")
+    *_, reward, terminated, truncated, info = result
+    if kinds(obs=obs) != kinds(obs=dict(info).get("final_observation")):
+        raise TypeError("step's info must have final_observation, of obs's type and shape")
+    if not (kinds(x=reward) and jnp.issubdtype(reward.dtype, jnp.number) and reward.shape == ()):
+        raise TypeError(f"reward must be one number, not {reward}")
+    if kinds(x=terminated, y=truncated) != {"x bool[]", "y bool[]"}:
+        raise TypeError("terminated and truncated must be one boolean each")
+
+
 class VecEnv:
     """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
         try:
-            self.env, self.params = gymnax.make(env_id)
+            make = own_environment if ":" in env_id else gymnax.make
+            self.env, self.params = make(env_id)
             self.num_actions = self.env.action_space(self.params).n
             self.obs_shape = self.env.observation_space(self.params).shape
         except (ValueError, AttributeError, OSError) as error:  # unknown, continuous, not at hand
+            if ":" in env_id:
+                raise
             known = f"be one of {', '.join(gymnax.registered_envs)}, and not {env_id}"
             raise ValueError(f"--env-id must have discrete actions and {known}") from error
         self.num_envs, self.obs_dim = num_envs, math.prod(self.obs_shape)
@@ -396,14 +459,36 @@ def fail(reason: str) -> NoReturn:
     sys.exit(2)
 
 
+@contextmanager
+def own_code(env_id: str, duty: str) -> Generator[Any]:
+    """The module of my_module:MyEnv. An error in its code is one sentence, with file and line."""
+    module, _, name = env_id.partition(":")
+    if not name or not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
+        form = "be a module's name, a colon and a name in it, as my_module:MyEnv"
+        raise ValueError(f"--env-id must {form}, not {env_id}")
+    try:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # at the end: no file there hides a package
+        yield import_module(module)
+    except (Exception, SystemExit) as error:
+        places = [f" in {os.getcwd()} or the packages"] * isinstance(error, ModuleNotFoundError)
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).split(".")[0] == module.split(".")[0]:
+                places.append(f" ({frame.f_code.co_filename}, line {line})")
+        text = f"{type(error).__name__}: {error}".partition("\n")[0] + "".join(places[-1:])
+        raise ValueError(f"--env-id {env_id} must {duty}: {text}") from error
+
+
 def main(args: Args) -> None:
     """Train by the command line's args, or go on with the run that they name."""
     if args.resume is not None:
-        if sum(word.startswith("--") for word in sys.argv) > 1:
-            fail("--resume goes on by the run's own arguments, so no flag may stand beside it")
+        flags = [x.partition("=")[0].replace("_", "-") for x in sys.argv if x.startswith("--")]
+        if sum(x != "--env-id" for x in flags) > 1:
+            fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
-        args, _, _ = load_checkpoint(args.resume)
+        env_id = args.env_id if "--env-id" in flags else None
+        args, _, _ = load_checkpoint(args.resume, env_id=env_id)
     threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
@@ -411,7 +496,9 @@ def main(args: Args) -> None:
         fail(f"{args.runs_dir}: {error}; --resume goes on from the last checkpoint, if any")
 
 
-def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[str, Any], Any]:
+def load_checkpoint(
+    folder: str | Path, state: Any = None, env_id: str | None = None
+) -> tuple[Args, dict[str, Any], Any]:
     """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
     path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
 
@@ -432,6 +519,10 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[Args, dict[s
                 kind = type(getattr(Args, name))
                 if type(x) is not kind and (kind, type(x)) != (float, int):
                     raise ValueError(f"its {name} is {x}")
+            name = own["env_id"]
+            if env_id != name and (env_id or ":" in name):
+                rule = "which is code: to run it, add" if ":" in name else "so it must be"
+                fail(f"{folder} was trained in {name}, {rule} --env-id {shlex.quote(name)}")
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
@@ -487,7 +578,7 @@ class RunLog:
         """Return the first iteration and the parts of state, as they are or as they were saved."""
         first, names, lines = 0, list(state), []  # jax.tree sorts names
         if self.args.resume:
-            _, info, state = load_checkpoint(self.dir, state)
+            _, info, state = load_checkpoint(self.dir, state, self.args.env_id)
             first = info["iteration"]
             lines = (self.dir / "metrics.jsonl").read_bytes().split(b"\n")  # the last is not whole
             if len(lines) <= first:
@@ -567,7 +658,8 @@ class RunLog:
         self.saving += time.perf_counter() - start
         if self.signals and done < self.args.num_iterations:
             self.close(128 + self.signals[0])
-            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir)])
+            own = ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir), *own])
             print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
             sys.exit(128 + self.signals[0])
 

@@ -71,12 +71,12 @@ def test_diff_budgets():
 def test_diff_budgets_from_gymnax_to_gymnasium(pair):
     """Most of it is the environment: gymnax has a reset that goes into a compiled step."""
     gymnax, gymnasium = (sections(read(name)) for name in pair)
-    budgets = {"Arguments": 9, "Environment": 175, "Rollout": 30, "Training": 60}
+    budgets = {"Arguments": 9, "Environment": 232, "Rollout": 30, "Training": 60}
     for section in SECTIONS:
         lines = difflib.ndiff(gymnax[section].splitlines(), gymnasium[section].splitlines())
         changed = sum(line[0] in "+-" for line in lines)
         assert changed <= budgets.get(section, 0), section
-    assert changed_lines(*pair) <= 280
+    assert changed_lines(*pair) <= 349
 
 
 def test_diff_budget_from_linen_to_torch_on_gymnasium():
@@ -91,10 +91,11 @@ def test_length(name):
 
     Aimed at were 580, 635 and 680. What stands above that keeps a run safe: the lock, links that
     are not followed, strangers' arguments checked, wrappers' second signals, errors as sentences.
+    Of these, 92 lines (with gymnax) or 47 are environments of one's own: what is wrong, and where.
     """
-    ceilings = {"ppo_torch": 662, "ppo_torch_compile": 721}
-    ceilings |= {"ppo_torch_gymnasium": 708, "ppo_linen_gymnasium": 693}
-    assert len(read(name).splitlines()) <= ceilings.get(name, 612)
+    ceilings = {"ppo_torch": 754, "ppo_torch_compile": 813}
+    ceilings |= {"ppo_torch_gymnasium": 755, "ppo_linen_gymnasium": 740}
+    assert len(read(name).splitlines()) <= ceilings.get(name, 704)
 
 
 @pytest.mark.parametrize("name", ALL_SCRIPTS)
