@@ -6,21 +6,21 @@
     ...............
     ...o...........   row 14: the agent o starts here
 
-15 x 15 squares, of which some rows are drawn. The columns of agent and goal are drawn for each
-episode, independently: 225 layouts. Five actions: stay, right, down, left, up. A move into the wall
-or over the border does nothing and pays nothing. Any other pays by how much nearer it brings the
-agent to the goal, as the crow flies, so all ways to the goal pay the same and differ in length. The
-goal terminates an episode, 50 steps without it truncate one. An observation is three one-hots of
-15: the agent's row, its column, the goal's column.
+The grid has 15 x 15 squares, and five of its rows are shown. Agent and goal each get a column at
+random, independently: 225 layouts. Five actions: stay, right, down, left, up. A move into the wall
+or over the border does nothing and pays nothing. Any other pays by how much nearer the goal came,
+as the crow flies, so that all ways there pay the same, and only their lengths differ. The goal
+terminates an episode, and 50 steps without it truncate one. What the agent sees are three one-hots
+of 15: its row, its column, the goal's column.
 
     python dqn_linen.py --env-id envs.doors:Doors                # gymnax
     python dqn_linen_gymnasium.py --env-id envs.doors:Doors-v0   # Gymnasium
 
 The task is that of a public comparison of DQN in PyTorch and in Flax, engyasin/ilsurvey on GitHub.
-Its two versions played different games, so what stood in the way of comparing is mended here: one
-random number gave both columns, pushing against the wall paid, the time limit was a terminal state
-or led into the next episode, and a reset seeded the random numbers of everybody. Here both versions
-do the same to the last digit, and begin alike from the same two random words.
+There the two libraries had different games: in JAX one key gave both columns, for a while pushing
+against the wall paid, and the last step of a truncated episode saw the next one's first square; in
+Gymnasium every reset seeded the random numbers of the whole process. Here both do the same, to the
+last digit, and start in the same layout where they are given the same two words.
 """
 
 import math
@@ -48,7 +48,7 @@ def neighbour(row: int, column: int, move: tuple[int, int]) -> tuple[int, int]:
     return to if inside and (to[0] != WALL or to[1] in GAPS) else (row, column)
 
 
-# What both look up at each step, computed once.
+# What both look up at every step, computed once.
 LINE = range(SIZE)
 NEXT = np.array(  # [row, column, action]: the square after it
     [[[neighbour(i, j, move) for move in MOVES] for j in LINE] for i in LINE], np.int32
@@ -61,16 +61,16 @@ DISTANCE = np.array(  # [row, column, goal's column]: from there to the goal
 def layout(a: Any, b: Any) -> tuple[Any, Any]:
     """The columns of agent and goal that two words of 32 bits stand for.
 
-    The words are integers or JAX's uint32. All 225 layouts are as likely where words are random,
-    but also where they are a row of numbers, as in PRNGKey(0), PRNGKey(1), ...
+    The words are integers, or uint32 in JAX. All 225 layouts are equally likely, also for the words
+    of PRNGKey(0), PRNGKey(1), ..., which are no random ones: (0, 0), (0, 1), ...
     """
     return divmod(scramble(scramble(a) ^ b) % SIZE**2, SIZE)
 
 
 def scramble(x: Any) -> Any:
-    """A hash of 32 bits into 31: what overflows in JAX is cut off by the mask in Python.
+    """A hash of 32 bits into 31: what overflows in JAX, the mask cuts off in Python.
 
-    JAX takes a mask of 31 bits, but none of 32.
+    (JAX would not take a mask of 32 bits as a constant.)
     """
     for _ in range(2):
         x = (x ^ x >> 16) * 0x45D9F3B & 0x7FFFFFFF

@@ -270,6 +270,11 @@ def layouts_of_seeds(num):
     return reset_all(jax.vmap(jax.random.PRNGKey)(jnp.arange(num)))[0]
 
 
+def layouts_of_first_words(num):
+    env = make()
+    return [env.reset(options={"words": (word, 0)})[0] for word in range(num)]
+
+
 def layouts_of_split(num):
     return reset_all(jax.random.split(jax.random.PRNGKey(1), num))[0]
 
@@ -279,7 +284,9 @@ def layouts_of_gymnasium(num):
     return [env.reset(seed=None if i else 1)[0] for i in range(num)]
 
 
-@pytest.mark.parametrize("draw", [layouts_of_seeds, layouts_of_split, layouts_of_gymnasium])
+@pytest.mark.parametrize(
+    "draw", [layouts_of_seeds, layouts_of_first_words, layouts_of_split, layouts_of_gymnasium]
+)
 def test_all_layouts_are_as_likely(draw):
     """And their columns independent of each other, and of those of the next episode."""
     places = [where(row) for row in np.asarray(draw(225 * 40))]
