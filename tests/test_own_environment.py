@@ -1,0 +1,466 @@
+"""Environments of one's own: the page's examples from an empty folder, and mistakes as sentences.
+
+As a user does it: the scripts lie elsewhere, and the module where the user stands.
+"""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT
+from frameworks import GYMNASIUM_SCRIPTS, SCRIPTS
+from test_evaluate import command, frames_of  # noqa: F401  (a fixture)
+from test_resume import main, metrics, train
+
+import evaluate
+import ppo_linen
+
+GYMNAX = [*SCRIPTS, "dqn_linen", "dqn_torch"]
+GYMNASIUM = [*GYMNASIUM_SCRIPTS, "dqn_linen_gymnasium", "dqn_torch_gymnasium"]
+LANDER, LANDER_GYMNASIUM = "lander:Lander", "lander_gymnasium:Lander-v0"
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```$", (ROOT / "docs/environments.md").read_text(), re.M | re.S
+)
+SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 1 --hidden-sizes 8"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with the page's modules alone, where the user stands. What is imported is undone."""
+    for name, text in zip(("lander", "lander_gymnasium"), EXAMPLES, strict=True):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    registered = set(gymnasium.registry)
+    importlib.invalidate_caches()
+    yield tmp_path
+    files = {name: str(getattr(x, "__file__", "")) for name, x in [*sys.modules.items()]}
+    for name in [name for name, file in files.items() if file.startswith(str(tmp_path))]:
+        del sys.modules[name]
+    for name in set(GYMNAX) & set(sys.modules):
+        sys.modules[name].own_environment.cache_clear()
+    for name in set(gymnasium.registry) - registered:
+        del gymnasium.registry[name]
+
+
+def start(*words):
+    """Start Python in a process of its own; what it compiles is kept for the next."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(Path.cwd().parent / "jax_cache")}
+    cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, words)], env=os.environ | cache, **pipes)
+
+
+def end(process, status=0):
+    """Its output and errors, of which none is a traceback."""
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == status, output + errors
+    assert "Traceback" not in output + errors
+    return output, errors
+
+
+def is_picture(path):
+    """Whether a GIF has the lander in it: a black square on white, which moves."""
+    panels = [frame[68:, 40:260] for frame in frames_of(path)]
+    black = [(panel < 60).all(-1) for panel in panels]
+    share, tops = np.mean(black[0]), [x.any(1).argmax() for x in black]
+    return 0.001 < share < 0.02 and max(tops) - min(tops) > 20
+
+
+# === The page ===================================================================================
+def test_the_examples_are_short_and_the_same_game():
+    assert len(EXAMPLES[0].splitlines()) <= 60 and len(EXAMPLES[1].splitlines()) <= 45
+    env, params = ppo_linen.own_environment(LANDER)
+    importlib.import_module("lander_gymnasium")
+    other = gymnasium.make("Lander-v0").unwrapped
+    obs, state = env.reset(jax.random.PRNGKey(0))
+    other.reset(seed=0)
+    other.height, other.speed = float(state.height), float(state.speed)
+    for action in [1, 0, 1, *[0] * 20]:
+        obs, state, reward, terminated, *_ = env.step_env(None, state, action, params)
+        np.testing.assert_array_equal(env.render(state, params).shape, (64, 64, 3))
+        result = other.step(action)
+        np.testing.assert_allclose(obs, result[0], atol=1e-5)
+        assert reward == pytest.approx(result[1], abs=1e-4) and terminated == result[2]
+        if terminated:
+            break
+    assert terminated and len(jax.tree.leaves(state)) == 3
+
+
+def test_from_an_empty_folder(here):
+    """Trained, stopped, resumed by the words that it prints, evaluated and drawn."""
+    flags = [*SMALL.split(), "--env-id", LANDER, "--total-timesteps", 128 * 500]
+    process = start(ROOT / "ppo_linen.py", *flags)
+    while not process.stdout.readline().startswith("iteration"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, errors = end(process, 130)
+    how = shlex.split(output.splitlines()[-1].partition(". To go on: ")[2])
+    assert not errors and how[-2:] == ["--env-id", LANDER]
+    end(start(*how[1:]))
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("lander-Lander__ppo_linen__1__")
+    assert len(metrics(folder)) == 500 and json.loads((folder / "run.json").read_text())["resumed"]
+    words = [ROOT / "evaluate.py", folder, "--env-id", LANDER, "--gif", "lander.gif"]
+    output, errors = end(start(*words))
+    assert LANDER in output and not errors and is_picture("lander.gif")
+
+
+def test_gymnasium_in_processes_from_an_empty_folder(here, command):  # noqa: F811
+    """They import the module too; and the agent is evaluated and drawn."""
+    flags = [*SMALL.split(), "--env-id", LANDER_GYMNASIUM, "--vectorization", "async"]
+    script = ROOT / "ppo_linen_gymnasium.py"
+    assert not end(start(script, *flags, "--total-timesteps", 256, "--run-name", "first"))[1]
+    words = ["--env-id", LANDER_GYMNASIUM, "runs/first", "--episodes", 5, "--gif", "first.gif"]
+    assert command(*words)[0] == 0 and is_picture("first.gif")
+    status, _, errors = command(*words, "--env-id", LANDER)
+    assert (status, errors) == (2, f"--env-id {LANDER}: no run was trained in it\n")
+    assert "lander" not in sys.modules
+
+
+@pytest.mark.parametrize("name", [*GYMNAX, *GYMNASIUM])
+def test_every_script_takes_it(name):
+    """And names its folder without a colon, which Windows and scp would take for something else."""
+    script = importlib.import_module(name)
+    args = script.Args(env_id=LANDER if name in GYMNAX else LANDER_GYMNASIUM)
+    assert args.run_name.startswith(f"{args.env_id.replace(':', '-')}__{name}__1__")
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id"), [("ppo_torch", LANDER), ("ppo_torch_gymnasium", LANDER_GYMNASIUM)]
+)
+def test_goes_on_to_the_same_numbers(name, env_id, here, capfd):
+    whole = train(name, here, "whole", "--env-id", env_id)
+    stopped = train(name, here, "stopped", "--env-id", env_id, stops=3)
+    assert shlex.split(capfd.readouterr().out.splitlines()[-1])[-2:] == ["--env-id", env_id]
+    assert main(name, "--resume", stopped, f"--env_id={env_id}") == 0
+    assert metrics(stopped) == metrics(whole)
+
+
+# === Whose code runs ============================================================================
+EVIL = "import os\nos.mkdir('attacked')\nfrom lander import *\nfrom lander_gymnasium import *\n"
+
+
+@pytest.fixture
+def stranger(here):
+    """A checkpoint that names any environment; and a module that shows that it was imported."""
+
+    def write(name, env_id):
+        script = importlib.import_module(name)
+        folder = here / "runs" / name
+        folder.mkdir(parents=True)
+        args = asdict(script.Args()) | {"env_id": env_id}
+        info = {"script": name, "args": args, "iteration": 1}
+        np.savez(folder / "checkpoint.npz", info=json.dumps(info))
+        (here / "evil.py").write_text(EVIL)
+        return folder
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["ppo_linen", "ppo_linen_gymnasium"])
+def test_a_checkpoint_alone_imports_nothing(name, stranger, command, capsys):  # noqa: F811
+    env_id = "evil:Lander" if name in GYMNAX else "evil:Lander-v0"
+    lander = LANDER if name in GYMNAX else LANDER_GYMNASIUM
+    folder = stranger(name, env_id)
+    sentence = (
+        f"{folder} was trained in {env_id}, which is code: to run it, add --env-id {env_id}\n"
+    )
+    for flags in ([], ["--env-id", lander], ["--env_id=CartPole-v1"]):
+        assert main(name, "--resume", folder, *flags) == 2
+        assert capsys.readouterr() == ("", sentence)
+    assert command(folder) == command(folder, "--env-id", lander) == (2, "", sentence)
+    assert not Path("attacked").exists() and "evil" not in sys.modules
+    command(folder, "--env-id", env_id)
+    assert Path("attacked").exists()  # as it would have, had one of them imported it
+
+
+def test_what_to_add_can_be_pasted(stranger, capfd):
+    """A stranger's name is one word to a shell, and nothing that a terminal obeys."""
+    folder = stranger("ppo_linen", "a:b; touch attacked \x1b[31m")
+    assert main("ppo_linen", "--resume", folder) == 2
+    words = shlex.split(capfd.readouterr().err)
+    assert words[-2:] == ["--env-id", "a:b; touch attacked  [31m"]
+
+
+def test_flags_beside_resume(stranger, capfd):
+    folder = stranger("ppo_linen", "CartPole-v1")
+    for flags in (["--env-id", "CartPole-v1", "--seed=1"], ["--env_id=CartPole-v1", "--no-track"]):
+        assert main("ppo_linen", "--resume", folder, *flags) == 2
+        assert "no flag may stand beside it but --env-id" in capfd.readouterr().err
+    assert main("ppo_linen", "--resume", folder, "--env-id", "Acrobot-v1") == 2
+    assert "CartPole-v1, so it must be --env-id CartPole-v1\n" in capfd.readouterr().err
+
+
+def test_no_file_hides_a_package(here):
+    for name in ("colorsys", "ensurepip"):  # a module and a package that nobody has imported yet
+        sys.modules.pop(name, None)
+        (here / f"{name}.py").write_text("raise RuntimeError\n")
+    (here / "mine.py").write_text("import colorsys, ensurepip\nfrom lander import *\n")
+    ppo_linen.VecEnv("mine:Lander", 1)
+    assert str(here) not in sys.modules["colorsys"].__file__
+
+
+# === Mistakes ===================================================================================
+MODULES = {
+    "broken": "x = 1\nraise RuntimeError('first line\\nsecond line')\n",
+    "needs": "\nimport no_such_package\n",
+    "unclear": "x = = 1\n",
+    "quits": "import sys\nsys.exit(1)\n",
+}
+GIVEN = """
+import jax
+import jax.numpy as jnp
+from flax import struct
+from gymnax.environments.spaces import Box
+from lander import *
+
+PI = 3.14
+"""
+MISTAKES = {  # a part of the environment, and the sentence
+    "no_such_module:MyEnv": "ModuleNotFoundError: No module named 'no_such_module' in .* packages$",
+    "lander.sub:MyEnv": "No module named 'lander.sub'",
+    "lander:": "must be a module's name, a colon and a name in it, as my_module:MyEnv, not ",
+    ":Lander": "as my_module:MyEnv, not :Lander$",
+    "./lander.py:Lander": "as my_module:MyEnv, not ./lander.py:Lander$",
+    "lander.py:Lander": "as my_module:MyEnv, not lander.py:Lander$",
+    "lander:Nope": "must make a gymnax Environment: AttributeError: .*lander.* attribute 'Nope'$",
+    "broken:MyEnv": r"RuntimeError: first line \(.*/broken.py, line 2\)$",
+    "needs:MyEnv": r"No module named 'no_such_package' \(.*/needs.py, line 2\)$",
+    "unclear:MyEnv": r"SyntaxError: invalid syntax \(unclear.py, line 1\)$",
+    "quits:MyEnv": r"SystemExit: 1 \(.*/quits.py, line 2\)$",
+    "given:PI": "must make a gymnax Environment: TypeError: 'float' object is not callable$",
+    "given:State": "TypeError: .*missing 3 required positional arguments",
+    "given:Params": "AttributeError: 'Params' object has no attribute 'default_params'$",
+}
+CHANGES = {  # what a method of the environment does instead
+    "step(self, key, state, action, params): return self.step_env(key, state, action, params)": (
+        "step must return six values: obs, state, reward, terminated, truncated, info$"
+    ),
+    "step_env(self, *x): return *Lander.step_env(self, *x)[:4], False, {}": (
+        "step_env must return five values: obs, state, reward, terminated, info$"
+    ),
+    "reset(self, key): return jnp.zeros(2)": "reset must return two values: obs, state$",
+    "action_space(self, params): return Box(-1, 1, (1,))": "must be discrete, .*, not Box",
+    "observation_space(self, params): return Box(-1, 1, (3,))": "shape in observation_space, Box",
+    "observe(self, *x): return {'a': jnp.zeros(2)}": "obs must be an array of the shape",
+    "observe(self, key, state, action, params): return jnp.zeros(2 + (action is not None))": (
+        r"obs float32\[2\] of reset must not become obs float32\[3\] in step_env$"
+    ),
+    "observe(self, key, state, action, params): "
+    "return jnp.zeros(2, int if action is None else float)": (
+        r"obs int32\[2\] of reset must not become obs float32\[2\] in step_env$"
+    ),
+    "reset_env(self, *x): return jnp.zeros(2), State(0, 0.0, 0)": (
+        r"state.height int32\[\] of reset must not become state.height float32\[\] in step_env$"
+    ),
+    "reset_env(self, *x): return jnp.zeros(2), 5": "has no attribute speed$",
+    "reset_env(self, *x): "
+    "return jnp.zeros(2), State(1.0, 0.0, 0).replace(time=jax.random.key(0))": "PRNGKey's, not",
+    "step_env(self, *x): return 1 / 0": r"ZeroDivisionError: .* \(.*/given.py, line \d+\)$",
+    "step_env(self, key, state, action, params): return 1 if action else 2": (
+        r"Attempted boolean conversion of traced array .* \(.*/given.py, line \d+\)$"
+    ),
+    "step_env(self, *x): o, s, r, *e = Lander.step_env(self, *x); return o, s, r[None], *e": (
+        "reward must be one number, not "
+    ),
+    "step_env(self, *x): o, s, r, *e = Lander.step_env(self, *x); return o, s, None, *e": (
+        "reward must be one number, not None$"
+    ),
+    "step_env(self, *x): o, s, r, d, i = Lander.step_env(self, *x); return o, s, d, d, i": (
+        "reward must be one number, not "
+    ),
+    "step_env(self, *x): o, s, r, d, i = Lander.step_env(self, *x); return o, s, r, d * 1, i": (
+        "terminated and truncated must be one boolean each$"
+    ),
+    "step(self, *x, params=None): return *Lander.step(self, *x, params)[:5], {}": (
+        "step's info must have final_observation, of obs's type and shape$"
+    ),
+    "__init__(self, size): pass": "missing 1 required positional argument: 'size'$",
+}
+
+
+def sentence_of(make):
+    """That of a ValueError, which is what becomes exit status 2 on the command line."""
+    with pytest.raises(ValueError) as error:
+        make()
+    text = str(error.value)
+    assert text.isprintable() and text.startswith("--env-id ")
+    return text
+
+
+@pytest.mark.parametrize("env_id", MISTAKES)
+def test_what_cannot_be_made(env_id, here):
+    for name, text in (MODULES | {"given": GIVEN}).items():
+        (here / f"{name}.py").write_text(text)
+    assert re.search(MISTAKES[env_id], sentence_of(lambda: ppo_linen.VecEnv(env_id, 2)))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_does_not_step_as_it_must(change, here):
+    (here / "given.py").write_text(f"{GIVEN}class MyEnv(Lander):\n    def {change}\n")
+    sentence = sentence_of(lambda: ppo_linen.VecEnv("given:MyEnv", 2))
+    assert re.search(CHANGES[change], sentence), sentence
+    assert sentence.startswith("--env-id given:MyEnv must make a gymnax Environment: ")
+
+
+def test_on_the_command_line(here):
+    """One sentence, status 2, no traceback, no folder; for a checkpoint's too."""
+    (here / "given.py").write_text(f"{GIVEN}class MyEnv(Lander):\n    step = Lander.step_env\n")
+    _, errors = end(start(ROOT / "ppo_linen.py", "--env-id", "given:MyEnv"), 2)
+    assert "step must return six values: obs, state, reward" in " ".join(errors.split())
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "reset_env(self, *x): return jnp.ones(2), State(1.0, 0.0, 0)",  # weak types, as gymnax's
+        "observe(self, *x): return jnp.full(2, 1.0)",
+        "reset(self, key, params=None): return Lander.reset(self, key, params)",
+        "observation_space(self, params): return Box(jnp.zeros(2), jnp.ones(2), (2,), jnp.uint8)",
+    ],
+)
+def test_what_is_no_mistake(change, here):
+    """It steps, in a compiled loop, too."""
+    text = f"{GIVEN}class MyEnv(Lander):\n    def {change}\n\ndef make():\n    return MyEnv()\n"
+    (here / "given.py").write_text(text)
+    env = ppo_linen.VecEnv("given:make", 3)
+    obs, state = env.reset(jax.random.PRNGKey(0))
+    actions = jnp.zeros((150, 3), jnp.int32)
+    _, result = jax.lax.scan(lambda state, x: env.step(state, x)[1:], state, actions)
+    assert obs.shape == (3, 2) and result["next_obs"].shape == (150, 3, 2)
+    assert (result["terminated"] | result["truncated"]).any()
+
+
+# === Mistakes in Gymnasium ======================================================================
+GYMNASIUM_MISTAKES = {
+    "reset(self, **x): return np.zeros(3)": "ValueError: too many values to unpack",
+    "step(self, action): return self.observe(), 0.0, False, {}": r"\(expected 5, got 4\)",
+    "step(self, action): return self.observe(), None, False, False, {}": "TypeError: ",
+    "step(self, action): return 1 / 0": r"ZeroDivisionError: .* \(.*/given.py, line \d+\)$",
+    "observe(self): return np.zeros(3, np.float32)": r"shape in observation_space, \(2,\)$",
+    "__init__(self): raise OSError('no disk')": r"OSError: no disk \(.*/given.py, line \d+\)$",
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own checks
+@pytest.mark.parametrize("change", GYMNASIUM_MISTAKES)
+def test_what_gymnasium_cannot_step(change, here):
+    text = (
+        f"import gymnasium\nfrom lander_gymnasium import *\nclass MyEnv(Lander):\n    def {change}"
+    )
+    register = "gymnasium.register('MyEnv-v0', MyEnv, max_episode_steps=9)"
+    (here / "given.py").write_text(f"{text}\n{register}\n")
+    script = importlib.import_module("ppo_linen_gymnasium")
+    sentence = sentence_of(lambda: script.VecEnv("given:MyEnv-v0", 2, "sync", 1))
+    assert re.search(GYMNASIUM_MISTAKES[change], sentence), sentence
+    assert sentence.startswith("--env-id given:MyEnv-v0 must register a Gymnasium environment: ")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("no_such_module:CartPole-v1", "No module named 'no_such_module' in .* packages$"),
+        ("lander_gymnasium:Nope-v0", "Environment `Nope` doesn't exist"),
+        ("lander_gymnasium:", "as my_module:MyEnv, not lander_gymnasium:$"),
+        (":CartPole-v1", "as my_module:MyEnv, not :CartPole-v1$"),
+        ("./lander_gymnasium.py:Lander-v0", "as my_module:MyEnv, not ./lander_gymnasium.py:Lander"),
+        ("lander_gymnasium:Pendulum-v1", "must have discrete actions from 0 on and see arrays"),
+    ],
+)
+def test_what_gymnasium_does_not_know(env_id, message):
+    script = importlib.import_module("ppo_linen_gymnasium")
+    assert re.search(message, sentence_of(lambda: script.VecEnv(env_id, 2, "sync", 1)))
+
+
+# === DQN ========================================================================================
+@pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch"])
+def test_options_of_dqn(name, here):
+    script = importlib.import_module(name)
+    env = script.VecEnv(LANDER, 2, sticky_actions=0.5, max_episode_steps=3)
+    state, ends = env.reset(jax.random.PRNGKey(0))[1], []
+    for _ in range(6):
+        _, state, result = env.step(state, jnp.ones(2, jnp.int32))
+        ends.append(bool(result["truncated"].all()))
+    assert ends == [False, False, True] * 2
+    (here / "given.py").write_text(
+        f"{GIVEN}@struct.dataclass\nclass None_:\n    x: int = 0\n\n"
+        "class MyEnv(Lander):\n    default_params = None_()\n"
+        "    def is_truncated(self, state, params): return state.time > 9\n\n"
+        "class Image(Lander):\n    def observe(self, *x): return jnp.zeros((2, 9, 3))\n"
+        "    def observation_space(self, params): return Box(0, 1, (2, 9, 3))\n"
+    )
+    script.VecEnv("given:MyEnv", 2)
+    for flags, message in [
+        (
+            {"env_id": "given:MyEnv", "max_episode_steps": 9},
+            "--max-episode-steps needs a max_steps",
+        ),
+        (
+            {"env_id": LANDER, "full_actions": True},
+            "--full-actions is for MinAtar's games, not for",
+        ),
+        ({"env_id": "given:Image"}, "--env-id must have images of at least 3 x 3 squares"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            script.Args(**flags)
+
+
+@pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch", "dqn_linen_gymnasium"])
+def test_a_name_makes_no_booleans_of_observations(name, here):
+    """MinAtar's own are kept as such, and one that is called like them may see any numbers."""
+    if name.endswith("gymnasium"):
+        text = "import gymnasium\nfrom lander_gymnasium import Lander\n"
+        text += "gymnasium.register('MinAtarLike-v0', Lander)\n"
+        env_ids = "like:MinAtarLike-v0", "MinAtar/Breakout-v0"
+    else:
+        text, env_ids = (
+            "from lander import Lander as MinAtarLike\n",
+            ("like:MinAtarLike", "Breakout-MinAtar"),
+        )
+    (here / "like.py").write_text(text)
+    script = importlib.import_module(name)
+    for env_id, kind in zip(env_ids, ("float32", "bool"), strict=True):
+        args = script.Args(env_id=env_id, num_envs=1, buffer_size=10)
+        options = getattr(args, "env_options", {"vectorization": "sync", "seed": 1})
+        env = script.VecEnv(env_id, 1, **options)
+        device = [script.torch.device("cpu")] if "torch" in name else []
+        assert str(script.make_replay(args, env, *device)[0].dtype).endswith(kind)
+
+
+# === Pictures ===================================================================================
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("return 1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            "return np.zeros((9, 9))",
+            "render must return uint8 .height, width, 3., not float64 .9, 9.",
+        ),
+        ("return None, None", "not object .2,."),
+    ],
+)
+def test_a_picture_that_is_none(change, message, here, capsys):
+    (here / "given.py").write_text(
+        f"{GIVEN}class MyEnv(Lander):\n    def render(self, *x): {change}\n"
+    )
+    args = ppo_linen.Args(env_id="given:MyEnv")
+    run = evaluate.Run(here, ppo_linen, args, 1, lambda obs: jnp.zeros((len(obs), 2)))
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.draw([run], evaluate.Args(("",)))
+    errors = capsys.readouterr().err
+    assert stopped.value.code == 2 and errors.startswith("--gif: given:MyEnv: ")
+    assert re.search(message, errors) and errors.count("\n") == 1
