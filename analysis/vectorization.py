@@ -34,7 +34,7 @@ import numpy as np
 
 GAMES = {  # name -> environment in gymnax, in Gymnasium
     "CartPole-v1": ("CartPole-v1", "CartPole-v1"),
-    "Doors": ("envs.doors:Doors", "envs.doors:Doors-v0"),
+    "Doors": ("envs.doors:Doors", "envs.doors_gymnasium:Doors-v0"),
 }
 WAYS = ("sync", "async", "vector", "envpool", "gymnax step", "gymnax scan")
 COLOURS = ("#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2")

@@ -19,8 +19,9 @@ from gymnasium.vector import AutoresetMode
 from scipy import stats
 
 from envs import doors
+from envs import doors_gymnasium as rules
 
-ENV_ID = "envs.doors:Doors-v0"
+ENV_ID = "envs.doors_gymnasium:Doors-v0"  # as envs.doors:Doors-v0 is, which imports more
 MAP = ["." * 15] * 7 + [".####.####.####"] + ["." * 15] * 7
 SQUARES = [(i, j) for i, j in product(range(15), repeat=2) if MAP[i][j] == "."]
 STAY, RIGHT, DOWN, LEFT, UP = range(5)
@@ -189,19 +190,19 @@ def test_every_move_from_every_square():
 
 
 def test_a_search_finds_the_closed_form():
-    layouts = doors.all_layouts()
+    layouts = rules.all_layouts()
     assert layouts.tolist() == [list(pair) for pair in product(range(15), repeat=2)]
     found = [STEPS[goal][14, agent] for agent, goal in layouts]
-    assert doors.optimal_steps(*layouts.T).tolist() == found
-    assert [doors.optimal_steps(agent, goal) for agent, goal in layouts.tolist()] == found
+    assert rules.optimal_steps(*layouts.T).tolist() == found
+    assert [rules.optimal_steps(agent, goal) for agent, goal in layouts.tolist()] == found
     assert (max(found), round(np.mean(found), 1)) == (28, 19.6)
 
 
 def test_all_layouts_are_solved_in_their_shortest_steps():
     """By the search's actions, in both libraries from where each is told to start."""
-    layouts = doors.all_layouts()
+    layouts = rules.all_layouts()
     obs, state = start_all(*layouts.T)
-    envs, left = [make() for _ in layouts], doors.optimal_steps(*layouts.T)
+    envs, left = [make() for _ in layouts], rules.optimal_steps(*layouts.T)
     for env, layout, row in zip(envs, layouts, obs, strict=True):
         first, _ = env.reset(options={"layout": layout})
         assert where(first) == where(row) == ((14, layout[0]), layout[1])
@@ -256,8 +257,8 @@ def test_words_make_the_same_layout_in_both():
     raw = jax.vmap(jax.random.PRNGKey)(jnp.arange(1000))
     edges = [*product((0, 1, 2**31 - 1, 2**31, 2**32 - 1), repeat=2)]
     words = np.concatenate([words, raw, np.array(edges, np.uint32)])
-    in_jax = jax.jit(jax.vmap(doors.layout))(*jnp.asarray(words).T)
-    assert np.stack(in_jax, 1).tolist() == [list(doors.layout(*pair)) for pair in words.tolist()]
+    in_jax = jax.jit(jax.vmap(rules.layout))(*jnp.asarray(words).T)
+    assert np.stack(in_jax, 1).tolist() == [list(rules.layout(*pair)) for pair in words.tolist()]
     obs, _ = reset_all(raw)
     same, _ = reset_all(jax.vmap(jax.random.key)(jnp.arange(1000)))
     np.testing.assert_array_equal(obs, same)
