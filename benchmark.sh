@@ -259,6 +259,7 @@ while (($# > 0)); do
           fail "--frames must be multiples of 5000, as 500000,5000000; not '$value'."
         fi
       done
+      mapfile -t frames < <(printf '%s\n' "${frames[@]}" | awk '!seen[$0]++')
       ;;
     --only) only=$2 ;;
     --notes) notes=$2 ;;
@@ -462,6 +463,10 @@ run_once() { # NAME GPU LINE COMMAND: run a command; set code
   kill_strays "$1"
 }
 
+is_of_no_use() { # OUTPUT: does a resumed run say that its checkpoint will never do?
+  grep -qE "is no checkpoint of|does not repeat itself" "$1" && ! grep -q "must fit in memory" "$1"
+}
+
 attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another process is at it
   local name=${names[$1]} gpu=$2 path output code=0 start seconds reason after words command
   path=$(path_of "$name") output=$state/$name.log
@@ -475,6 +480,14 @@ attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another pro
   elif ! flock --nonblock "$cell_lock"; then
     exec {cell_lock}>&-
     return 1
+  fi
+  if [[ -d $path ]] && ! flock --nonblock "$path" true; then # someone resumed it by hand
+    reason="its folder is in use by another process"
+    echo "$reason" >"$state/$name.failed"
+    echo "FAILED $name: $reason"
+    flock --unlock "$cell_lock"
+    exec {cell_lock}>&-
+    return
   fi
   take "$gpu_lock" "another benchmark on this machine to finish its run"
   if ! is_done "$name" && [[ ! $state/$name.failed -nt /dev/fd/$started ]]; then
@@ -493,7 +506,7 @@ attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another pro
     progress "$name" "$gpu"
     start=$SECONDS
     run_once "$name" "$gpu" "${lines[$1]}" "$command"
-    if ((code == 2)) && [[ $command != "${commands[$1]}" ]]; then # its checkpoint is of no use
+    if [[ $command != "${commands[$1]}" ]] && is_of_no_use "$output"; then
       check_room
       set_aside "$name"
       run_once "$name" "$gpu" "${lines[$1]}" "${commands[$1]}"
@@ -531,6 +544,10 @@ work() { # GPU: go through the grid; what other workers or drivers are at comes 
   for i in "${busy[@]}"; do attempt "$i" "$gpu" wait || true; done
 }
 
+is_judged() { # FILE: is it evaluate.py's, by the study's rules, and not of a quick look?
+  grep -qsF '"episodes": 100,' "$1" && grep -qsF '"max_steps": 10000,' "$1"
+}
+
 evaluate() { # judge the trained agents: greedy, at epsilon 0.05, and for comparison all at random
   local i epsilon path flags file pending
   for epsilon in 0 0.05 1; do
@@ -538,13 +555,18 @@ evaluate() { # judge the trained agents: greedy, at epsilon 0.05, and for compar
     if [[ $epsilon != 0 ]]; then flags=(--epsilon "$epsilon") file=evaluation-epsilon-$epsilon.json; fi
     for i in "${!names[@]}"; do
       path=$(path_of "${names[$i]}")
-      if [[ ${commands[$i]} == *" --save-every "* && ! -s $path/$file ]] && is_done "${names[$i]}"; then
+      if [[ ${commands[$i]} == *" --save-every "* ]] && is_done "${names[$i]}" &&
+        ! is_judged "$path/$file"; then
         pending+=("$path")
       fi
     done
     if ((${#pending[@]} == 0)); then continue; fi
     python evaluate.py "${pending[@]}" --episodes 100 "${flags[@]}" &
-    wait $! || echo "The runs could not be evaluated: python evaluate.py ${pending[*]}"
+    if wait $!; then continue; fi
+    for path in "${pending[@]}"; do # one of them is damaged: the others count
+      python evaluate.py "$path" --episodes 100 "${flags[@]}" &
+      wait $! || echo "This run could not be evaluated: $path"
+    done
   done
 }
 

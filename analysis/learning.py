@@ -189,6 +189,8 @@ def last_returns(bench: Bench) -> pd.DataFrame:
             found = stats.Interval(np.nan, np.nan, np.nan)
             if len(values):
                 found = stats.mean_interval(values, ["one"] * len(values))
+            if name == "random":  # all seeds' random agents play the same games
+                found = found._replace(low=np.nan, high=np.nan)
             row |= {f"{name}_{x}": y for x, y in found._asdict().items()}
         rows.append(row)
     names = [f"{x}_{y}" for x in measures for y in stats.Interval._fields]

@@ -214,11 +214,10 @@ def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
         try:
             own = json.loads((path / file).read_text())
             same = own["iteration"] == num_iterations and own["actions"] == "greedy"
-            if (
-                same
-                and own.get("epsilon", 0) == epsilon
-                and schema.is_number(own["return"]["mean"])
-            ):
+            same &= own.get("epsilon", 0) == epsilon
+            # A quick look, of few episodes or short ones, is another measure.
+            same &= own["episodes"] >= 100 and own.get("max_steps", 10_000) == 10_000
+            if same and schema.is_number(own["return"]["mean"]):
                 found[name] = own["return"]["mean"]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # not evaluated, or not by that
@@ -417,7 +416,9 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
     algorithm = algorithm_of(values["script"])
     if algorithm == "dqn":
-        settings["total_timesteps"] = args["total_timesteps"]
+        # Of whole iterations: what is left over is not trained.
+        length = count_iterations(args) * args["num_envs"] * args["num_steps"]
+        settings["total_timesteps"] = length
     returns = known_numbers(record.metrics, "charts/episodic_return")
     row = {x.name: values.get(x.source) for x in RUNS if x.source}
     row |= {name: versions.get(name) for name in schema.VERSIONS}

@@ -48,6 +48,7 @@ def write_dqn(folder, script="dqn_linen", seed=1, iterations=12, returns=None, *
 
 def evaluated(path, mean, name="evaluation", **changes):
     result = {"iteration": 12, "actions": "greedy", "epsilon": 0, "return": {"mean": mean}}
+    result |= {"episodes": 100, "max_steps": 10_000}
     (path / f"{name}.json").write_text(json.dumps(result | changes))
 
 
@@ -78,6 +79,9 @@ def test_a_run_of_dqn_becomes_a_row(tmp_path):
         {"iteration": 11},  # of an agent that was trained further since
         {"actions": "sampled"},
         {"epsilon": 0.5},
+        {"episodes": 1},
+        {"episodes": None},
+        {"max_steps": 20},
         {"return": {"mean": "9"}},
         {"return": {"mean": True}},
         {"return": None},

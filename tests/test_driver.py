@@ -722,7 +722,8 @@ folder, first = Path(flags.get("--resume") or f"{flags['--runs-dir']}/{flags['--
 if "--resume" in flags:
     text = (folder / "checkpoint.npz").read_text()
     if not text.isdigit():
-        print("it is no checkpoint", file=sys.stderr)
+        reasons = {"full": "must fit in memory", "random": "CartPole-v1 does not repeat itself"}
+        print(f"it is no checkpoint of it: {reasons.get(text, text)}", file=sys.stderr)
         sys.exit(2)
     first = int(text)
 else:
@@ -799,7 +800,7 @@ def test_a_short_run_never_resumes(long_project):
     assert len(list((project / "runs/.benchmark/partial").iterdir())) == 1
 
 
-@pytest.mark.parametrize("content", ["damaged", ""])
+@pytest.mark.parametrize("content", ["damaged", "", "random"])
 def test_a_checkpoint_of_no_use_is_set_aside(long_project, content):
     project, flags = long_project, ("minatar", "--frames", "500000", "--repeats", "1")
     name, other = list_names(project, *flags)
@@ -813,6 +814,44 @@ def test_a_checkpoint_of_no_use_is_set_aside(long_project, content):
     assert (kept / "checkpoint.npz").read_text() == content
 
 
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(long_project):
+    """Memory may be free tomorrow: hours of training are not thrown away."""
+    project, flags = long_project, ("minatar", "--frames", "500000", "--repeats", "1")
+    name, other = list_names(project, *flags)
+    folder = project / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.npz").write_text("full")
+    driver = bench(project, *flags, "--no-report")
+    assert driver.returncode == 1 and f"FAILED {name}: exit status 2" in driver.stdout
+    assert (folder / "checkpoint.npz").read_text() == "full" and not iterations(project, name)
+    assert completed(project) == [other]
+    (folder / "checkpoint.npz").write_text("8")
+    assert bench(project, *flags, "--no-report").returncode == 0 and first_of(project, name) == 8
+
+
+def test_a_run_that_someone_resumed_by_hand_is_left_alone(long_project):
+    project, flags = long_project, ("minatar", "--frames", "500000", "--repeats", "1")
+    name, other = list_names(project, *flags)
+    folder = project / "runs" / name
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.npz").write_text("8")
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        driver = bench(project, *flags, "--no-report")
+    finally:
+        os.close(lock)
+    assert driver.returncode == 1
+    assert f"FAILED {name}: its folder is in use by another process\n" in driver.stdout
+    assert folder.exists() and not iterations(project, name) and completed(project) == [other]
+    assert bench(project, *flags, "--no-report").returncode == 0 and first_of(project, name) == 8
+
+
+def test_lengths_count_once(project):
+    flags = ("minatar", "--frames", "500000,100000,500000", "--repeats", "1")
+    assert len(list_names(project, *flags)) == 4
+
+
 def test_trained_agents_are_evaluated_once(long_project):
     """Long runs only, by three settings, and not what was evaluated before."""
     project, call = long_project, "evaluate"
@@ -822,8 +861,10 @@ def test_trained_agents_are_evaluated_once(long_project):
         "name = 'evaluation'\n"
         "if '--epsilon' in sys.argv:\n"
         "    name += '-epsilon-' + sys.argv[sys.argv.index('--epsilon') + 1]\n"
-        "for run in runs:\n    Path(run, name + '.json').write_text('{}')\n"
         "print('evaluate', name, len(runs), file=open(os.environ['TRACE'], 'a'))\n"
+        "if Path(runs[0], 'damaged').exists():\n    sys.exit(2)\n"
+        'text = \'{\\n  "episodes": 100,\\n  "max_steps": 10000,\\n}\'\n'
+        "for run in runs:\n    Path(run, name + '.json').write_text(text)\n"
     )
     for _ in range(2):
         assert bench(project, *LONG).returncode == 0
@@ -833,6 +874,16 @@ def test_trained_agents_are_evaluated_once(long_project):
     for name in list_names(project, *LONG):
         found = list((project / "runs" / name).glob("evaluation*.json"))
         assert len(found) == (3 if "100it" in name else 0)
+    # A quick look of the user's is not the study's, and a damaged run costs no other its numbers.
+    first, second = [name for name in list_names(project, *LONG) if "100it" in name]
+    for name in (first, second):
+        (project / "runs" / name / "evaluation.json").write_text('{"episodes": 1,}')
+    (project / "runs" / first / "damaged").touch()
+    driver = bench(project, *LONG)
+    assert f"This run could not be evaluated: runs/{first}\n" in driver.stdout
+    done = [x[1:] for x in trace(project) if x[0] == call]
+    assert done[3:] == [["evaluation", "2"], ["evaluation", "1"], ["evaluation", "1"]]
+    assert "100" in (project / "runs" / second / "evaluation.json").read_text()
 
 
 def test_a_real_long_run_goes_on(tmp_path):
