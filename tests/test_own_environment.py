@@ -328,6 +328,9 @@ def test_on_the_command_line(here):
     "change",
     [
         "reset_env(self, *x): return jnp.ones(2), State(1.0, 0.0, 0)",  # weak types, as gymnax's
+        "reset_env(self, *x): return jnp.ones(2), State(1.0, 0.0, 0)\n"
+        "    def step_env(self, key, state, *x): return jnp.ones(2), "
+        "state.replace(time=state.time + jnp.int16(1)), 0.0, state.time > 9, {}",
         "observe(self, *x): return jnp.full(2, 1.0)",
         "reset(self, key, params=None): return Lander.reset(self, key, params)",
         "observation_space(self, params): return Box(jnp.zeros(2), jnp.ones(2), (2,), jnp.uint8)",
