@@ -36,7 +36,7 @@ from fractions import Fraction
 from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, get_origin
 
 if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -113,14 +113,17 @@ class Args:
         check("hidden_sizes", widths, "must lie between 1 and 65536")
         # train makes its own; here an unknown one is refused
         env = VecEnv(self.env_id, self.num_envs, **self.env_options)
-        small = len(env.obs_shape) == 3 and min(env.obs_shape[:2]) < 3
-        check("env_id", not small, "must have images of at least 3 x 3 squares, to convolve")
+        height, width, channels = env.obs_shape if len(env.obs_shape) == 3 else (3, 3, 3)
+        rule = "must have images (height, width, channels), of at least 3 x 3 squares"
+        check("env_id", min(height, width) >= max(3, channels), rule)
 
         rule = f"must be a multiple of num_envs = {self.num_envs}"
         check("buffer_size", self.buffer_size % self.num_envs == 0, rule)
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
         check("total_timesteps", self.num_iterations > 0, f"must be at least {steps}")
+        updates = self.total_timesteps * self.replay_ratio / self.batch_size
+        check("replay_ratio", updates < 2**31, "must ask for fewer than 2**31 updates in all")
 
         env_id = self.env_id.replace("/", "-").replace(":", "-")
         stem = f"{env_id}__{self.exp_name}__{self.seed}"
@@ -169,9 +172,31 @@ class MinAtar(Args):
     hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images are convolved before
 
 
+@dataclass
+class Doors(Args):
+    """Settings that solve all 225 layouts of envs/doors.py, in 640,000 steps: docs/doors.md."""
+
+    env_id: str = "envs.doors:Doors"  # the module is beside this file
+    total_timesteps: int = 640_000  # environment steps in all, rounded down to whole iterations
+    learning_rate: float = 3e-4  # the optimizer's learning rate
+    anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
+    num_envs: int = 64  # parallel environments
+    num_steps: int = 80  # steps of each environment per iteration, a line of the log
+    gamma: float = 0.95  # discount factor
+    buffer_size: int = 102_400  # environment steps that the replay holds
+    replay_ratio: float = 4.0  # times that a step is learnt from: batch_size * updates per step
+    learning_starts: int = 5_120  # environment steps before the first update
+    target_network_frequency: int = 20  # updates (not steps) between target copies
+    double_q: bool = True  # the online network chooses the target's action (Double DQN)
+    exploration_steps: int = 256_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
+    hidden_sizes: tuple[int, ...] = (256, 256)  # hidden layers; images are convolved before
+
+
 def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
-    configurations, words = {"cartpole": Args, "minatar": MinAtar}, sys.argv[1:]
+    configurations = {"cartpole": Args, "minatar": MinAtar, "doors": Doors}
+    words = sys.argv[1:]
     name = words.pop(0) if words and words[0] in configurations else "cartpole"
     choice = f"Before the flags: {' or '.join(configurations)}. Below are the settings of {name}."
     return tyro.cli(configurations[name], args=words, description=choice)
@@ -185,58 +210,46 @@ class EnvState(NamedTuple):
     episode_length: jax.Array  # (N,)
 
 
-@cache  # so that it is checked once
+@cache  # so that it is traced once
 def own_environment(env_id: str) -> tuple[Any, Any]:
-    """The gymnax Environment that my_module:MyEnv makes, and its parameters."""
-    with own_code(env_id, "make a gymnax Environment") as module:
-        env = getattr(module, env_id.partition(":")[2])()
-        check_steps(env, env.default_params)
-        return env, env.default_params
+    """The gymnax Environment that my_module:MyEnv makes, and its parameters.
 
-
-def check_steps(env: Any, params: Any) -> None:
-    """Raise TypeError where env is unlike gymnax's. It is traced, so nothing of it runs."""
+    Raise ValueError where it is unlike gymnax's. It is traced, so nothing of it runs.
+    """
 
     def kinds(**trees: Any) -> set[str]:
         name_of = partial(jax.tree_util.keystr, simple=True, separator=".")
         leaves = jax.tree.leaves_with_path(trees)
         return {f"{name_of(place)} {x.dtype}{[*x.shape]}" for place, x in leaves}
 
-    actions, space = env.action_space(params), env.observation_space(params)
-    if not isinstance(actions, Discrete):
-        raise TypeError(f"its actions must be discrete, gymnax's spaces.Discrete, not {actions}")
-    key, action = jax.eval_shape(lambda: (jax.random.PRNGKey(0), jnp.int32(0)))
-    start = jax.eval_shape(env.reset, key)
-    if not isinstance(start, tuple) or len(start) != 2:
-        raise TypeError("reset must return two values: obs, state")
-    obs, state = start
-    if getattr(obs, "shape", None) != getattr(space, "shape", "Box"):
-        raise TypeError(f"obs must be an array of the shape in observation_space, {space}")
-    if "key<" in str(kinds(state=state)):
-        raise TypeError("keys in its state must be jax.random.PRNGKey's, not jax.random.key's")
-    given = key, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), action
-    values = "values: obs, state, reward, terminated"
-    calls = [
-        (lambda *x: env.step_env(*x, params), f"step_env must return five {values}, info"),
-        (partial(env.step, params=params), f"step must return six {values}, truncated, info"),
-    ]
-    result: tuple = ()
-    own_step = getattr(type(env), "step", None) is not Environment.step  # gymnax's calls step_env
-    for method, rule in calls[own_step:]:
-        result = jax.eval_shape(method, *given)
-        if not isinstance(result, tuple) or len(result) != rule.count(",") + 1:
+    def must(ok: bool, rule: str) -> None:
+        if not ok:
             raise TypeError(rule)
-        was, now = kinds(obs=obs, state=state), kinds(obs=result[0], state=result[1])
-        if was != now:
-            words = [", ".join(sorted(x)) or "nothing" for x in (was - now, now - was)]
-            raise TypeError(f"{words[0]} of reset must not become {words[1]} in {rule.split()[0]}")
-    *_, reward, terminated, truncated, info = result
-    if kinds(obs=obs) != kinds(obs=dict(info).get("final_observation")):
-        raise TypeError("step's info must have final_observation, of obs's type and shape")
-    if not (kinds(x=reward) and jnp.issubdtype(reward.dtype, jnp.number) and reward.shape == ()):
-        raise TypeError(f"reward must be one number, not {reward}")
-    if kinds(x=terminated, y=truncated) != {"x bool[]", "y bool[]"}:
-        raise TypeError("terminated and truncated must be one boolean each")
+
+    with own_code(env_id, "make a gymnax Environment") as module:
+        env = getattr(module, env_id.partition(":")[2])()
+        params = env.default_params
+        space, key = env.observation_space(params), jax.random.PRNGKey(0)
+        must(isinstance(env.action_space(params), Discrete), "actions must be spaces.Discrete")
+        obs, state = jax.eval_shape(env.reset, key)
+        must(obs.shape == space.shape, f"obs must have observation_space's shape, {space.shape}")
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # not weak
+        # Where the step is gymnax's, what it calls comes first: it would say less of a mistake.
+        first = env.step_env if type(env).step is Environment.step else env.step
+        for step in (first, env.step):
+            result = jax.eval_shape(step, key, state, jnp.int32(0), params)
+            was, now = kinds(obs=obs, state=state), kinds(obs=result[0], state=result[1])
+            gone, new = (", ".join(sorted(x)) or "nothing" for x in (was - now, now - was))
+            must(was == now, f"{gone} of reset must not become {new} in step")
+        names = "obs, state, reward, terminated, truncated, info"
+        must(len(result) == 6, f"step must return six values: {names}")
+        must("key<" not in str(was), "keys in its state must be jax.random.PRNGKey's")
+        must(result[2].shape == (), "reward must be one number")
+        ends = kinds(x=result[3], y=result[4]) == {"x bool[]", "y bool[]"}
+        must(ends, "terminated and truncated must be one boolean each")
+        final = kinds(obs=result[5].get("final_observation"))
+        must(final == kinds(obs=obs), "step's info must have final_observation, of obs's kind")
+        return env, params
 
 
 class VecEnv:
@@ -589,8 +602,9 @@ def load_checkpoint(
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
             for name, x in (own | {"run_name": None}).items():
-                kind = type(getattr(Args, name))
-                if type(x) is not kind and (kind, type(x)) != (float, int):
+                kind, hint = type(getattr(Args, name)), Args.__annotations__[name]
+                known = hint.__args__ if get_origin(hint) is Literal else [x]
+                if x not in known or (type(x) is not kind and (kind, type(x)) != (float, int)):
                     raise ValueError(f"its {name} is {x}")
             name = own["env_id"]
             if env_id != name and (env_id or ":" in name):
@@ -599,6 +613,7 @@ def load_checkpoint(
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
+            info["elapsed"] = float(info["elapsed"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is no checkpoint of {script}.py: {error}")
@@ -795,9 +810,13 @@ def train(args: Args) -> dict[str, Any]:
     # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
     # keys are folded in from its number, so resuming needs none.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    state, replay = make_agent(args, env, agent_key), make_replay(args, env)
     obs, env_state = jax.jit(env.reset)(env_key)
-    first, *state = log.begin(train_state=state, replay=replay, obs=obs, env_state=env_state)
+    first, *state = log.begin(
+        train_state=make_agent(args, env, agent_key),
+        replay=make_replay(args, env),  # without a name: a resumed run has no use for it
+        obs=obs,
+        env_state=env_state,
+    )
     # env and args are bound: to the compiler they are constants. What is donated is changed in
     # place: the replay is never copied.
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))

@@ -39,7 +39,7 @@ from functools import partial
 from importlib import import_module, metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, get_origin
 
 if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -113,14 +113,17 @@ class Args:
         check("hidden_sizes", widths, "must lie between 1 and 65536")
         # train makes its own; here an unknown one is refused
         env = VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)
-        small = len(env.obs_shape) == 3 and min(env.obs_shape[:2]) < 3
-        check("env_id", not small, "must have images of at least 3 x 3 squares, to convolve")
+        height, width, channels = env.obs_shape if len(env.obs_shape) == 3 else (3, 3, 3)
+        rule = "must have images (height, width, channels), of at least 3 x 3 squares"
+        check("env_id", min(height, width) >= max(3, channels), rule)
 
         rule = f"must be a multiple of num_envs = {self.num_envs}"
         check("buffer_size", self.buffer_size % self.num_envs == 0, rule)
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
         check("total_timesteps", self.num_iterations > 0, f"must be at least {steps}")
+        updates = self.total_timesteps * self.replay_ratio / self.batch_size
+        check("replay_ratio", updates < 2**31, "must ask for fewer than 2**31 updates in all")
 
         env_id = self.env_id.replace("/", "-").replace(":", "-")
         stem = f"{env_id}__{self.exp_name}__{self.seed}"
@@ -161,9 +164,31 @@ class MinAtar(Args):
     compile: bool = True  # one graph for each update: 10 s, then half the time
 
 
+@dataclass
+class Doors(Args):
+    """Settings that solve all 225 layouts of envs/doors.py, in 640,000 steps: docs/doors.md."""
+
+    env_id: str = "envs.doors_gymnasium:Doors-v0"  # the module is beside this file
+    total_timesteps: int = 640_000  # environment steps in all, rounded down to whole iterations
+    learning_rate: float = 3e-4  # the optimizer's learning rate
+    anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
+    num_envs: int = 64  # parallel environments
+    num_steps: int = 80  # steps of each environment per iteration, a line of the log
+    gamma: float = 0.95  # discount factor
+    buffer_size: int = 102_400  # environment steps that the replay holds
+    replay_ratio: float = 4.0  # times that a step is learnt from: batch_size * updates per step
+    learning_starts: int = 5_120  # environment steps before the first update
+    target_network_frequency: int = 20  # updates (not steps) between target copies
+    double_q: bool = True  # the online network chooses the target's action (Double DQN)
+    exploration_steps: int = 256_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
+    hidden_sizes: tuple[int, ...] = (256, 256)  # hidden layers; images are convolved before
+
+
 def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
-    configurations, words = {"cartpole": Args, "minatar": MinAtar}, sys.argv[1:]
+    configurations = {"cartpole": Args, "minatar": MinAtar, "doors": Doors}
+    words = sys.argv[1:]
     name = words.pop(0) if words and words[0] in configurations else "cartpole"
     choice = f"Before the flags: {' or '.join(configurations)}. Below are the settings of {name}."
     return tyro.cli(configurations[name], args=words, description=choice)
@@ -195,7 +220,9 @@ class VecEnv:
         self.vectorization, self.seed = vectorization, seed
         try:
             actions, observations = self.spaces()
-        except (gymnasium.error.Error, ImportError) as error:  # unknown, or a package is missing
+        except ValueError:
+            raise
+        except Exception as error:  # unknown, a package or a display is missing, a game's file, ...
             raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
         if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
             raise ValueError(
@@ -297,7 +324,7 @@ class VecEnv:
         now = obs
         for action in actions.clip(max=self.num_actions - 1):  # a stranger's file may hold more
             now, _ = self.step(action)
-        if not np.array_equal(now, obs):
+        if not np.array_equal(now, obs, equal_nan=True):
             fail(f"--resume: {self.env_id} does not repeat itself, so no run in it can go on")
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
@@ -604,8 +631,9 @@ def load_checkpoint(
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
             for name, x in (own | {"run_name": None}).items():
-                kind = type(getattr(Args, name))
-                if type(x) is not kind and (kind, type(x)) != (float, int):
+                kind, hint = type(getattr(Args, name)), Args.__annotations__[name]
+                known = hint.__args__ if get_origin(hint) is Literal else [x]
+                if x not in known or (type(x) is not kind and (kind, type(x)) != (float, int)):
                     raise ValueError(f"its {name} is {x}")
             name = own["env_id"]
             if env_id != name and (env_id or ":" in name):
@@ -614,6 +642,7 @@ def load_checkpoint(
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
+            info["elapsed"] = float(info["elapsed"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is no checkpoint of {script}.py: {error}")
@@ -847,6 +876,7 @@ def train(args: Args) -> dict[str, Any]:
     )
     env.replay(actions[: first * args.num_steps], obs)
     jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, saved)
+    del saved  # a replay's worth of memory, where a run goes on
     for generator, state in zip(generators, states, strict=True):
         generator.set_rng_state(torch.as_tensor(state))
     obs = torch.from_numpy(obs).to(device)

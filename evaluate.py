@@ -489,6 +489,8 @@ def main() -> None:
     runs = [load_run(folder, args.env_id) for folder in args.runs]
     for env_id in [x for x in args.env_id if x not in {run.args.env_id for run in runs}]:
         fail(f"--env-id {env_id}: no run was trained in it")
+    if args.sample and any(hasattr(run.script, "QNetwork") for run in runs):
+        fail("--sample draws from a policy, and a DQN has none: --epsilon is for it")
     results = [evaluate(run, args) for run in runs]
     actions = f"{results[0]['actions']} actions"
     if args.epsilon > 0:

@@ -34,7 +34,7 @@ from functools import cache, partial
 from importlib import import_module, metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, get_origin
 
 if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -130,58 +130,46 @@ class EnvState(NamedTuple):
     episode_length: jax.Array  # (N,)
 
 
-@cache  # so that it is checked once
+@cache  # so that it is traced once
 def own_environment(env_id: str) -> tuple[Any, Any]:
-    """The gymnax Environment that my_module:MyEnv makes, and its parameters."""
-    with own_code(env_id, "make a gymnax Environment") as module:
-        env = getattr(module, env_id.partition(":")[2])()
-        check_steps(env, env.default_params)
-        return env, env.default_params
+    """The gymnax Environment that my_module:MyEnv makes, and its parameters.
 
-
-def check_steps(env: Any, params: Any) -> None:
-    """Raise TypeError where env is unlike gymnax's. It is traced, so nothing of it runs."""
+    Raise ValueError where it is unlike gymnax's. It is traced, so nothing of it runs.
+    """
 
     def kinds(**trees: Any) -> set[str]:
         name_of = partial(jax.tree_util.keystr, simple=True, separator=".")
         leaves = jax.tree.leaves_with_path(trees)
         return {f"{name_of(place)} {x.dtype}{[*x.shape]}" for place, x in leaves}
 
-    actions, space = env.action_space(params), env.observation_space(params)
-    if not isinstance(actions, Discrete):
-        raise TypeError(f"its actions must be discrete, gymnax's spaces.Discrete, not {actions}")
-    key, action = jax.eval_shape(lambda: (jax.random.PRNGKey(0), jnp.int32(0)))
-    start = jax.eval_shape(env.reset, key)
-    if not isinstance(start, tuple) or len(start) != 2:
-        raise TypeError("reset must return two values: obs, state")
-    obs, state = start
-    if getattr(obs, "shape", None) != getattr(space, "shape", "Box"):
-        raise TypeError(f"obs must be an array of the shape in observation_space, {space}")
-    if "key<" in str(kinds(state=state)):
-        raise TypeError("keys in its state must be jax.random.PRNGKey's, not jax.random.key's")
-    given = key, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), action
-    values = "values: obs, state, reward, terminated"
-    calls = [
-        (lambda *x: env.step_env(*x, params), f"step_env must return five {values}, info"),
-        (partial(env.step, params=params), f"step must return six {values}, truncated, info"),
-    ]
-    result: tuple = ()
-    own_step = getattr(type(env), "step", None) is not Environment.step  # gymnax's calls step_env
-    for method, rule in calls[own_step:]:
-        result = jax.eval_shape(method, *given)
-        if not isinstance(result, tuple) or len(result) != rule.count(",") + 1:
+    def must(ok: bool, rule: str) -> None:
+        if not ok:
             raise TypeError(rule)
-        was, now = kinds(obs=obs, state=state), kinds(obs=result[0], state=result[1])
-        if was != now:
-            words = [", ".join(sorted(x)) or "nothing" for x in (was - now, now - was)]
-            raise TypeError(f"{words[0]} of reset must not become {words[1]} in {rule.split()[0]}")
-    *_, reward, terminated, truncated, info = result
-    if kinds(obs=obs) != kinds(obs=dict(info).get("final_observation")):
-        raise TypeError("step's info must have final_observation, of obs's type and shape")
-    if not (kinds(x=reward) and jnp.issubdtype(reward.dtype, jnp.number) and reward.shape == ()):
-        raise TypeError(f"reward must be one number, not {reward}")
-    if kinds(x=terminated, y=truncated) != {"x bool[]", "y bool[]"}:
-        raise TypeError("terminated and truncated must be one boolean each")
+
+    with own_code(env_id, "make a gymnax Environment") as module:
+        env = getattr(module, env_id.partition(":")[2])()
+        params = env.default_params
+        space, key = env.observation_space(params), jax.random.PRNGKey(0)
+        must(isinstance(env.action_space(params), Discrete), "actions must be spaces.Discrete")
+        obs, state = jax.eval_shape(env.reset, key)
+        must(obs.shape == space.shape, f"obs must have observation_space's shape, {space.shape}")
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # not weak
+        # Where the step is gymnax's, what it calls comes first: it would say less of a mistake.
+        first = env.step_env if type(env).step is Environment.step else env.step
+        for step in (first, env.step):
+            result = jax.eval_shape(step, key, state, jnp.int32(0), params)
+            was, now = kinds(obs=obs, state=state), kinds(obs=result[0], state=result[1])
+            gone, new = (", ".join(sorted(x)) or "nothing" for x in (was - now, now - was))
+            must(was == now, f"{gone} of reset must not become {new} in step")
+        names = "obs, state, reward, terminated, truncated, info"
+        must(len(result) == 6, f"step must return six values: {names}")
+        must("key<" not in str(was), "keys in its state must be jax.random.PRNGKey's")
+        must(result[2].shape == (), "reward must be one number")
+        ends = kinds(x=result[3], y=result[4]) == {"x bool[]", "y bool[]"}
+        must(ends, "terminated and truncated must be one boolean each")
+        final = kinds(obs=result[5].get("final_observation"))
+        must(final == kinds(obs=obs), "step's info must have final_observation, of obs's kind")
+        return env, params
 
 
 class VecEnv:
@@ -572,8 +560,9 @@ def load_checkpoint(
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
             for name, x in (own | {"run_name": None}).items():
-                kind = type(getattr(Args, name))
-                if type(x) is not kind and (kind, type(x)) != (float, int):
+                kind, hint = type(getattr(Args, name)), Args.__annotations__[name]
+                known = hint.__args__ if get_origin(hint) is Literal else [x]
+                if x not in known or (type(x) is not kind and (kind, type(x)) != (float, int)):
                     raise ValueError(f"its {name} is {x}")
             name = own["env_id"]
             if env_id != name and (env_id or ":" in name):
@@ -582,6 +571,7 @@ def load_checkpoint(
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
+            info["elapsed"] = float(info["elapsed"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is no checkpoint of {script}.py: {error}")

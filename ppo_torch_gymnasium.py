@@ -36,7 +36,7 @@ from functools import partial
 from importlib import import_module, metadata
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, get_origin
 
 if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -148,7 +148,9 @@ class VecEnv:
         self.vectorization, self.seed = vectorization, seed
         try:
             actions, observations = self.spaces()
-        except (gymnasium.error.Error, ImportError) as error:  # unknown, or a package is missing
+        except ValueError:
+            raise
+        except Exception as error:  # unknown, a package or a display is missing, a game's file, ...
             raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
         if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
             raise ValueError(
@@ -250,7 +252,7 @@ class VecEnv:
         now = obs
         for action in actions.clip(max=self.num_actions - 1):  # a stranger's file may hold more
             now, _ = self.step(action)
-        if not np.array_equal(now, obs):
+        if not np.array_equal(now, obs, equal_nan=True):
             fail(f"--resume: {self.env_id} does not repeat itself, so no run in it can go on")
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
@@ -533,8 +535,9 @@ def load_checkpoint(
                 raise ValueError(f"it is one of {info['script']}.py")
             own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
             for name, x in (own | {"run_name": None}).items():
-                kind = type(getattr(Args, name))
-                if type(x) is not kind and (kind, type(x)) != (float, int):
+                kind, hint = type(getattr(Args, name)), Args.__annotations__[name]
+                known = hint.__args__ if get_origin(hint) is Literal else [x]
+                if x not in known or (type(x) is not kind and (kind, type(x)) != (float, int)):
                     raise ValueError(f"its {name} is {x}")
             name = own["env_id"]
             if env_id != name and (env_id or ":" in name):
@@ -543,6 +546,7 @@ def load_checkpoint(
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
+            info["elapsed"] = float(info["elapsed"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is no checkpoint of {script}.py: {error}")

@@ -128,6 +128,12 @@ def test_what_is_no_checkpoint_of_a_script_is_refused_in_a_sentence(name, tmp_pa
         folder = shutil.copytree(folder, tmp_path / next(copies))
         np.savez(folder / "checkpoint.npz", info=info, **changed)
         refused(name, f"is no checkpoint of {name}.py: ")
+    own = json.loads(info.item())
+    strange = [{"args": own["args"] | {x: "other"}} for x in ("loss", "optimizer")]
+    for change in (*strange, {"elapsed": "long"}, {"elapsed": None}):
+        folder = shutil.copytree(folder, tmp_path / next(copies))
+        np.savez(folder / "checkpoint.npz", info=json.dumps(own | change), **saved)
+        refused(name, f"is no checkpoint of {name}.py: ")
     path = folder / "checkpoint.npz"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     refused(name, f"is no checkpoint of {name}.py: ")

@@ -135,8 +135,8 @@ def test_every_flag_is_read_and_explained(name):
 
 def test_length():
     """Whoever adds lines takes others out."""
-    ceilings = {"dqn_linen": 817, "dqn_torch": 893}
-    ceilings |= {"dqn_linen_gymnasium": 829, "dqn_torch_gymnasium": 867}
+    ceilings = {"dqn_linen": 836, "dqn_torch": 909}
+    ceilings |= {"dqn_linen_gymnasium": 860, "dqn_torch_gymnasium": 897}
     lengths = {name: len(read(name).splitlines()) for name in DQN_SCRIPTS}
     assert all(lengths[name] <= ceilings[name] for name in DQN_SCRIPTS), lengths
 
@@ -158,8 +158,8 @@ FRAMEWORK |= {"Update": 76, "Training": 130}
     [
         (LINEN_PAIR, 352, LIBRARY),  # from gymnax to Gymnasium: most of it is the environment
         (TORCH_PAIR, 370, LIBRARY),
-        (GYMNAX_PAIR, 384, FRAMEWORK),  # from Linen to PyTorch
-        (GYMNASIUM_PAIR, 345, FRAMEWORK | {"Environment": 0, "Training": 109}),
+        (GYMNAX_PAIR, 387, FRAMEWORK),  # from Linen to PyTorch
+        (GYMNASIUM_PAIR, 347, FRAMEWORK | {"Environment": 0, "Training": 109}),
     ],
 )
 def test_diff_budgets(pair, budget, budgets):
@@ -170,7 +170,7 @@ def test_diff_budgets(pair, budget, budgets):
 
 # === Help =======================================================================================
 @EACH
-@pytest.mark.parametrize("words", [[], ["cartpole"], ["minatar"]])
+@pytest.mark.parametrize("words", [[], ["cartpole"], ["minatar"], ["doors"]])
 def test_help_shows_the_configurations(name, words, monkeypatch, capsys):
     script = importlib.import_module(name)
     monkeypatch.setattr(sys, "argv", [script.__file__, *words, "--help"])
@@ -180,8 +180,10 @@ def test_help_shows_the_configurations(name, words, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert ended.value.code == 0
     (name,) = words or ["cartpole"]
-    assert f"Before the flags: cartpole or minatar. Below are the settings of {name}." in text
-    kind = script.MinAtar if words == ["minatar"] else script.Args
+    choice = "Before the flags: cartpole or minatar or doors"
+    assert f"{choice}. Below are the settings of {name}." in text
+    kinds = {"cartpole": script.Args, "minatar": script.MinAtar, "doors": script.Doors}
+    kind = kinds[name]
     for flag in ("env_id", "buffer_size", "replay_ratio", "optimizer_eps", "hidden_sizes"):
         default = getattr(kind(), flag)
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -197,6 +199,7 @@ def test_a_configuration_is_a_word_before_the_flags(name, monkeypatch):
         ("--seed 3", script.Args, 3),
         ("cartpole --seed 3", script.Args, 3),
         ("minatar --seed 3", script.MinAtar, 3),
+        ("doors --num-envs 1024 --num-steps 5", script.Doors, 1),
     ]:
         monkeypatch.setattr(sys, "argv", [script.__file__, *words.split()])
         args = script.parse_args()

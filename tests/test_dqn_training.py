@@ -326,6 +326,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"total_timesteps": 4999}, "--total-timesteps must be at least 5000"),
     ({"hidden_sizes": (0,)}, "--hidden-sizes must lie between 1 and"),
     ({"run_name": "a/b"}, "--run-name must be the name of one folder"),
+    ({"replay_ratio": 2**31 - 1, "batch_size": 1}, r"--replay-ratio .* fewer than 2\*\*31 updates"),
     ({"env_id": "Pong-v77"}, "--env-id "),
     ({"env_id": "Pendulum-v1"}, r"--env-id must have (discrete|actions 0, 1)"),
 ]
@@ -356,6 +357,22 @@ def test_bad_values_of_gymnaxs(name, flags, message):
 def test_bad_values_of_gymnasiums():
     with pytest.raises(ValueError, match="--vectorization vector has CartPole-v1 only"):
         importlib.import_module("dqn_linen_gymnasium").MinAtar(vectorization="vector")
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(2, 9, 3), (9, 2, 3), (4, 84, 84)], ids=str)
+def test_images_that_cannot_be_convolved(name, shape, monkeypatch):
+    """Too small ones, and ones whose channels come first, as EnvPool's Atari has them."""
+    script = importlib.import_module(name)
+    make = script.VecEnv.__init__
+
+    def other(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self.obs_shape = shape
+
+    monkeypatch.setattr(script.VecEnv, "__init__", other)
+    with pytest.raises(ValueError, match=r"--env-id must have images .height, width, channels."):
+        script.Args()
 
 
 @EACH

@@ -422,6 +422,13 @@ def test_one_episode_has_no_interval(copied_run, command):
     assert result["return"]["interval"] is None and result["actions"] == "sampled"
 
 
+def test_a_dqn_has_no_policy_to_sample(small_run, command):
+    folder = small_run("dqn_linen")
+    status, out, err = command(folder, "--episodes", 1, "--sample")
+    assert (status, out) == (2, "") and err.startswith("--sample ") and err.count("\n") == 1
+    assert not (folder / "evaluation.json").exists()
+
+
 def test_a_folder_that_cannot_be_written_to(small_run, copied_run, command):
     (copied_run / "evaluation.json").mkdir()
     other = small_run("ppo_linen")

@@ -244,6 +244,40 @@ def test_bad_values(name, flags, message):
     assert "\n" not in str(error.value)
 
 
+class Unmakeable(gymnasium.Env):
+    def __init__(self):
+        raise FileNotFoundError("no game's file")
+
+
+class Blank(gymnasium.Env):
+    """Sees what is no number."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(2, np.nan, np.float32), {}
+
+    def step(self, action):
+        return np.full(2, np.nan, np.float32), 0.0, bool(self.np_random.random() < 0.1), False, {}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own checks
+def test_an_environment_that_fails_or_sees_no_numbers(monkeypatch, tmp_path):
+    """The first is one sentence; of the second, a fresh run has nothing to repeat."""
+    registry = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    monkeypatch.setattr(gymnasium, "registry", registry)
+    gymnasium.register("Unmakeable-v0", f"{__name__}:Unmakeable")
+    gymnasium.register("Blank-v0", f"{__name__}:Blank")
+    with pytest.raises(ValueError, match=r"^--env-id Unmakeable-v0: no game's file$"):
+        script.Args(env_id="Unmakeable-v0")
+    env = script.VecEnv("Blank-v0", 2, "sync", 1)
+    obs = env.reset(8)
+    env.replay(np.zeros((0, 2), np.uint8), obs)
+
+
 def test_envpool_without_the_package_or_the_environment(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(ValueError, match=r"--vectorization envpool .*install envpool==1\.2\.5$"):
