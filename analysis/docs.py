@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import learning, readings, render, report, schema
+from analysis import doors, learning, readings, render, report, schema
 from analysis.bench import Bench, benches
 from analysis.learning import Environment
 from analysis.render import Table
@@ -29,6 +29,7 @@ FILES = (
     "docs/results.md",
     "docs/benchmark.md",
     "docs/minatar.md",
+    "docs/doors.md",
     "analysis/README.md",
 )
 BLOCK = re.compile(
@@ -82,6 +83,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     if name == "environments":
         table = pd.read_csv(ROOT / source, dtype="str", keep_default_na=False)
         return render.markdown_table(table)
+    if name == "doors":
+        return render.markdown_table(doors.table(pd.read_csv(ROOT / source)).cells)
     if name == "against" and baseline:
         section = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         tables = [x for x in section.blocks if isinstance(x, Table)]

@@ -1,7 +1,8 @@
 """Craftax beside the package's own environments, which restart by making every world anew.
 
 A game takes long to compile, so one scan plays all environments with the same keys, and the tests
-read its record. Craftax, three times as long as Classic, is played with a pool of worlds only.
+read its record. Craftax, which is the larger one, is played with a pool of worlds only. All takes
+about 130 CPU seconds.
 """
 
 import builtins
@@ -78,6 +79,11 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def assert_close(a, b):
+    """For what was compiled apart, and may differ in the last digit."""
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), a, b)
+
+
 def test_endless_worlds_are_the_packages_to_the_last_bit(played):
     if "endless" not in played.envs:
         pytest.skip("played with a pool only")
@@ -123,7 +129,7 @@ def test_a_restart_begins_one_of_the_worlds(played):
     assert not state.timestep[done].any() and (state.timestep[~done] > 0).all()
     by_world = dict(zip(begun, (*played.first_obs, *obs[done]), strict=True))
     for number, seen in zip(begun, (*played.first_obs, *obs[done]), strict=True):
-        np.testing.assert_array_equal(seen, by_world[number])  # of a world's first step
+        assert_close(seen, by_world[number])
 
 
 def test_worlds_are_as_the_package_makes_them_from_the_seed(played):
@@ -133,8 +139,7 @@ def test_worlds_are_as_the_package_makes_them_from_the_seed(played):
     key = jax.random.split(jax.random.PRNGKey(0), NUM_WORLDS)[1]
     _, theirs = jax.jit(env.game.reset_env)(key, env.default_params)
     ours = jax.tree.map(lambda x: x[1 % len(x)], env.worlds)
-    close = partial(np.testing.assert_allclose, rtol=1e-6)  # compiled apart, so not to the last bit
-    jax.tree.map(close, ours, theirs)
+    assert_close(ours, theirs)
 
 
 def test_shapes_and_types_stay_the_same(played):
@@ -161,8 +166,8 @@ def test_one_environment_restarts_as_many_do(played):
         given = (jnp.array(done), other_key, env.default_params, obs, state)
         one = jax.jit(env.restart)(*given)
         rows = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * 2), given)
-        assert_same(one, jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(env.restart))(*rows)))
-        assert_same(one, env.reset(other_key) if done else (obs, state))
+        assert_close(one, jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(env.restart))(*rows)))
+        assert_close(one, env.reset(other_key) if done else (obs, state))
 
 
 def test_fewer_than_no_worlds_are_an_error():

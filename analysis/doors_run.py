@@ -1,0 +1,83 @@
+"""Train in Doors by one of the DQN scripts, and judge the agent on all layouts as it learns.
+
+    python -m analysis.doors_run dqn_linen.py doors --seed 1
+
+It does what `python dqn_linen.py doors ...` does. Every five iterations the greedy agent also
+starts from each of the 225 layouts, and the run's folder gets a line of JSON in layouts.jsonl:
+iteration, global_step, seconds (since the process began), solved (how many layouts), steps (taken
+in those) and optimal (the fewest possible in those). The run's clock stands still meanwhile.
+"""
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.doors_gymnasium import LIMIT, MOVES, SIZE, DoorsGymnasium, all_layouts, optimal_steps
+
+EVERY = 5  # iterations
+SCRIPTS = ("dqn_torch", "dqn_linen", "dqn_torch_gymnasium", "dqn_linen_gymnasium")
+
+
+def judge(get_values: Callable) -> dict[str, int]:
+    """Play all layouts at once by the best actions of get_values, (225, 45) -> (225, 5)."""
+    layouts, envs = all_layouts(), [DoorsGymnasium() for _ in all_layouts()]
+    starts = [env.reset(options={"layout": x})[0] for env, x in zip(envs, layouts, strict=True)]
+    obs, steps, solved = np.stack(starts), np.zeros(len(envs), int), np.zeros(len(envs), bool)
+    for _ in range(LIMIT):
+        actions, playing = get_values(obs).argmax(-1), ~solved
+        for i in np.flatnonzero(playing):
+            obs[i], _, solved[i], _, _ = envs[i].step(actions[i])
+        steps += playing
+    counts = {"solved": solved, "steps": steps * solved}
+    counts["optimal"] = optimal_steps(*layouts.T) * solved
+    return {name: int(x.sum()) for name, x in counts.items()}
+
+
+def values_of(script: Any, args: Any, state: dict[str, Any]) -> Callable:
+    """The network that a script is about to save, as a function of NumPy arrays."""
+    if "train_state" in state:
+        agent = state["train_state"]
+        return lambda obs: np.asarray(agent.apply_fn(agent.params, obs))  # sync
+    network = script.QNetwork((3 * SIZE,), args.hidden_sizes, len(MOVES))
+    network.load_state_dict(state["tensors"]["q_network"])
+    return lambda obs: network(script.torch.from_numpy(obs)).detach().numpy()
+
+
+def train(script: Any) -> None:
+    """Run a script by sys.argv, and judge its agent as it learns."""
+
+    class RunLog(script.RunLog):
+        """That of the script, whose save() judges first."""
+
+        def save(self, iteration: int, **state: Any) -> None:
+            start, done, args = time.perf_counter(), iteration + 1, self.args
+            row = {"iteration": done, "global_step": done * args.num_envs * args.num_steps}
+            row |= {"seconds": self.imports + start - self.start}
+            row |= judge(values_of(script, args, state))
+            with open(self.dir / "layouts.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
+            super().save(iteration, **state)
+            self.start, self.saving = self.start + time.perf_counter() - start, 0.0
+
+    script.RunLog = RunLog
+    args = script.parse_args()
+    args.save_every = EVERY
+    script.main(args)
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or Path(sys.argv[1]).stem not in SCRIPTS:
+        print(f"analysis.doors_run: name one of {', '.join(SCRIPTS)}", file=sys.stderr)
+        sys.exit(2)
+    del sys.argv[0]  # as if the script had been called
+    train(importlib.import_module(Path(sys.argv[0]).stem))
+
+
+if __name__ == "__main__":
+    main()

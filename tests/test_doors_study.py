@@ -1,0 +1,155 @@
+"""The study of Doors: agents judged on all layouts as they learn, and the tables made of that."""
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import doors, doors_run
+from envs import doors_gymnasium as rules
+
+SMALL = "--total-timesteps 1536 --num-envs 4 --num-steps 32 --learning-starts 128 --hidden-sizes 8"
+SMALL += " --buffer-size 512 --batch-size 8"
+
+
+# === Judging ====================================================================================
+def best_values(obs):
+    """1 for the action after which the fewest steps are left, by a search; obs (B, 45)."""
+    left = {}
+
+    def steps_left(row, column, goal):
+        if goal not in left:
+            found, edge = {(rules.GOAL_ROW, goal): 0}, [(rules.GOAL_ROW, goal)]
+            for square in edge:
+                for near in rules.NEXT[square].tolist():  # a move back is a move, too
+                    if tuple(near) not in found:
+                        found[tuple(near)] = found[square] + 1
+                        edge.append(tuple(near))
+            left[goal] = found
+        return left[goal][row, column]
+
+    places = obs.reshape(-1, 3, rules.SIZE).argmax(-1).tolist()
+    after = [[steps_left(*x, goal) for x in rules.NEXT[i, j].tolist()] for i, j, goal in places]
+    return -np.array(after, float)
+
+
+def test_the_best_agent_is_perfect():
+    fewest = int(rules.optimal_steps(*rules.all_layouts().T).sum())
+    assert doors_run.judge(best_values) == {"solved": 225, "steps": fewest, "optimal": fewest}
+
+
+def test_steps_too_many_are_counted_and_one_who_stays_solves_nothing():
+    waited = [False]
+
+    def after_a_rest(obs):
+        values = best_values(obs)
+        values[:, 0] += 1000 * (not waited[0])  # stay, once
+        waited[0] = True
+        return values
+
+    found = doors_run.judge(after_a_rest)
+    assert found["solved"] == 225 and found["steps"] == found["optimal"] + 225
+    nothing = {"solved": 0, "steps": 0, "optimal": 0}
+    assert doors_run.judge(lambda obs: np.eye(5)[np.zeros(len(obs), int)]) == nothing
+
+
+@pytest.mark.parametrize("name", doors_run.SCRIPTS)
+def test_a_run_is_judged_as_it_learns(name, tmp_path, monkeypatch):
+    """By the network that it saves, every five iterations and at the end, off the clock."""
+    script = importlib.import_module(name)
+    monkeypatch.setattr(script, "RunLog", script.RunLog)
+    seen, judge = [], doors_run.judge
+
+    def spy(get_values):
+        seen.append(get_values(np.eye(45, dtype=np.float32)))
+        return judge(get_values)
+
+    monkeypatch.setattr(doors_run, "judge", spy)
+    words = [*SMALL.split(), "--runs-dir", str(tmp_path), "--run-name", "doors-4__own__it"]
+    monkeypatch.setattr(sys, "argv", ["doors_run", f"{name}.py", "doors", *words])
+    doors_run.main()
+    folder = tmp_path / "doors-4__own__it"
+    rows = [json.loads(x) for x in (folder / "layouts.jsonl").read_text().splitlines()]
+    assert [x["iteration"] for x in rows] == [5, 10, 12]
+    assert [x["global_step"] for x in rows] == [640, 1280, 1536]
+    info = json.loads((folder / "run.json").read_text())
+    seconds = info["durations"]["imports"] + info["durations"]["total"]
+    assert 0 < rows[0]["seconds"] < rows[1]["seconds"] < rows[2]["seconds"] <= seconds
+    assert not np.array_equal(seen[0], seen[1]) and seen[0].shape == (45, 5)
+    import evaluate
+
+    env_id = info["args"]["env_id"]
+    run = evaluate.load_run(str(folder), (env_id,))
+    np.testing.assert_allclose(run.get_logits(np.eye(45, dtype=np.float32)), seen[2], atol=1e-6)
+    (table,) = [doors.table(pd.DataFrame(list(doors.gather(tmp_path))))]
+    assert table.cells["script"].tolist() == [name] and table.cells["cell"].tolist() == ["doors-4"]
+
+
+def test_another_word_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["doors_run", "ppo_linen.py"])
+    with pytest.raises(SystemExit, match="2"):
+        doors_run.main()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# === Tables =====================================================================================
+def rows_of(cell, script, seed, solved, steps, seconds):
+    own = {"run": f"{cell}__{script}__seed{seed}", "script": script, "cell": cell, "seed": seed}
+    return [
+        own
+        | {"iteration": i + 1, "global_step": (i + 1) * 1000, "solved": x, "steps": y}
+        | {"optimal": 10 * x, "seconds": z}
+        for i, (x, y, z) in enumerate(zip(solved, steps, seconds, strict=True))
+    ]
+
+
+def test_the_summary():
+    rows = rows_of("doors-64", "dqn_linen", 1, [0, 214, 225], [0, 2140, 2250], [5, 10, 15])
+    rows += rows_of("doors-64", "dqn_linen", 2, [0, 213, 225], [0, 2130, 2300], [5, 10, 40])
+    rows += rows_of("doors-64", "dqn_torch", 1, [0, 10, 100], [0, 100, 1000], [5, 10, 15])
+    linen, torch = doors.summary(pd.DataFrame(rows)).to_dict("records")
+    assert (linen["seeds"], linen["perfect"], linen["reached"]) == (2, 1, 2)
+    assert linen["over_optimum"] == pytest.approx(4550 / 4500)
+    assert linen["steps_to"] == 2500 and linen["seconds_to"] == pytest.approx(20)
+    assert linen["seconds_to_low"] < 20 < linen["seconds_to_high"]
+    assert linen["solved"] == 1 and torch["solved"] == pytest.approx(100 / 225)
+    assert torch["reached"] == 0 and np.isnan(torch["seconds_to"]) and np.isnan(torch["solved_low"])
+    cells = doors.table(pd.DataFrame(rows)).cells
+    assert cells["seconds to 95%"].tolist()[1] == "-" and cells["seeds"].tolist() == ["2", "1"]
+
+
+def test_a_kind_that_not_all_seeds_solve_has_no_time():
+    rows = rows_of("doors-64", "dqn_linen", 1, [225], [2250], [15])
+    rows += rows_of("doors-64", "dqn_linen", 2, [9], [90], [15])
+    (row,) = doors.summary(pd.DataFrame(rows)).to_dict("records")
+    assert row["reached"] == 1 and np.isnan(row["seconds_to"]) and np.isnan(row["steps_to"])
+
+
+def run_folder(tmp_path, name, lines, complete=True):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "layouts.jsonl").write_text(lines)
+    if complete:
+        info = {"script": "dqn_linen", "args": {"seed": 1}}
+        (folder / "run.json").write_text(json.dumps(info))
+
+
+LINE = {"iteration": 5, "global_step": 10, "solved": 225, "steps": 9, "optimal": 9, "seconds": 1.5}
+
+
+def test_what_is_gathered(tmp_path, monkeypatch, capsys):
+    run_folder(tmp_path, "doors-64__a", json.dumps(LINE) + "\n")
+    run_folder(tmp_path, "doors-64__b", json.dumps(LINE) + "\n", complete=False)
+    out = tmp_path / "layouts.csv"
+    monkeypatch.setattr(sys, "argv", ["doors", str(tmp_path), str(out)])
+    doors.main()
+    table = pd.read_csv(out)
+    assert table["run"].tolist() == ["doors-64__a"] and table["cell"].tolist() == ["doors-64"]
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    run_folder(tmp_path, "doors-64__c", json.dumps(LINE | {"solved": "many"}))
+    with pytest.raises(SystemExit, match="2"):
+        doors.main()
+    assert "doors-64__c is no run of Doors" in capsys.readouterr().err
