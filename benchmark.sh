@@ -18,6 +18,8 @@ Presets (runs for one repeat):
           iterations (8); 3 repeats; --iterations 100 for whole trainings
   minatar Breakout by MinAtar's rules: dqn_linen against dqn_torch_gymnasium, 100,000 frames (3
           seeds each), 500,000 (10 and 5), 5,000,000 (3 and 1); evaluates the longer ones (25)
+  doors   a gridworld: the four DQN scripts with 64 environments and with 1,024, and dqn_linen by
+          two other settings, judged on all layouts as they learn (10); 10 repeats
 Or your own grid, each as LIST or one,two,...:
   --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
                     torch_gymnasium linen_gymnasium, and with dqn_ before it: linen torch
@@ -26,10 +28,11 @@ Or your own grid, each as LIST or one,two,...:
   --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024); default small
   --sync            wait for the device after each rollout, to time both phases
 
-  --iterations N    of 8192 steps each, DQN's 5000; default 100, quick and dqn 25
+  --iterations N    of 8192 steps each, DQN's 5000, those in doors 5120; default 100, quick and
+                    dqn 25, doors 125
   --frames LIST     minatar's lengths, in multiples of 5000
   --repeats N       the whole grid N times, at most 1000; repeat r uses seed r in every script;
-                    default 1, quick and dqn 3; minatar: the most seeds, default 10
+                    default 1, quick and dqn 3, doors 10; minatar: the most seeds, default 10
   --seed N          seed of the order inside each (environment, size) block; default 1
   --only REGEX      keep the commands that match (extended regular expression); folders and --track
                     do not count
@@ -56,6 +59,7 @@ all_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0 DiscountingChain-bsuite 
   Freeway-MinAtar SpaceInvaders-MinAtar)
 all_scripts=(torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached)
 gymnasium_scripts=(torch_gymnasium linen_gymnasium dqn_torch_gymnasium dqn_linen_gymnasium)
+dqn_scripts=(dqn_torch dqn_linen dqn_torch_gymnasium dqn_linen_gymnasium)
 known_scripts=("${all_scripts[@]}" dqn_torch dqn_linen "${gymnasium_scripts[@]}")
 gymnasium_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0)
 all_sizes=(small medium large)
@@ -88,8 +92,15 @@ full() {
 }
 
 dqn() {
-  block "" CartPole-v1 own dqn_torch dqn_linen dqn_torch_gymnasium dqn_linen_gymnasium
+  block "" CartPole-v1 own "${dqn_scripts[@]}"
   block "" CartPole-v1 small torch linen torch_gymnasium linen_gymnasium
+}
+
+doors() {
+  block "" doors-64 own "${dqn_scripts[@]}"
+  block "" doors-1024 own "${dqn_scripts[@]}"
+  block "" doors-slow_target own dqn_linen
+  block "" doors-public own dqn_linen
 }
 
 minatar() { # all repeats at once: the shortest runs of all seeds come first
@@ -136,6 +147,17 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   read -ra words <<<"$file --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
   if [[ $size == own ]]; then words=("$file" --env-id "$env"); fi
   if [[ $env == minatar ]]; then words=("$file" minatar); fi # a configuration of the script
+  if [[ $env == doors-* ]]; then words=(-m analysis.doors_run "$file" doors) steps=5120; fi
+  case $env in
+  doors-1024) words+=(--num-envs 1024 --num-steps 5) ;;
+  doors-slow_target) words+=(--gamma 0.99 --target-network-frequency 200) ;;
+  doors-public) # as the public study had it: its network, loss and discount, few updates, no copies
+    words+=(--num-envs 1024 --num-steps 5 --hidden-sizes 64 32 --loss mse --no-double-q --gamma 0.99
+      --learning-rate 0.001 --batch-size 64 --replay-ratio 0.0625 --buffer-size 524288
+      --learning-starts 102400 --exploration-steps 147600 --target-network-frequency 2147483647
+      --max-episode-steps 15)
+    ;;
+  esac
   words+=(--seed "$repeat" --total-timesteps $((iterations * steps)))
   case $script in torch-none) words+=(--no-jit-env) ;; *-none) words+=(--no-jit) ;; esac
   case $study in sync*) words+=(--sync-for-timing) ;; esac
@@ -232,7 +254,7 @@ while (($# > 0)); do
   case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
   case $1 in
   -h | --help) usage && exit ;;
-  quick | async | sync | full | dqn | minatar)
+  quick | async | sync | full | dqn | minatar | doors)
     if [[ $preset ]]; then fail "there is one preset, not both '$preset' and '$1'."; fi
     preset=$1
     ;;
@@ -295,6 +317,7 @@ if [[ $iterations && $preset == minatar ]]; then fail "minatar has --frames, and
 case $preset in
 quick | dqn) iterations=${iterations:-25} repeats=${repeats:-3} ;;
 minatar) repeats=${repeats:-10} ;;
+doors) iterations=${iterations:-125} repeats=${repeats:-10} ;;
 custom)
   for script in "${scripts[@]}"; do
     if [[ $sync && $script == dqn_* ]]; then fail "--sync is for PPO, not for $script."; fi
@@ -596,6 +619,10 @@ main() {
   if [[ $report ]]; then
     python -m analysis.report "$runs_dir" --out "$runs_dir/report" &
     wait $! || echo "The report could not be made; the runs are in $runs_dir."
+    if [[ $preset == doors ]]; then
+      python -m analysis.doors "$runs_dir" "$runs_dir/report/layouts.csv" &
+      wait $! || echo "The layouts could not be gathered; the runs are in $runs_dir."
+    fi
   fi
   offline=("$runs_dir"/*/wandb/offline-run-*)
   if [[ $track && -e ${offline[0]} ]]; then

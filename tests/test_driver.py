@@ -1,10 +1,12 @@
 """The driver, on stand-ins for the training scripts, and one small grid with the real ones."""
 
 import fcntl
+import importlib
 import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tyro
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached"]
@@ -152,6 +155,7 @@ def processes_in(project):
         (["full"], 231),
         (["full", "--repeats", "3"], 3 + 3 * 228),
         (["dqn"], 24),
+        (["doors"], 100),
         (["--scripts", "dqn_linen,dqn_torch.py,linen_gymnasium"], 3),
         (["minatar"], 6 + 15 + 4),
         (["minatar", "--repeats", "2"], 4 + 4 + 3),
@@ -227,6 +231,20 @@ def test_the_presets_of_dqn(project):
     ]
     assert [len(set(x)) for x in blocks] == [2] * 8 + [1] * 5 + [2] + [1] * 2
     assert len({tuple(x) for x in blocks if len(x) == 2}) == 2  # the seed decides who is first
+
+
+def test_the_preset_doors(project):
+    """Its commands have what the scripts take, and are the same length whatever num_envs is."""
+    lines = bench(project, "doors", "--repeats", "2", "--list").stdout.splitlines()
+    for line in lines:
+        words = shlex.split(line)
+        assert words[1:3] == ["-m", "analysis.doors_run"] and words[4] == "doors"
+        script = importlib.import_module(words[3].removesuffix(".py"))
+        args = tyro.cli(script.Doors, args=words[5:])
+        assert args.num_iterations == 125 and args.total_timesteps == 640_000
+        assert args.num_envs * args.num_steps == 5120 and args.save_every == 0
+    runs = Counter((cell_of(x.split()[-1])["env"], x.split()[3]) for x in lines)
+    assert set(runs.values()) == {2} and len(runs) == 10
 
 
 def test_blocks_are_whole_and_shuffled_by_the_seed(project):
