@@ -31,6 +31,10 @@ NOT_SETTINGS = {
 }
 # The same game by MinAtar's rules, in gymnax and in Gymnasium; tests/test_minatar.py compares them.
 MINATAR = {f"{x}-MinAtar": f"MinAtar/{x}-v0" for x in ("Breakout", "Freeway", "SpaceInvaders")}
+# Doors, which tests/test_doors.py compares, by the name that both have beside the module's.
+DOORS = {"envs.doors:Doors": "Doors-v0"} | {
+    f"envs.{module}:Doors-v0": "Doors-v0" for module in ("doors", "doors_gymnasium")
+}
 RULES = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
 EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
     "greedy": ("evaluation.json", 0),
@@ -374,6 +378,7 @@ def name_environment(args: dict[str, Any]) -> str:
     What two libraries have under two names, and play alike, has one.
     """
     env_id, options = args["env_id"], {x: args[x] for x in RULES if args.get(x)}
+    env_id = DOORS.get(env_id, env_id)
     if options == RULES and env_id in MINATAR:
         return MINATAR[env_id]
     return ", ".join([env_id, *(f"{name} {x}" for name, x in options.items())])

@@ -118,6 +118,8 @@ def test_the_last_100_episodes():
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
+        (GYMNAX | {"env_id": "envs.doors:Doors"}, "Doors-v0"),
+        (GYMNAX | {"env_id": "envs.doors_gymnasium:Doors-v0"}, "Doors-v0"),
         ({}, "MinAtar/Breakout-v0"),
         (GYMNAX, "Breakout-MinAtar"),
         ({"sticky_actions": 0.2}, None),
