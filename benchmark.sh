@@ -16,8 +16,8 @@ Presets (runs for one repeat):
   full    3 discarded warm-ups, then async, then sync (231)
   dqn     the four DQN scripts, and PPO in both libraries x both frameworks, on CartPole-v1, 25
           iterations (8); 3 repeats; --iterations 100 for whole trainings
-  minatar Breakout by MinAtar's rules: dqn_linen against dqn_torch_gymnasium, 100,000 frames (3
-          seeds each), 500,000 (10 and 5), 5,000,000 (3 and 1); evaluates the longer ones (25)
+  minatar Breakout by MinAtar's rules: dqn_linen against dqn_torch_gymnasium, 100,000 frames (5
+          seeds each), 500,000 (10 and 5), 5,000,000 (3 and 1); evaluates the longer ones (29)
   doors   a gridworld: the four DQN scripts with 64 environments and with 1,024, and dqn_linen by
           two other settings, judged on all layouts as they learn (10); 10 repeats
 Or your own grid, each as LIST or one,two,...:
@@ -106,8 +106,8 @@ doors() {
 minatar() { # all repeats at once: the shortest runs of all seeds come first
   local most=$repeats length linen torch repeat iterations racers
   for length in "${frames[@]}"; do
-    linen=3 torch=3
-    if ((length > pace_frames)); then linen=10 torch=5; fi
+    linen=5 torch=5
+    if ((length > pace_frames)); then linen=10; fi
     if ((length > 500000)); then linen=3 torch=1; fi
     iterations=$((length / 5000))
     for ((repeat = 1; repeat <= linen && repeat <= most; repeat++)); do

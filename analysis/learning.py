@@ -177,7 +177,8 @@ def last_returns(bench: Bench) -> pd.DataFrame:
     """Return what DQN learned, with 95% intervals of the mean over seeds (Student's t).
 
     Columns: size, env_id, mode, num_iterations, runs, seeds evaluated, and of each measure
-    (last_100, greedy, noisy, random) the estimate, low and high, named with it.
+    (last_100, greedy, noisy, random) the estimate, low and high, named with it; of last_100 also
+    the difference from the baseline's, named minus_, by Welch: seeds of two scripts are no pairs.
     """
     measures = ("last_100", "greedy", "noisy", "random")
     keys, rows = ["size", "env_id", "mode", "num_iterations"], []
@@ -192,8 +193,16 @@ def last_returns(bench: Bench) -> pd.DataFrame:
             if name == "random":  # all seeds' random agents play the same games
                 found = found._replace(low=np.nan, high=np.nan)
             row |= {f"{name}_{x}": y for x, y in found._asdict().items()}
+        cell = ["size", "env_id", "num_iterations"]
+        others = bench.runs[(bench.runs[cell] == runs[cell].iloc[0]).all(axis=1)]
+        others = others.loc[others["mode"] == bench.baseline, "last_100_return"].dropna()
+        found = stats.Interval(np.nan, np.nan, np.nan)
+        if row["mode"] != bench.baseline:
+            own = runs["last_100_return"].dropna()
+            found = stats.welch(others.to_numpy(), own.to_numpy())
+        row |= {f"minus_{x}": y for x, y in found._asdict().items()}
         rows.append(row)
-    names = [f"{x}_{y}" for x in measures for y in stats.Interval._fields]
+    names = [f"{x}_{y}" for x in (*measures, "minus") for y in stats.Interval._fields]
     return in_order(pd.DataFrame(rows, columns=[*keys, "runs", "evaluated", *names]))
 
 

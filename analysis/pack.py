@@ -2,6 +2,7 @@
 
     python -m analysis.pack runs/cpu results/cpu        # check, then write results/cpu
     python -m analysis.pack --check results/cpu         # check only
+    python -m analysis.pack runs results/dqn --learning-only 100it --anyway
 
 It names what a reader would hold against the study. Then it packs nothing, unless with --anyway.
 """
@@ -17,8 +18,8 @@ import pandas as pd
 from analysis import learning, render, report
 from analysis.bench import as_object, mode_order, timed, under_load
 from analysis.readings import counted, join, some
-from analysis.runs import TABLES, Data, load, save
-from analysis.schema import VERSIONS, SourceError
+from analysis.runs import SPEEDS, TABLES, Data, load, save
+from analysis.schema import RUNS, VERSIONS, SourceError
 
 ONE = {"platform": "platforms", "settings": "sets of hyperparameters", "commit": "commits"}
 
@@ -64,6 +65,19 @@ def missing(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
+def without_durations(data: Data, names: str) -> Data:
+    """Return data in which runs whose names match have no durations, as resumed ones have none."""
+    runs, iterations = data.runs.copy(), data.iterations.copy()
+    chosen = runs["run"].str.contains(names)
+    durations = [x.name for x in RUNS if x.kind == "seconds"]
+    runs.loc[chosen, durations] = float("nan")
+    shared = iterations["run"].isin(runs.loc[chosen, "run"])
+    iterations.loc[shared, iterations.columns.intersection(SPEEDS)] = float("nan")
+    count = counted([int(chosen.sum())], "run")
+    note = f"{count} shared the cores with other work, and count for learning alone"
+    return data._replace(runs=runs, iterations=iterations, notes=(*data.notes, note))
+
+
 def pack(data: Data, out: Path) -> None:
     """Write data as a study into the folder out, with its report."""
     if (out.exists() and not out.is_dir()) or any(out.glob("**/run.json")):
@@ -80,6 +94,11 @@ def main() -> None:
     parser.add_argument("out", nargs="?", type=Path, help="folder to write, as results/my-gpu")
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--anyway", action="store_true", help="pack it in spite of what is found")
+    parser.add_argument(
+        "--learning-only",
+        metavar="REGEX",
+        help="runs with such names shared their cores: leave their durations out",
+    )
     args = parser.parse_args()
     if (args.out is None) != args.check:
         parser.error("give a folder to write, or --check")
@@ -87,6 +106,8 @@ def main() -> None:
     render.forgive_terminals()
     try:
         data = load(args.runs)
+        if args.learning_only:
+            data = without_durations(data, args.learning_only)
         found = problems(data)
         for line in found:
             print(f"analysis.pack: {line}", file=sys.stderr)

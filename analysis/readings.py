@@ -305,7 +305,9 @@ def limits(runs: pd.DataFrame, several: Sequence[Bench]) -> list[str]:
         lines.append(f"All runs are from one platform: {platforms[0] or 'not named'}.")
     if runs["settings"].nunique() > 1:
         lines.append("Runs with different hyperparameters are never compared with each other.")
-    counts = runs.dropna(subset=["final_return"]).groupby(["env_id", "size", "mode"]).size()
+    # Of one length: a shorter training from the same seed may be the beginning of a longer one.
+    cells = ["env_id", "size", "mode", "num_iterations"]
+    counts = runs.dropna(subset=["final_return"]).groupby(cells)["repeat"].nunique()
     if len(counts):
         most = max(counts)
         unseen, many = 100 * (1 - 0.05 ** (1 / most)), counted([most], "run")

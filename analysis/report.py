@@ -199,15 +199,16 @@ def last_return_table(bench: Bench, environments: dict[str, Environment]) -> Tab
         "script": text("mode"),
         "runs": text("runs"),
         "last 100 training episodes": span("last_100_"),
+        f"minus {bench.baseline}'s": span("minus_"),
         "evaluated": lambda row: str(row["evaluated"] or "-"),
         "greedy": span("greedy_"),
         "epsilon 0.05": span("noisy_"),
         "random agent": span("random_"),
     }
     note = (
-        "Means over seeds with 95% intervals (Student's t). The last 100 training episodes "
-        "are worked out from the means of iterations, weighted by their episodes; they "
-        "explore as training does. The others are of evaluate.py."
+        "Means over seeds with 95% intervals (Student's t; of differences, Welch's). The last 100 "
+        "training episodes are worked out from the means of iterations, weighted by their "
+        "episodes; they explore as training does. The others are of evaluate.py."
     )
     return table_of("last_returns", "What was learnt, by three measures", frame, columns, note)
 

@@ -180,3 +180,11 @@ def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> E
     if low > margin or high < -margin:
         return Equivalence(difference, low, high, "different")
     return Equivalence(difference, low, high, "undecided")
+
+
+def welch(baseline: np.ndarray, candidate: np.ndarray) -> Interval:
+    """Return the difference of two means, candidate minus baseline, and its interval (Welch)."""
+    if min(len(baseline), len(candidate)) < 2:
+        return Interval(np.nan, np.nan, np.nan)
+    test = stats.ttest_ind(candidate, baseline, equal_var=False).confidence_interval(CONFIDENCE)
+    return Interval(float(np.mean(candidate) - np.mean(baseline)), float(test[0]), float(test[1]))

@@ -90,3 +90,21 @@ def test_a_run_is_never_overwritten(tmp_path):
     done = pack(grid, next(grid.glob("*linen*")))
     assert done.returncode == 2
     assert "must be a folder for a study" in done.stderr
+
+
+def test_runs_that_shared_their_cores_have_no_durations(tmp_path):
+    grid = write_grid(tmp_path / "runs", repeats=2)
+    whole = load(grid)
+    name = whole.runs["run"].iloc[0]
+    done = pack(grid, tmp_path / "study", "--learning-only", f"^{name}$")
+    assert done.returncode == 0, done.stderr
+    study = load(tmp_path / "study")
+    chosen, times = study.runs["run"] == name, study.runs[["total", "steady", "startup"]]
+    assert chosen.sum() == 1 and times[chosen].isna().all(None)
+    assert times[~chosen].notna().all(None)
+    assert study.runs["final_return"].tolist() == whole.runs["final_return"].tolist()
+    shared = study.iterations["run"] == name
+    assert study.iterations.loc[shared, "time/iteration"].isna().all()
+    assert study.iterations.loc[~shared, "time/iteration"].notna().all()
+    assert study.iterations.loc[shared, "charts/episodic_return"].notna().any()
+    assert "1 run shared the cores" in (tmp_path / "study/report/report.md").read_text()

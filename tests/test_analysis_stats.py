@@ -358,3 +358,14 @@ def test_equivalence_at_the_margin_is_claimed_5_times_in_100(runs):
     assert rate(cartpole, margin) <= 0.065
     assert rate(lambda rng, shape: 10 * rng.standard_normal(shape), margin) <= 0.065
     assert rate(lambda rng, shape: 10 * rng.standard_normal(shape), 0.0) > 0.9
+
+
+def test_welch():
+    """As SciPy's by hand: means 2 and 4, variances 1 and 10 / 3, three and four values."""
+    found = stats.welch(np.array([1.0, 2, 3]), np.array([2.0, 3, 5, 6]))
+    assert found.estimate == 2
+    error = 1 / 3 + 10 / 3 / 4
+    freedom = error**2 / ((1 / 3) ** 2 / 2 + (10 / 12) ** 2 / 3)
+    half = special.stdtrit(freedom, 0.975) * np.sqrt(error)
+    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half))
+    assert np.isnan(stats.welch(np.array([1.0]), np.array([1.0, 2])).low)
