@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 
 from analysis import figures, stats
 from analysis.render import Table
@@ -53,28 +54,29 @@ def first_time(rows: pd.DataFrame) -> pd.Series:
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per kind of run: what its agents solve in the end, and when they first solved 95%.
 
-    Intervals are of the mean over seeds, Student's t at 95%; of seconds, of the geometric mean. Of
-    a kind in which some seeds never get there, there are no seconds.
+    perfect is how many seeds solve all layouts in at most 1.01 of the fewest steps, with the
+    interval of their share (Clopper and Pearson). Of the share solved there are mean, least and
+    most: it has a cap, so an interval of the mean would be too narrow. Times are medians with their
+    intervals, a seed that never gets there being the latest; they lie on the grid of the saves. The
+    seconds of whole runs are a geometric mean with Student's interval.
     """
     table = []
     for _, group in rows.groupby(KIND):
         runs = [run.sort_values("iteration") for _, run in group.groupby("run")]
         last = pd.DataFrame([run.iloc[-1] for run in runs]).astype({"solved": float})
         first = pd.DataFrame([first_time(run) for run in runs])
-        extra = last["steps"].sum() / max(last["optimal"].sum(), 1)
         perfect = (last["solved"] == LAYOUTS) & (last["steps"] <= 1.01 * last["optimal"])
-        one = [""] * len(runs)
+        share = binomtest(int(perfect.sum()), len(runs)).proportion_ci()
+        solved = last["solved"] / LAYOUTS
+        whole = stats.mean_interval(np.log(last["seconds"].to_numpy(float)), [""] * len(runs))
+        parts: dict[str, Any] = {"perfect": (perfect.sum(), share.low, share.high)}
+        parts |= {"solved": (solved.mean(), solved.min(), solved.max()), "whole": np.exp(whole)}
+        for name, column in (("steps_to", "global_step"), ("seconds_to", "seconds")):
+            parts[name] = stats.median_interval(first[column].fillna(np.inf).to_numpy(float))
         row = group.iloc[0][KIND].to_dict() | {"seeds": len(runs)}
-        row |= {"perfect": int(perfect.sum()), "reached": int(first["solved"].notna().sum())}
-        row |= {"over_optimum": extra if last["optimal"].sum() else np.nan}
-        values = {"solved": last["solved"] / LAYOUTS, "whole": np.log(last["seconds"])}
-        values |= {"steps_to": first["global_step"], "seconds_to": np.log(first["seconds"])}
-        for name, x in values.items():
-            # A mean of the seeds that get there would be that of the lucky ones.
-            interval = stats.mean_interval(x.to_numpy(float) + 0 * x.sum(skipna=False), one)
-            log = name in ("whole", "seconds_to")
-            for end, y in zip(("", "_low", "_high"), interval, strict=True):
-                row[name + end] = np.exp(y) if log else y
+        row["over_optimum"] = last["steps"].sum() / (last["optimal"].sum() or np.nan)
+        for name, values in parts.items():
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(float, values), strict=True))
         table.append(row)
     return pd.DataFrame(table)
 
@@ -105,13 +107,10 @@ def table(rows: pd.DataFrame) -> Table:
         {
             "cell": row["cell"],
             "script": row["script"],
-            "seeds": str(row["seeds"]),
-            "all 225, at most 1.01 of the fewest steps": str(row["perfect"]),
-            "solved in the end": span(row, "solved", "{:.3f}"),
-            "steps over the fewest": "-"
-            if math.isnan(row["over_optimum"])
-            else f"{row['over_optimum']:.4f}",
-            "seeds that solved 95%": str(row["reached"]),
+            "perfect": f"{row['perfect']:.0f} of {row['seeds']}",
+            "at least, at 95%": f"{row['perfect_low']:.0%}",
+            "layouts solved (least, most)": span(row, "solved", "{:.3f}"),
+            "steps over the fewest, where solved": number(row["over_optimum"], "{:.4f}"),
             "steps to 95%": span(row, "steps_to", "{:,.0f}"),
             "seconds to 95%": span(row, "seconds_to", "{:.3g}"),
             "seconds in all": span(row, "whole", "{:.3g}"),
@@ -121,13 +120,15 @@ def table(rows: pd.DataFrame) -> Table:
     return Table("doors", "Doors: what greedy agents solve, and when", summary(rows), cells)
 
 
+def number(x: float, form: str) -> str:
+    """As it is written; of what never is, "never", and of what is not, "-"."""
+    return "-" if math.isnan(x) else "never" if math.isinf(x) else form.format(x)
+
+
 def span(row: dict[Any, Any], name: str, form: str) -> str:
-    """An estimate with its interval, as far as there are any."""
-    numbers = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
-    estimate, low, high = (form.format(x) for x in numbers)
-    if math.isnan(numbers[0]):
-        return "-"
-    return estimate if math.isnan(numbers[1]) else f"{estimate} [{low}, {high}]"
+    """An estimate with what lies around it, as far as there is any."""
+    estimate, low, high = (number(row[x], form) for x in (name, f"{name}_low", f"{name}_high"))
+    return estimate if low == "-" else f"{estimate} [{low}, {high}]"
 
 
 def main() -> None:

@@ -111,21 +111,29 @@ def test_the_summary():
     rows += rows_of("doors-64", "dqn_linen", 2, [0, 213, 225], [0, 2130, 2300], [5, 10, 40])
     rows += rows_of("doors-64", "dqn_torch", 1, [0, 10, 100], [0, 100, 1000], [5, 10, 15])
     linen, torch = doors.summary(pd.DataFrame(rows)).to_dict("records")
-    assert (linen["seeds"], linen["perfect"], linen["reached"]) == (2, 1, 2)
+    assert (linen["seeds"], linen["perfect"]) == (2, 1)
+    assert linen["perfect_low"] == pytest.approx(1 - 0.975 ** (1 / 2))
     assert linen["over_optimum"] == pytest.approx(4550 / 4500)
-    assert linen["steps_to"] == 2500 and linen["seconds_to"] == pytest.approx(20)
-    assert linen["seconds_to_low"] < 20 < linen["seconds_to_high"]
+    assert linen["steps_to"] == 2500 and linen["seconds_to"] == pytest.approx(25)
+    assert np.isnan(linen["seconds_to_low"])  # of two values a median has no interval
     assert linen["solved"] == 1 and torch["solved"] == pytest.approx(100 / 225)
-    assert torch["reached"] == 0 and np.isnan(torch["seconds_to"]) and np.isnan(torch["solved_low"])
+    assert linen["whole"] == pytest.approx(np.sqrt(15 * 40)) and linen["whole_low"] < 15
+    assert torch["seconds_to"] == np.inf and torch["perfect"] == 0
     cells = doors.table(pd.DataFrame(rows)).cells
-    assert cells["seconds to 95%"].tolist()[1] == "-" and cells["seeds"].tolist() == ["2", "1"]
+    assert cells["seconds to 95%"].tolist() == ["25", "never"]
+    assert cells["perfect"].tolist() == ["1 of 2", "0 of 1"]
 
 
-def test_a_kind_that_not_all_seeds_solve_has_no_time():
-    rows = rows_of("doors-64", "dqn_linen", 1, [225], [2250], [15])
-    rows += rows_of("doors-64", "dqn_linen", 2, [9], [90], [15])
+def test_a_seed_that_never_gets_there_is_the_latest():
+    rows = []
+    for seed in range(1, 11):
+        solved = [0, 225] if seed < 10 else [0, 100]
+        rows += rows_of("doors-64", "dqn_linen", seed, solved, [0, 2250], [5, 10 + seed])
     (row,) = doors.summary(pd.DataFrame(rows)).to_dict("records")
-    assert row["reached"] == 1 and np.isnan(row["seconds_to"]) and np.isnan(row["steps_to"])
+    assert row["seconds_to"] == 15.5 and row["perfect"] == 9 and row["solved_low"] == 100 / 225
+    assert row["seconds_to_low"] == 12 and row["seconds_to_high"] == 19
+    cells = doors.table(pd.DataFrame(rows)).cells
+    assert cells["layouts solved (least, most)"].tolist() == ["0.944 [0.444, 1.000]"]
 
 
 def run_folder(tmp_path, name, lines, complete=True):
