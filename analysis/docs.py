@@ -28,6 +28,7 @@ FILES = (
     "README.md",
     "docs/results.md",
     "docs/benchmark.md",
+    "docs/dqn.md",
     "docs/minatar.md",
     "docs/doors.md",
     "analysis/README.md",

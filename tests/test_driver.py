@@ -157,7 +157,7 @@ def processes_in(project):
         (["dqn"], 24),
         (["doors"], 100),
         (["--scripts", "dqn_linen,dqn_torch.py,linen_gymnasium"], 3),
-        (["minatar"], 6 + 15 + 4),
+        (["minatar"], 10 + 15 + 4),
         (["minatar", "--repeats", "2"], 4 + 4 + 3),
         (["minatar", "--frames", "500000,1000000"], 15 + 4),
         (["--envs", "Acrobot-v1,CartPole-v1", "--sizes", "small,large"], 20),
@@ -650,7 +650,7 @@ def test_a_failure_is_not_repeated_by_the_next_gpu(project):
 
 def test_gpus_take_one_run_at_a_time_each(project):
     flags = ("--repeats", "4", "--gpus", "0,GPU-8f3c")
-    driver = bench(project, *flags, **{"__": "0.1"})
+    driver = bench(project, *flags, **{"__": "0.3"})
     assert driver.returncode == 0, driver.stderr
     assert sorted(started(project)) == completed(project)
     by_gpu = {gpu: [x for x in trace(project) if x[2] == gpu] for gpu in ("gpu=0", "gpu=GPU-8f3c")}

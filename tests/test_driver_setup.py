@@ -100,7 +100,7 @@ def test_without_a_compiler_or_pythons_headers_a_line_says_what_will_not_run(pro
     without = setup(project)
     assert without.returncode == 0 and "apt install g++ python3-dev" in without.stderr
     (project / "requirements.txt").write_text("torch==2.13.0\n")
-    add_tool(project, "g++", "#!/bin/bash\n")
+    add_tool(project, "g++", "#!/bin/bash\nmapfile\n")  # read, or echo would fail
     assert setup(project).stderr == ""
 
 
