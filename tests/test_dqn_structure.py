@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dqn import LINEN_PAIR, TORCH_PAIR
-from sections import DQN_SCRIPTS, read, sections
+from sections import DQN_SCRIPTS, SCRIPTS, read, sections
 from test_structure import changed_lines
 
 SECTIONS = ["Arguments", "Environment", "Agent", "Replay", "Act", "Loss", "Update", "Run log"]
@@ -139,6 +139,15 @@ def test_length():
     ceilings |= {"dqn_linen_gymnasium": 860, "dqn_torch_gymnasium": 897}
     lengths = {name: len(read(name).splitlines()) for name in DQN_SCRIPTS}
     assert all(lengths[name] <= ceilings[name] for name in DQN_SCRIPTS), lengths
+
+
+def test_own_environments_are_checked_alike_in_all_of_gymnaxs_scripts():
+    """VecEnv's options set DQN's section apart from PPO's, and this part of it is the same."""
+    texts = {
+        re.findall(r"^@cache  # so.*?^class VecEnv:", read(name), re.M | re.S)[0]
+        for name in (*SCRIPTS, "dqn_linen", "dqn_torch")
+    }
+    assert len(texts) == 1
 
 
 # === Diff budgets ===============================================================================
