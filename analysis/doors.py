@@ -3,7 +3,7 @@
     python -m analysis.doors runs results/doors/layouts.csv
 
 It puts the layouts.jsonl of all complete runs into one table, a row for each time that an agent was
-judged, and draws doors.png beside it.
+judged, and draws a figure beside it.
 """
 
 import argparse
@@ -103,6 +103,7 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 def table(rows: pd.DataFrame) -> Table:
     """The summary as a table to read."""
+    frame = summary(rows)
     cells = pd.DataFrame(
         {
             "cell": row["cell"],
@@ -115,9 +116,9 @@ def table(rows: pd.DataFrame) -> Table:
             "seconds to 95%": span(row, "seconds_to", "{:.3g}"),
             "seconds in all": span(row, "whole", "{:.3g}"),
         }
-        for row in summary(rows).to_dict("records")
+        for row in frame.to_dict("records")
     )
-    return Table("doors", "Doors: what greedy agents solve, and when", summary(rows), cells)
+    return Table("doors", "Doors: what greedy agents solve, and when", frame, cells)
 
 
 def number(x: float, form: str) -> str:
