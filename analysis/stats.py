@@ -59,6 +59,12 @@ def mean_interval(
     return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
 
 
+def geometric_mean(values: np.ndarray) -> Interval:
+    """Return the geometric mean of one number per run, and Student's interval of the logarithms."""
+    logs = np.log(np.asarray(values, float))
+    return Interval(*map(float, np.exp(mean_interval(logs, [""] * len(logs)))))
+
+
 def pair(
     runs: pd.DataFrame, value: str, baseline: str, candidate: str, contender: str = "mode"
 ) -> pd.DataFrame:

@@ -64,6 +64,14 @@ def test_a_higher_confidence_widens_the_interval():
     assert interval.high - interval.estimate == pytest.approx(9.9248 * (7 / 9) ** 0.5, abs=1e-4)
 
 
+def test_a_geometric_mean_has_the_interval_of_the_logarithms():
+    # In powers of 2: 1, 2, 4 as above, so from 2 ** -1.4612 to 2 ** 6.1279.
+    interval = stats.geometric_mean(np.array([2, 4, 16]))
+    assert np.log2(interval) == pytest.approx((2.3333, -1.4612, 6.1279), abs=1e-4)
+    estimate, low, high = stats.geometric_mean(np.array([3.0]))
+    assert estimate == pytest.approx(3) and np.isnan(low) and np.isnan(high)
+
+
 @pytest.mark.parametrize(
     ("counts", "between", "least", "most"),
     [
