@@ -171,7 +171,6 @@ class Doors(Args):
     env_id: str = "envs.doors_gymnasium:Doors-v0"  # the module is beside this file
     total_timesteps: int = 640_000  # environment steps in all, rounded down to whole iterations
     learning_rate: float = 3e-4  # the optimizer's learning rate
-    anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
     num_envs: int = 64  # parallel environments
     num_steps: int = 80  # steps of each environment per iteration, a line of the log
     gamma: float = 0.95  # discount factor
