@@ -18,8 +18,9 @@ Presets (runs for one repeat):
           iterations (8); 3 repeats; --iterations 100 for whole trainings
   minatar Breakout by MinAtar's rules: dqn_linen against dqn_torch_gymnasium, 100,000 frames (5
           seeds each), 500,000 (10 and 5), 5,000,000 (3 and 1); evaluates the longer ones (29)
-  doors   a gridworld: the four DQN scripts with 64 environments and with 1,024, and dqn_linen by
-          two other settings, judged on all layouts as they learn (10); 10 repeats
+  doors   a gridworld: the four DQN scripts with 64 environments and with 1,024; a public study's
+          settings; a slow target network; PyTorch compiled; judged on all layouts as they
+          learn (14); 10 repeats
 Or your own grid, each as LIST or one,two,...:
   --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
                     torch_gymnasium linen_gymnasium, and with dqn_ before it: linen torch
@@ -96,11 +97,20 @@ dqn() {
   block "" CartPole-v1 small torch linen torch_gymnasium linen_gymnasium
 }
 
-doors() {
-  block "" doors-64 own "${dqn_scripts[@]}"
-  block "" doors-1024 own "${dqn_scripts[@]}"
-  block "" doors-slow_target own dqn_linen
-  block "" doors-public own dqn_linen
+doors() { # all that one seed has is one block: nothing in it always comes first
+  local script
+  {
+    for script in "${dqn_scripts[@]}"; do
+      cell "" doors-64 own "$script"
+      cell "" doors-1024 own "$script"
+    done
+    for script in dqn_torch_gymnasium dqn_linen_gymnasium dqn_linen; do
+      cell "" doors-public-64 own "$script"
+    done
+    cell "" doors-public-1024 own dqn_linen
+    cell "" doors-slow_target own dqn_linen
+    cell "" doors-compiled-64 own dqn_torch_gymnasium
+  } | shuffle " doors own"
 }
 
 minatar() { # all repeats at once: the shortest runs of all seeds come first
@@ -135,9 +145,13 @@ grid() {
 }
 
 block() { # STUDY ENV SIZE SCRIPTS...: print a block's cells, in an order that the seed decides
-  local salt="$seed $repeat $1 $2 $3" script
-  for script in "${@:4}"; do cell "$1" "$2" "$3" "$script"; done |
-    LC_ALL=C sort --field-separator=$'\t' --key=1,1R --random-source=<(md5sum <<<"$salt")
+  local script
+  for script in "${@:4}"; do cell "$1" "$2" "$3" "$script"; done | shuffle "$1 $2 $3"
+}
+
+shuffle() { # SALT
+  local salt="$seed $repeat $1"
+  LC_ALL=C sort --field-separator=$'\t' --key=1,1R --random-source=<(md5sum <<<"$salt")
 }
 
 cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and the command
@@ -149,15 +163,19 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   if [[ $env == minatar ]]; then words=("$file" minatar); fi # a configuration of the script
   if [[ $env == doors-* ]]; then words=(-m analysis.doors_run "$file" doors) steps=5120; fi
   case $env in
-  doors-1024) words+=(--num-envs 1024 --num-steps 5) ;;
+  doors-compiled-*) words+=(--compile) ;;
   doors-slow_target) words+=(--gamma 0.99 --target-network-frequency 200) ;;
-  doors-public) # as the public study had it: its network, loss and discount, few updates, no copies
-    words+=(--num-envs 1024 --num-steps 5 --hidden-sizes 64 32 --loss mse --no-double-q --gamma 0.99
-      --learning-rate 0.001 --batch-size 64 --replay-ratio 0.0625 --buffer-size 524288
-      --learning-starts 102400 --exploration-steps 147600 --target-network-frequency 2147483647
-      --max-episode-steps 15)
+  doors-public-*) # as the public study had it: its network, loss and discount, few updates, no copies
+    words+=(--hidden-sizes 64 32 --loss mse --no-double-q --gamma 0.99 --learning-rate 0.001
+      --no-anneal-lr --batch-size 64 --replay-ratio 0.0625 --buffer-size 524288 --learning-starts 102400
+      --exploration-steps 147600 --target-network-frequency 2147483647)
     ;;
   esac
+  case $env:$script in
+  doors-public-*:*_gymnasium) words+=(--env-id envs.doors_gymnasium:DoorsShort-v0) ;;
+  doors-public-*) words+=(--max-episode-steps 15) ;;
+  esac
+  case $env in doors*-1024) words+=(--num-envs 1024 --num-steps 5) ;; esac
   words+=(--seed "$repeat" --total-timesteps $((iterations * steps)))
   case $script in torch-none) words+=(--no-jit-env) ;; *-none) words+=(--no-jit) ;; esac
   case $study in sync*) words+=(--sync-for-timing) ;; esac

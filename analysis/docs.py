@@ -59,6 +59,11 @@ SENTENCES: dict[str, Callable[[Bench, Known], list[str]]] = {
     "learning": lambda bench, known: [readings.learned(learning.returns(bench, known), bench)],
     "spent": lambda bench, known: [readings.spent(bench.runs)],
 }
+DOORS = {
+    "doors": doors.learning_table,
+    "doors_seconds": doors.seconds_table,
+    "doors_contrasts": doors.contrasts_table,
+}
 
 
 @cache
@@ -84,8 +89,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     if name == "environments":
         table = pd.read_csv(ROOT / source, dtype="str", keep_default_na=False)
         return render.markdown_table(table)
-    if name == "doors":
-        return render.markdown_table(doors.table(pd.read_csv(ROOT / source)).cells)
+    if name in DOORS:
+        return render.markdown_table(DOORS[name](pd.read_csv(ROOT / source)).cells)
     if name == "against" and baseline:
         section = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         tables = [x for x in section.blocks if isinstance(x, Table)]

@@ -1,9 +1,9 @@
-"""Tables and a figure of the study of Doors, from runs of analysis.doors_run.
+"""Tables and figures of the study of Doors, from runs of analysis.doors_run.
 
     python -m analysis.doors runs results/doors/layouts.csv
 
-It puts the layouts.jsonl of all complete runs into one table, a row for each time that an agent was
-judged, and draws a figure beside it.
+It puts what complete runs measured into one table, a row for each time that an agent was judged,
+and draws two figures beside it: the layouts solved, and the returns.
 """
 
 import argparse
@@ -11,37 +11,54 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import binomtest
 
 from analysis import figures, stats
 from analysis.render import Table
 
 LAYOUTS = 225
 COUNTS = ("iteration", "global_step", "solved", "steps", "optimal")
-KIND = ["cell", "script"]  # cell is the first part of a run's name, as doors-64
+CELL = ["cell", "script"]  # cell is the first part of a run's name, as doors-64
 MODES = ("dqn_linen", "dqn_linen_gymnasium", "dqn_torch", "dqn_torch_gymnasium")
+SETTLED = 25  # iterations after which the pace is measured
 
 
 def gather(folder: Path) -> Iterator[dict[str, Any]]:
-    """A row for each time that a complete run was judged; ValueError where a file is none."""
+    """A row for each time that a complete run was judged; ValueError where a file is none.
+
+    episodic_return is the mean of the training episodes that ended since the agent was last judged,
+    iteration_seconds the median of the iterations; startup are the seconds to the first one's end.
+    """
     for path in sorted(folder.glob("*/layouts.jsonl")):
         if not (path.parent / "run.json").exists():
             continue
         try:
             info = json.loads((path.parent / "run.json").read_text())
+            if info["resumed"]:
+                raise ValueError("it was resumed, and went on without being judged")
             own: dict[str, Any] = {"run": path.parent.name, "script": str(info["script"])}
             own |= {"cell": path.parent.name.split("__")[0], "seed": int(info["args"]["seed"])}
-            for line in path.read_text().splitlines():
-                row = json.loads(line)
+            lines = (path.parent / "metrics.jsonl").read_text().splitlines()
+            log, before = pd.DataFrame(map(json.loads, lines)), 0
+            own["startup"] = round(info["durations"]["imports"] + log["time/elapsed"].iloc[0], 4)
+            for row in map(json.loads, path.read_text().splitlines()):
                 counts = {name: int(row[name]) for name in COUNTS}
-                yield own | counts | {"seconds": round(float(row["seconds"]), 3)}
-        except (ValueError, KeyError, TypeError) as error:
+                part, before = log.iloc[before : counts["iteration"]], counts["iteration"]
+                episodes = part["charts/episodes"].to_numpy(float)
+                returns = part["charts/episodic_return"].astype(float).fillna(0)  # of no episode
+                mean = (episodes * returns).sum() / (episodes.sum() or np.nan)
+                seconds = float(row["seconds"]), float(part["time/iteration"].median())
+                own |= dict(
+                    zip(("seconds", "iteration_seconds"), np.round(seconds, 4), strict=True)
+                )
+                yield own | counts | {"episodic_return": round(float(mean), 4)}
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{path.parent} is no run of Doors: {error}") from error
 
 
@@ -51,74 +68,169 @@ def first_time(rows: pd.DataFrame) -> pd.Series:
     return there.iloc[0] if len(there) else pd.Series(np.nan, rows.columns)
 
 
-def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per kind of run: what its agents solve in the end, and when they first solved 95%.
+def pace(rows: pd.DataFrame) -> float:
+    """Of one run's rows, the seconds of an iteration, once they have settled."""
+    return float(rows.loc[rows["iteration"] > SETTLED, "iteration_seconds"].median())
 
-    perfect is how many seeds solve all layouts in at most 1.01 of the fewest steps, with the
-    interval of their share (Clopper and Pearson). Of the share solved there are mean, least and
-    most: it has a cap, so an interval of the mean would be too narrow. Times are medians with their
-    intervals, a seed that never gets there being the latest; they lie on the grid of the saves. The
-    seconds of whole runs are a geometric mean with Student's interval.
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per cell and script: what its agents solve in the end, when they first did, its pace.
+
+    perfect is how many seeds solve all layouts in at most 1.01 of the fewest steps. Of the share
+    solved there are mean, least and most: it has a cap, so an interval of the mean would be too
+    narrow. When 95% were first solved is a median with its interval, a seed that never gets there
+    being the latest; it lies on the grid of the judgements. startup, pace and whole (the seconds of
+    a run) are geometric means with Student's intervals.
     """
     table = []
-    for _, group in rows.groupby(KIND):
+    for _, group in rows.groupby(CELL):
         runs = [run.sort_values("iteration") for _, run in group.groupby("run")]
         last = pd.DataFrame([run.iloc[-1] for run in runs]).astype({"solved": float})
         first = pd.DataFrame([first_time(run) for run in runs])
         perfect = (last["solved"] == LAYOUTS) & (last["steps"] <= 1.01 * last["optimal"])
-        share = binomtest(int(perfect.sum()), len(runs)).proportion_ci()
         solved = last["solved"] / LAYOUTS
-        whole = stats.mean_interval(np.log(last["seconds"].to_numpy(float)), [""] * len(runs))
-        parts: dict[str, Any] = {"perfect": (perfect.sum(), share.low, share.high)}
-        parts |= {"solved": (solved.mean(), solved.min(), solved.max()), "whole": np.exp(whole)}
+        parts: dict[str, Any] = {"solved": (solved.mean(), solved.min(), solved.max())}
         for name, column in (("steps_to", "global_step"), ("seconds_to", "seconds")):
             parts[name] = stats.median_interval(first[column].fillna(np.inf).to_numpy(float))
-        row = group.iloc[0][KIND].to_dict() | {"seeds": len(runs)}
+        values = {
+            "startup": last["startup"],
+            "pace": list(map(pace, runs)),
+            "whole": last["seconds"],
+        }
+        parts |= {name: stats.geometric_mean(np.array(x, float)) for name, x in values.items()}
+        row = group.iloc[0][CELL].to_dict() | {"seeds": len(runs), "perfect": int(perfect.sum())}
         row["over_optimum"] = last["steps"].sum() / (last["optimal"].sum() or np.nan)
-        for name, values in parts.items():
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(float, values), strict=True))
+        for name, three in parts.items():
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(float, three), strict=True))
         table.append(row)
     return pd.DataFrame(table)
 
 
+# === What a difference costs ====================================================================
+class Kind(NamedTuple):
+    """What runs of one study may differ in."""
+
+    framework: str
+    library: str
+    environments: int
+
+
+SLOWER, FASTER = Kind("torch", "gymnasium", 64), Kind("linen", "gymnax", 1024)
+
+
+def kind_of(cell: str, script: str) -> tuple[str, Kind] | None:
+    """The study and the kind: of "doors-public-64" and "dqn_linen", doors-public and linen's."""
+    study, _, number = cell.rpartition("-")
+    _, framework, *library = script.split("_")
+    if not number.isdecimal():
+        return None
+    return study, Kind(framework, library[0] if library else "gymnax", int(number))
+
+
+def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
+    """How many times as long runs of one study take that differ in one thing, or in all three.
+
+    Runs pair by seed, as those of a seed follow each other; the intervals are of the geometric mean
+    of their ratios. Columns: study, slower and faster (Kind), factor, and of an iteration (pace)
+    and of the run (whole) the estimate, low and high.
+    """
+    runs: dict[tuple[str, Kind], dict[int, tuple[float, float]]] = {}
+    for _, run in rows.groupby("run"):
+        last = run.sort_values("iteration").iloc[-1]
+        if kind := kind_of(last["cell"], last["script"]):
+            runs.setdefault(kind, {})[int(last["seed"])] = pace(run), float(last["seconds"])
+    changes = [{name: getattr(FASTER, name)} for name in Kind._fields] + [FASTER._asdict()]
+    table = []
+    for study in sorted({study for study, _ in runs}):
+        kinds = sorted((kind for name, kind in runs if name == study), reverse=True)
+        for change, slower in product(changes, kinds):
+            faster = slower._replace(**change)
+            slow = all(getattr(slower, name) == getattr(SLOWER, name) for name in change)
+            if not slow or faster not in kinds:
+                continue
+            a, b = runs[study, slower], runs[study, faster]
+            both = sorted(a.keys() & b.keys())
+            row: dict[str, Any] = {"study": study, "slower": slower, "faster": faster}
+            row["factor"] = ", ".join(change)
+            for i, name in enumerate(("pace", "whole")):
+                ratio = stats.geometric_mean(np.array([a[x][i] / b[x][i] for x in both]))
+                row |= dict(zip((name, f"{name}_low", f"{name}_high"), ratio, strict=True))
+            table.append(row)
+    return pd.DataFrame(table)
+
+
+# === Tables and figures =========================================================================
 @figures.styled
-def draw(rows: pd.DataFrame) -> Figure:
-    """Plot the share of layouts solved against steps, and against seconds, in the main cells."""
-    rows = rows[rows["cell"].str.fullmatch(r"doors-\d+")]
+def draw(rows: pd.DataFrame, column: str, label: str) -> Figure:
+    """Plot a column against steps, and against seconds."""
     parts = [
         rows.assign(
             panel=[f"{x.partition('-')[2]} environments, by {word}" for x in rows["cell"]],
             mode=rows["script"],
             x=rows[name],
-            y=rows["solved"] / LAYOUTS,
+            y=rows[column],
         )
         for name, word in (("global_step", "steps"), ("seconds", "seconds"))
     ]
     looks = figures.looks(
         pd.DataFrame({"mode": MODES, "framework": [x.split("_")[1] for x in MODES]})
     )
-    label = "share of the 225 layouts that are solved"
     return figures.curves(pd.concat(parts), looks, "environment steps, or seconds", label)
 
 
-def table(rows: pd.DataFrame) -> Table:
-    """The summary as a table to read."""
+def learning_table(rows: pd.DataFrame) -> Table:
+    """What agents solve in the end, and after how many steps they first solved nearly all."""
     frame = summary(rows)
     cells = pd.DataFrame(
         {
             "cell": row["cell"],
             "script": row["script"],
-            "perfect": f"{row['perfect']:.0f} of {row['seeds']}",
-            "at least, at 95%": f"{row['perfect_low']:.0%}",
+            "perfect": f"{row['perfect']} of {row['seeds']}",
             "layouts solved (least, most)": span(row, "solved", "{:.3f}"),
             "steps over the fewest, where solved": number(row["over_optimum"], "{:.4f}"),
             "steps to 95%": span(row, "steps_to", "{:,.0f}"),
-            "seconds to 95%": span(row, "seconds_to", "{:.3g}"),
-            "seconds in all": span(row, "whole", "{:.3g}"),
         }
         for row in frame.to_dict("records")
     )
     return Table("doors", "Doors: what greedy agents solve, and when", frame, cells)
+
+
+def seconds_table(rows: pd.DataFrame) -> Table:
+    """What runs take, in seconds."""
+    frame = summary(rows)
+    cells = pd.DataFrame(
+        {
+            "cell": row["cell"],
+            "script": row["script"],
+            "startup": span(row, "startup", "{:.2f}"),
+            "5,120 steps": span(row, "pace", "{:.3g}"),
+            "640,000 steps, with startup": span(row, "whole", "{:.3g}"),
+            "to 95% of the layouts": span(row, "seconds_to", "{:.3g}"),
+        }
+        for row in frame.to_dict("records")
+    )
+    return Table("doors_seconds", "Doors: seconds", frame, cells)
+
+
+def contrasts_table(rows: pd.DataFrame) -> Table:
+    """How many times as long the slower of two kinds takes."""
+    frame = contrasts(rows)
+    cells = pd.DataFrame(
+        {
+            "study": row["study"],
+            "slower": described(row["slower"]),
+            "faster": described(row["faster"]),
+            "differ in": row["factor"],
+            "a step, times as long": span(row, "pace", "{:.2f}"),
+            "the run, times as long": span(row, "whole", "{:.2f}"),
+        }
+        for row in frame.to_dict("records")
+    )
+    return Table("doors_contrasts", "Doors: what a difference costs", frame, cells)
+
+
+def described(kind: Kind) -> str:
+    return f"{kind.framework}, {kind.library}, {kind.environments:,}"
 
 
 def number(x: float, form: str) -> str:
@@ -143,7 +255,15 @@ def main() -> None:
         if rows.empty:
             raise ValueError(f"{args.runs} has no complete run of Doors")
         rows.to_csv(args.out, index=False)
-        args.out.with_suffix(".png").write_bytes(figures.png(draw(rows)))
+        equal = rows.assign(share=rows["solved"] / LAYOUTS)
+        equal = equal[equal["cell"].str.fullmatch(r"doors-\d+")]
+        for name, column, label in (
+            (args.out.stem, "share", "share of the 225 layouts that are solved"),
+            ("returns", "episodic_return", "return of training episodes"),
+        ):
+            if equal[column].notna().any():
+                figure = draw(equal, column, label)
+                args.out.with_name(f"{name}.png").write_bytes(figures.png(figure))
     except (ValueError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)

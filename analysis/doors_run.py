@@ -5,7 +5,8 @@
 It does what `python dqn_linen.py doors ...` does. Every five iterations the greedy agent also
 starts from each of the 225 layouts, and the run's folder gets a line of JSON in layouts.jsonl:
 iteration, global_step, seconds (since the process began), solved (how many layouts), steps (taken
-in those) and optimal (the fewest possible in those). The run's clock stands still meanwhile.
+in those) and optimal (the fewest possible in those). The run's clock stands still meanwhile. A run
+that is stopped begins anew: the script's --resume would go on without a judge.
 """
 
 import importlib
@@ -44,7 +45,8 @@ def values_of(script: Any, args: Any, state: dict[str, Any]) -> Callable:
     if "train_state" in state:
         agent = state["train_state"]
         return lambda obs: np.asarray(agent.apply_fn(agent.params, obs))  # sync
-    network = script.QNetwork((3 * SIZE,), args.hidden_sizes, len(MOVES))
+    with script.torch.random.fork_rng(devices=[]):  # its first weights are drawn, for nothing
+        network = script.QNetwork((3 * SIZE,), args.hidden_sizes, len(MOVES))
     network.load_state_dict(state["tensors"]["q_network"])
     return lambda obs: network(script.torch.from_numpy(obs)).detach().numpy()
 
@@ -72,8 +74,10 @@ def train(script: Any) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) < 2 or Path(sys.argv[1]).stem not in SCRIPTS:
-        print(f"analysis.doors_run: name one of {', '.join(SCRIPTS)}", file=sys.stderr)
+    names = [f"{name}.py" for name in SCRIPTS]
+    if len(sys.argv) < 3 or Path(sys.argv[1]).name not in names or sys.argv[2] != "doors":
+        rule = f"name one of {', '.join(names)}, then doors, then flags"
+        print(f"analysis.doors_run: {rule}", file=sys.stderr)
         sys.exit(2)
     del sys.argv[0]  # as if the script had been called
     train(importlib.import_module(Path(sys.argv[0]).stem))

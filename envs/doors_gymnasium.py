@@ -13,7 +13,7 @@ as the crow flies, so that all ways there pay the same, and only their lengths d
 terminates an episode, and 50 steps without it truncate one. What the agent sees are three one-hots
 of 15: its row, its column, the goal's column.
 
-    python dqn_torch_gymnasium.py --env-id envs.doors_gymnasium:Doors-v0
+    python dqn_torch_gymnasium.py doors
 
 doors.py has the same game for gymnax, by the rules in here. This file does without JAX, so that
 PyTorch on Gymnasium need not wait for it.
@@ -156,3 +156,5 @@ class DoorsGymnasium(gymnasium.Env):
 
 
 gymnasium.register("Doors-v0", f"{__name__}:DoorsGymnasium")
+SHORT = {"max_steps_in_episode": 15}  # as in the public comparison: few layouts can be solved
+gymnasium.register("DoorsShort-v0", f"{__name__}:DoorsGymnasium", kwargs=SHORT)

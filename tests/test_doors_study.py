@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -84,12 +85,37 @@ def test_a_run_is_judged_as_it_learns(name, tmp_path, monkeypatch):
     env_id = info["args"]["env_id"]
     run = evaluate.load_run(str(folder), (env_id,))
     np.testing.assert_allclose(run.get_logits(np.eye(45, dtype=np.float32)), seen[2], atol=1e-6)
-    (table,) = [doors.table(pd.DataFrame(list(doors.gather(tmp_path))))]
+    gathered = list(doors.gather(tmp_path))
+    table = doors.learning_table(pd.DataFrame(gathered))
     assert table.cells["script"].tolist() == [name] and table.cells["cell"].tolist() == ["doors-4"]
+    log = pd.read_json(folder / "metrics.jsonl", lines=True)
+    for row, part in zip(gathered, (log[:5], log[5:10], log[10:]), strict=True):
+        assert row["iteration_seconds"] == pytest.approx(part["time/iteration"].median(), abs=1e-4)
+        episodes, returns = part["charts/episodes"], part["charts/episodic_return"]
+        mean = (episodes * returns).sum() / episodes.sum()
+        assert row["episodic_return"] == pytest.approx(mean, abs=1e-4)
+        startup = info["durations"]["imports"] + log["time/elapsed"][0]
+        assert row["startup"] == pytest.approx(startup, abs=1e-4) and startup < rows[0]["seconds"]
 
 
-def test_another_word_is_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["doors_run", "ppo_linen.py"])
+def test_judging_changes_nothing_that_pytorch_draws():
+    import torch
+
+    script = importlib.import_module("dqn_torch_gymnasium")
+    network = script.QNetwork((45,), (8,), 5)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    state = {"tensors": {"q_network": network.state_dict()}}
+    doors_run.values_of(script, script.Doors(hidden_sizes=(8,)), state)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["ppo_linen.py", "doors"], ["dqn_linen.py"], ["dqn_linen.py", "minatar"]]
+)
+def test_another_word_is_one_sentence(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["doors_run", *words])
     with pytest.raises(SystemExit, match="2"):
         doors_run.main()
     assert capsys.readouterr().err.count("\n") == 1
@@ -97,11 +123,13 @@ def test_another_word_is_one_sentence(monkeypatch, capsys):
 
 # === Tables =====================================================================================
 def rows_of(cell, script, seed, solved, steps, seconds):
+    """Rows of a run that was judged after iterations 20, 40, ..."""
     own = {"run": f"{cell}__{script}__seed{seed}", "script": script, "cell": cell, "seed": seed}
     return [
         own
-        | {"iteration": i + 1, "global_step": (i + 1) * 1000, "solved": x, "steps": y}
-        | {"optimal": 10 * x, "seconds": z}
+        | {"iteration": 20 * (i + 1), "global_step": (i + 1) * 1000, "solved": x, "steps": y}
+        | {"optimal": 10 * x, "seconds": z, "startup": z / 4, "episodic_return": float(x)}
+        | {"iteration_seconds": z / 10}
         for i, (x, y, z) in enumerate(zip(solved, steps, seconds, strict=True))
     ]
 
@@ -112,15 +140,18 @@ def test_the_summary():
     rows += rows_of("doors-64", "dqn_torch", 1, [0, 10, 100], [0, 100, 1000], [5, 10, 15])
     linen, torch = doors.summary(pd.DataFrame(rows)).to_dict("records")
     assert (linen["seeds"], linen["perfect"]) == (2, 1)
-    assert linen["perfect_low"] == pytest.approx(1 - 0.975 ** (1 / 2))
     assert linen["over_optimum"] == pytest.approx(4550 / 4500)
     assert linen["steps_to"] == 2500 and linen["seconds_to"] == pytest.approx(25)
     assert np.isnan(linen["seconds_to_low"])  # of two values a median has no interval
     assert linen["solved"] == 1 and torch["solved"] == pytest.approx(100 / 225)
     assert linen["whole"] == pytest.approx(np.sqrt(15 * 40)) and linen["whole_low"] < 15
     assert torch["seconds_to"] == np.inf and torch["perfect"] == 0
-    cells = doors.table(pd.DataFrame(rows)).cells
-    assert cells["seconds to 95%"].tolist() == ["25", "never"]
+    # of the rows after iteration 25 the median: the mean of 1 and 1.5, and of 1 and 4
+    assert linen["pace"] == pytest.approx(np.sqrt(1.25 * 2.5))
+    assert linen["startup"] == pytest.approx(np.sqrt(15 * 40) / 4)
+    cells = doors.seconds_table(pd.DataFrame(rows)).cells
+    assert cells["to 95% of the layouts"].tolist() == ["25", "never"]
+    cells = doors.learning_table(pd.DataFrame(rows)).cells
     assert cells["perfect"].tolist() == ["1 of 2", "0 of 1"]
 
 
@@ -132,16 +163,51 @@ def test_a_seed_that_never_gets_there_is_the_latest():
     (row,) = doors.summary(pd.DataFrame(rows)).to_dict("records")
     assert row["seconds_to"] == 15.5 and row["perfect"] == 9 and row["solved_low"] == 100 / 225
     assert row["seconds_to_low"] == 12 and row["seconds_to_high"] == 19
-    cells = doors.table(pd.DataFrame(rows)).cells
+    cells = doors.learning_table(pd.DataFrame(rows)).cells
     assert cells["layouts solved (least, most)"].tolist() == ["0.944 [0.444, 1.000]"]
 
 
-def run_folder(tmp_path, name, lines, complete=True):
+def test_the_contrasts():
+    """A run takes base * framework * library * number seconds, times a factor of its seed."""
+    rows = []
+    for seed in (1, 2, 3):
+        for script, factor in (("dqn_torch_gymnasium", 6), ("dqn_torch", 3)):
+            rows += rows_of("doors-64", script, seed, [0, 225], [0, 9], [1, 40 * factor * seed])
+        for script, factor in (("dqn_linen_gymnasium", 2), ("dqn_linen", 1)):
+            rows += rows_of("doors-64", script, seed, [0, 225], [0, 9], [1, 40 * factor * seed])
+        if seed < 3:
+            rows += rows_of("doors-1024", "dqn_linen", seed, [0, 225], [0, 9], [1, 10 * seed**2])
+    rows += rows_of("doors-slow_target", "dqn_linen", 1, [0, 225], [0, 9], [1, 7])
+    table = doors.contrasts(pd.DataFrame(rows))
+    found = {(x["factor"], x["slower"].library): x["whole"] for x in table.to_dict("records")}
+    assert found["framework", "gymnasium"] == found["framework", "gymnax"] == pytest.approx(3)
+    number = table[table["factor"] == "environments"].iloc[0]
+    assert number["whole"] == pytest.approx(np.sqrt(4 * 2))  # of seeds 1 and 2, which both have
+    assert number["pace"] == pytest.approx(number["whole"]) and number["pace_low"] < 4
+    (library_torch, library_linen) = table[table["factor"] == "library"].to_dict("records")
+    assert library_torch["slower"] == ("torch", "gymnasium", 64)
+    assert library_torch["whole"] == library_linen["whole"] == pytest.approx(2)
+    last = table.iloc[-1]
+    assert last["factor"] == "framework, library, environments"
+    assert last["whole"] == pytest.approx(6 * np.sqrt(4 * 2)) and len(table) == 6
+    assert last["slower"] == doors.SLOWER and last["faster"] == doors.FASTER
+    cells = doors.contrasts_table(pd.DataFrame(rows)).cells
+    assert cells["slower"].iloc[-1] == "torch, gymnasium, 64"
+
+
+def run_folder(tmp_path, name, lines, complete=True, resumed=()):
     folder = tmp_path / name
     folder.mkdir()
     (folder / "layouts.jsonl").write_text(lines)
+    row = {"time/iteration": 0.5, "time/elapsed": 1.25}
+    log = [
+        json.dumps(row | {"charts/episodes": episodes, "charts/episodic_return": mean})
+        for episodes, mean in ((0, None), (1, 5.0), (3, 1.0))
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(log))
     if complete:
-        info = {"script": "dqn_linen", "args": {"seed": 1}}
+        info = {"script": "dqn_linen", "args": {"seed": 1}, "resumed": [*resumed]}
+        info["durations"] = {"imports": 0.5}
         (folder / "run.json").write_text(json.dumps(info))
 
 
@@ -156,8 +222,23 @@ def test_what_is_gathered(tmp_path, monkeypatch, capsys):
     doors.main()
     table = pd.read_csv(out)
     assert table["run"].tolist() == ["doors-64__a"] and table["cell"].tolist() == ["doors-64"]
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert table["startup"].tolist() == [1.75] and table["episodic_return"].tolist() == [2]
+    for figure in (out.with_suffix(".png"), out.with_name("returns.png")):
+        assert figure.read_bytes().startswith(b"\x89PNG")
+    run_folder(tmp_path, "doors-64__b_again", json.dumps(LINE), resumed=[40])
+    with pytest.raises(SystemExit, match="2"):
+        doors.main()
+    assert "b_again is no run of Doors: it was resumed" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "doors-64__b_again")
     run_folder(tmp_path, "doors-64__c", json.dumps(LINE | {"solved": "many"}))
     with pytest.raises(SystemExit, match="2"):
         doors.main()
     assert "doors-64__c is no run of Doors" in capsys.readouterr().err
+
+
+def test_of_other_cells_there_is_a_table_and_no_figure(tmp_path, monkeypatch):
+    run_folder(tmp_path, "doors-public-64__a", json.dumps(LINE))
+    out = tmp_path / "layouts.csv"
+    monkeypatch.setattr(sys, "argv", ["doors", str(tmp_path), str(out)])
+    doors.main()
+    assert out.exists() and not out.with_suffix(".png").exists()

@@ -155,7 +155,7 @@ def processes_in(project):
         (["full"], 231),
         (["full", "--repeats", "3"], 3 + 3 * 228),
         (["dqn"], 24),
-        (["doors"], 100),
+        (["doors"], 140),
         (["--scripts", "dqn_linen,dqn_torch.py,linen_gymnasium"], 3),
         (["minatar"], 10 + 15 + 4),
         (["minatar", "--repeats", "2"], 4 + 4 + 3),
@@ -243,8 +243,15 @@ def test_the_preset_doors(project):
         args = tyro.cli(script.Doors, args=words[5:])
         assert args.num_iterations == 125 and args.total_timesteps == 640_000
         assert args.num_envs * args.num_steps == 5120 and args.save_every == 0
+        short = "doors-public" in words[-1]  # 15 steps, in both libraries
+        limit = "DoorsShort" in args.env_id or getattr(args, "max_episode_steps", 0) == 15
+        assert short == limit
     runs = Counter((cell_of(x.split()[-1])["env"], x.split()[3]) for x in lines)
-    assert set(runs.values()) == {2} and len(runs) == 10
+    assert set(runs.values()) == {2} and len(runs) == 14
+    seeds = [[cell_of(x.split()[-1])[y] for x in lines] for y in ("seed", "env", "script")]
+    assert seeds[0] == sorted(seeds[0])  # a seed's runs follow each other, in an order of their own
+    cells = list(zip(*seeds[1:], strict=True))
+    assert cells[:14] != cells[14:] and sorted(cells[:14]) == sorted(cells[14:])
 
 
 def test_blocks_are_whole_and_shuffled_by_the_seed(project):
