@@ -12,14 +12,23 @@ statistics, by the scripts' own VecEnv, in these ways:
     gymnax scan          one jitted call for all steps, whose observations and rewards are summed up
 
 Nothing that is timed goes unread: of a compiled loop whose results nobody reads the compiler leaves
-nothing. What comes before the first step is timed apart (start): environments are made, programs
-compiled. A repetition of one way is one fresh process; ways take turns, in an order drawn anew for
-each repetition. The first line of JSON has the settings, hardware and versions, the others a
-measurement each. --draw writes a figure beside the file, with 95% intervals over repetitions.
+nothing. Yet the scan only sums observations up, so the compiler need not write them to memory, as
+training must: its seconds are a lower bound.
+
+Two clocks run. The first (start) covers VecEnv(), reset() and what comes before stepping at full
+speed: of the scan, compiling it; of the others, the first step, in which gymnax step is compiled.
+The second (seconds) covers the steps. Neither covers what a process loads once, as it takes a step
+of one environment before; the drawing of actions; and, in gymnax, a first run of all steps, which
+is slower than those after it.
+
+A repetition of one way is one fresh process; ways take turns, in an order drawn anew for each
+repetition. The first line of JSON has the settings, hardware and versions, the others a measurement
+each. --draw writes a figure beside the file, with 95% intervals over repetitions.
 """
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -27,10 +36,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata, util
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:  # processes that measure load nothing that they do not measure
+    from analysis.render import Table
 
 GAMES = {  # name -> environment in gymnax, in Gymnasium
     "CartPole-v1": ("CartPole-v1", "CartPole-v1"),
@@ -40,6 +53,8 @@ WAYS = ("sync", "async", "vector", "envpool", "gymnax step", "gymnax scan")
 COLOURS = ("#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2")
 ONLY_CARTPOLE = ("vector", "envpool")
 MOST_PROCESSES = 64  # of async: it has one for each environment
+SHOWN = (1, 64, 1024, 4096)  # environments, in the table
+STARTING = 1024
 
 
 # === One process ================================================================================
@@ -49,42 +64,52 @@ def in_gymnasium(how: str, env_id: str, num_envs: int, num_steps: int) -> tuple[
 
     begin = time.perf_counter()
     env = VecEnv(env_id, num_envs, how, seed=1)
-    actions = np.random.default_rng(1).integers(env.num_actions, size=(num_steps + 1, num_envs))
     env.reset(num_steps + 1)
-    env.step(actions[0])
-    start = time.perf_counter()
-    for action in actions[1:]:
+    env.step(np.zeros(num_envs, np.int32))
+    start = time.perf_counter() - begin
+    actions = draw_actions(env.num_actions, num_steps, num_envs)
+    begin = time.perf_counter()
+    for action in actions:
         env.step(action)
-    end = time.perf_counter()
+    seconds = time.perf_counter() - begin
     env.envs.close()
-    return start - begin, end - start
+    return start, seconds
 
 
 def in_gymnax(how: str, env_id: str, num_envs: int, num_steps: int) -> tuple[float, float]:
-    """Return the seconds of compiling and of num_steps steps of num_envs environments."""
+    """Return the seconds of starting and of num_steps steps of num_envs environments."""
     import jax
 
     from ppo_linen import VecEnv
 
     begin = time.perf_counter()
     env = VecEnv(env_id, num_envs)
-    keys = jax.random.split(jax.random.PRNGKey(1), 3)
-    actions = jax.random.randint(keys[0], (2, num_steps, num_envs), 0, env.num_actions)
-    _, state = jax.jit(env.reset)(keys[1])
+    _, state = jax.block_until_ready(jax.jit(env.reset)(jax.random.PRNGKey(1)))
     if how == "gymnax scan":
-        run = jax.jit(partial(scan, env))
+        shape = jax.ShapeDtypeStruct((num_steps, num_envs), np.int32)
+        run = jax.jit(partial(scan, env)).lower(state, shape).compile()
     else:
         run = partial(step_by_step, jax.jit(env.step))
-    state, _ = jax.block_until_ready(run(state, actions[0]))
-    start = time.perf_counter()
-    jax.block_until_ready(run(state, actions[1]))  # sync
-    return start - begin, time.perf_counter() - start
+        run(state, np.zeros((1, num_envs), np.int32))
+    start = time.perf_counter() - begin
+    actions: Any = draw_actions(env.num_actions, num_steps, num_envs)
+    if how == "gymnax scan":
+        actions = jax.block_until_ready(jax.device_put(actions))
+    state, _ = jax.block_until_ready(run(state, actions))
+    begin = time.perf_counter()
+    jax.block_until_ready(run(state, actions))  # sync
+    return start, time.perf_counter() - begin
+
+
+def draw_actions(num_actions: int, num_steps: int, num_envs: int) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return rng.integers(num_actions, size=(num_steps, num_envs), dtype=np.int32)
 
 
 def step_by_step(step_fn: Callable, state: Any, actions: Any) -> tuple[Any, Any]:
     """A call for each step, as where something outside JAX chooses the actions."""
     obs = None
-    for action in np.asarray(actions):
+    for action in actions:
         obs, state, _ = step_fn(state, action)
         obs = np.asarray(obs)  # sync
     return state, obs
@@ -110,6 +135,7 @@ def measure(game: str, how: str, sizes: list[int], num_steps: int) -> None:
         import multiprocessing
 
         multiprocessing.set_forkserver_preload(["ppo_linen_gymnasium"])
+    run(how, env_id, 1, 1)  # imports, a backend, helpers: else the first size would pay for them
     for num_envs in sizes:
         start, seconds = run(how, env_id, num_envs, num_steps)
         row = {"game": game, "way": how, "num_envs": num_envs, "start": start, "seconds": seconds}
@@ -128,10 +154,13 @@ def cells() -> Iterator[tuple[str, str]]:
 
 def race(sizes: list[int], num_steps: int, repeats: int) -> Iterator[dict[str, Any]]:
     """Measure every game and way in a fresh process, repeats times."""
-    order = random.Random(1)
+    order, turns = random.Random(1), list(cells())
     for repeat in range(1, repeats + 1):
-        for game, way in order.sample(cell := list(cells()), len(cell)):
+        order.shuffle(turns)
+        for game, way in turns:
             few = [x for x in sizes if way != "async" or x <= MOST_PROCESSES]
+            if not few:
+                continue
             words = ["--one", game, way, "--num-steps", str(num_steps)]
             words += ["--num-envs", *map(str, few)]
             command = [sys.executable, "-m", "analysis.vectorization", *words]
@@ -141,20 +170,57 @@ def race(sizes: list[int], num_steps: int, repeats: int) -> Iterator[dict[str, A
                 yield json.loads(line) | {"repeat": repeat}
 
 
-def summary(rows: list[dict[str, Any]]) -> Any:
-    """A row per game, way and number: the geometric mean of the seconds, and its 95% interval."""
+def read(path: Path) -> tuple[dict[str, Any], Any]:
+    """Return the settings of a file, and a row per game, way and number of environments.
+
+    A row has the geometric mean of the seconds and its interval, and the median of start.
+    """
     import pandas as pd
 
     from analysis import stats
+    from analysis.schema import SourceError
 
     table, names = [], ["game", "way", "num_envs"]
-    for _, group in pd.DataFrame(rows).groupby(names, sort=False):
-        one = [""] * len(group)
-        seconds = np.exp(stats.mean_interval(np.log(group["seconds"].to_numpy()), one))
-        row = group.iloc[0][names].to_dict()
-        row |= dict(zip(("seconds", "low", "high"), map(float, seconds), strict=True))
-        table.append(row | {"start": float(group["start"].median()), "repeats": len(group)})
-    return pd.DataFrame(table)
+    try:
+        about, *rows = map(json.loads, path.read_text().splitlines())
+        about["num_steps"] = int(about["num_steps"])
+        for _, group in pd.DataFrame(rows).groupby(names, sort=False):
+            row = group.iloc[0][names].to_dict()
+            row |= stats.geometric_mean(group["seconds"].to_numpy())._asdict()
+            table.append(row | {"start": float(group["start"].median()), "repeats": len(group)})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{path} is no file of analysis.vectorization: {error}") from error
+    return about, pd.DataFrame(table)
+
+
+def table(path: Path) -> "Table":
+    """Return the seconds of each game and way at some numbers of environments, to be read."""
+    import pandas as pd
+
+    from analysis.readings import interval, number
+    from analysis.render import Table
+
+    about, frame = read(path)
+    cells = []
+    for game, way in product(GAMES, WAYS):
+        here = frame[(frame["game"] == game) & (frame["way"] == way)].set_index("num_envs")
+        if here.empty:
+            continue
+        row = {"game": game, "way": way} | {f"{x:,} at once": "-" for x in SHOWN}
+        for num_envs in here.index.intersection(SHOWN):
+            one = here.loc[num_envs]
+            row[f"{num_envs:,} at once"] = interval(one["estimate"], one["low"], one["high"])
+        starts = here["start"].get(STARTING, np.nan)
+        cells.append(row | {f"start at {STARTING:,} (s)": number(starts)})
+    caption = f"Seconds for {about['num_steps']} steps of all environments"
+    return Table("vectorization", caption, frame, pd.DataFrame(cells))
+
+
+def usable_cpus() -> int | None:
+    """How many CPUs this process, and those that it starts, may run on."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS, where nothing keeps it from any
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def draw(table: Any, num_steps: int) -> Any:
@@ -172,7 +238,7 @@ def draw(table: Any, num_steps: int) -> Any:
                 part = table[(table["game"] == game) & (table["way"] == way)].sort_values(
                     "num_envs"
                 )
-                x, y = part["num_envs"], part["seconds"]
+                x, y = part["num_envs"], part["estimate"]
                 axes.fill_between(x, part["low"], part["high"], color=colour, alpha=0.18, lw=0)
                 axes.plot(x, y, color=colour, marker=marker, mec="white")
             axes.set(xscale="log", yscale="log", xlabel="parallel environments")
@@ -208,21 +274,23 @@ def main() -> None:
         measure(*args.one, args.num_envs, args.num_steps)
     elif args.draw:
         from analysis import figures
+        from analysis.schema import SourceError
 
         try:
-            about, *rows = map(json.loads, args.draw.read_text().splitlines())
-            table, num_steps = summary(rows), int(about["num_steps"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"vectorization: {args.draw} cannot be drawn: {error}", file=sys.stderr)
+            about, rows = read(args.draw)
+        except SourceError as error:
+            print(f"vectorization: {error}", file=sys.stderr)
             sys.exit(2)
-        args.draw.with_suffix(".png").write_bytes(figures.png(draw(table, num_steps)))
+        args.draw.with_suffix(".png").write_bytes(figures.png(draw(rows, about["num_steps"])))
     else:
         from analysis.env_timing import hardware
 
         settings = {name: getattr(args, name) for name in ("num_envs", "num_steps", "repeats")}
-        packages = ("jax", "gymnax", "gymnasium", "numpy")
-        versions = {name: metadata.version(name) for name in packages}
-        print(json.dumps(settings | {"hardware": hardware(), "versions": versions}), flush=True)
+        packages = ["jax", "gymnax", "gymnasium", "numpy"]
+        packages += ["envpool"] if util.find_spec("envpool") else []
+        settings["hardware"] = hardware() | {"usable_cpus": usable_cpus()}
+        settings["versions"] = {name: metadata.version(name) for name in packages}
+        print(json.dumps(settings), flush=True)
         for row in race(args.num_envs, args.num_steps, args.repeats):
             print(json.dumps(row), flush=True)
 
