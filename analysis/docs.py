@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import doors, learning, readings, render, report, schema
+from analysis import doors, learning, readings, render, report, schema, vectorization
 from analysis.bench import Bench, benches
 from analysis.learning import Environment
 from analysis.render import Table
@@ -91,6 +91,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return render.markdown_table(table)
     if name in DOORS:
         return render.markdown_table(DOORS[name](pd.read_csv(ROOT / source)).cells)
+    if name == "vectorization":
+        return render.markdown_table(vectorization.table(ROOT / source).cells)
     if name == "against" and baseline:
         section = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         tables = [x for x in section.blocks if isinstance(x, Table)]
