@@ -134,13 +134,12 @@ class EnvState(NamedTuple):
 def own_environment(env_id: str) -> tuple[Any, Any]:
     """The gymnax Environment that my_module:MyEnv makes, and its parameters.
 
-    Raise ValueError where it is unlike gymnax's. It is traced, so nothing of it runs.
+    Raise ValueError where it is unlike gymnax's: its reset and step are traced, and do not run.
     """
 
     def kinds(**trees: Any) -> set[str]:
-        name_of = partial(jax.tree_util.keystr, simple=True, separator=".")
-        leaves = jax.tree.leaves_with_path(trees)
-        return {f"{name_of(place)} {x.dtype}{[*x.shape]}" for place, x in leaves}
+        name = partial(jax.tree_util.keystr, simple=True, separator=".")
+        return {f"{name(at)} {x.dtype}{[*x.shape]}" for at, x in jax.tree.leaves_with_path(trees)}
 
     def must(ok: bool, rule: str) -> None:
         if not ok:
@@ -152,23 +151,23 @@ def own_environment(env_id: str) -> tuple[Any, Any]:
         space, key = env.observation_space(params), jax.random.PRNGKey(0)
         must(isinstance(env.action_space(params), Discrete), "actions must be spaces.Discrete")
         obs, state = jax.eval_shape(env.reset, key)
+        must(isinstance(obs, jax.ShapeDtypeStruct), f"obs must be one array, not {obs}")
         must(obs.shape == space.shape, f"obs must have observation_space's shape, {space.shape}")
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # not weak
-        # Where the step is gymnax's, what it calls comes first: it would say less of a mistake.
-        first = env.step_env if type(env).step is Environment.step else env.step
-        for step in (first, env.step):
-            result = jax.eval_shape(step, key, state, jnp.int32(0), params)
-            was, now = kinds(obs=obs, state=state), kinds(obs=result[0], state=result[1])
-            gone, new = (", ".join(sorted(x)) or "nothing" for x in (was - now, now - was))
-            must(was == now, f"{gone} of reset must not become {new} in step")
-        names = "obs, state, reward, terminated, truncated, info"
-        must(len(result) == 6, f"step must return six values: {names}")
+        was, form = kinds(obs=obs, state=state), jax.tree.structure((obs, state))
         must("key<" not in str(was), "keys in its state must be jax.random.PRNGKey's")
-        must(result[2].shape == (), "reward must be one number")
-        ends = kinds(x=result[3], y=result[4]) == {"x bool[]", "y bool[]"}
-        must(ends, "terminated and truncated must be one boolean each")
-        final = kinds(obs=result[5].get("final_observation"))
-        must(final == kinds(obs=obs), "step's info must have final_observation, of obs's kind")
+        steps = [("step_env", "obs, state, reward, terminated, info")]  # called by gymnax's step,
+        steps += [("step", "obs, state, reward, terminated, truncated, info")]  # which says less
+        for name, values in steps if type(env).step is Environment.step else steps[1:]:
+            result = tuple(jax.eval_shape(getattr(env, name), key, state, jnp.int32(0), params))
+            must(len(result) == len(values.split()), f"{name} must return {values}")
+            now = kinds(obs=result[0], state=result[1])
+            must(was == now, f"reset returns {sorted(was - now)}, but {name} {sorted(now - was)}")
+            must(form == jax.tree.structure(result[:2]), f"reset and {name} must build state alike")
+        must(getattr(result[2], "shape", None) == (), "reward must be one number")
+        end, final = kinds(x=result[3:5]), result[5].get("final_observation")
+        must(end == {"x.0 bool[]", "x.1 bool[]"}, "terminated, truncated must be one boolean each")
+        must(kinds(obs=final) == kinds(obs=obs), "info must have final_observation, of obs's kind")
         return env, params
 
 
@@ -202,7 +201,7 @@ class VecEnv:
         """Take action (N,) int32; return obs after any restart, state, what happened by name."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
-        step = jax.vmap(partial(self.env.step, params=self.params))
+        step = jax.vmap(lambda *x: self.env.step(*x, self.params))
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
         reward, next_obs = reward.astype(jnp.float32), self.flatten(info["final_observation"])
         total, length = state.episode_return + reward, state.episode_length + 1

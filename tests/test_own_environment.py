@@ -225,7 +225,7 @@ GIVEN = """
 import jax
 import jax.numpy as jnp
 from flax import struct
-from gymnax.environments.spaces import Box
+from gymnax.environments.spaces import Box, Dict
 from lander import *
 
 PI = 3.14
@@ -248,25 +248,38 @@ MISTAKES = {  # a part of the environment, and the sentence
 }
 CHANGES = {  # what a method of the environment does instead
     "step(self, key, state, action, params): return self.step_env(key, state, action, params)": (
-        "step must return six values: obs, state, reward, terminated, truncated, info$"
+        "step must return obs, state, reward, terminated, truncated, info$"
     ),
     "step_env(self, *x): return *Lander.step_env(self, *x)[:4], False, {}": (
-        r"ValueError: .*values to unpack \(expected 5"
+        "step_env must return obs, state, reward, terminated, info$"
     ),
     "reset(self, key): return jnp.zeros(2)": "TypeError: cannot unpack",
     "action_space(self, params): return Box(-1, 1, (1,))": "actions must be spaces.Discrete$",
-    "observation_space(self, params): return Box(-1, 1, (3,))": "observation_space's shape, .3,.$",
-    "observe(self, *x): return {'a': jnp.zeros(2)}": "'dict' object has no attribute 'shape'$",
+    "observation_space(self, params): return Box(-1, 1, (3,))": (
+        "obs must have observation_space's shape, .3,.$"
+    ),
+    "observe(self, *x): return {'a': jnp.zeros(2)}": "obs must be one array, not {'a': Shape.*}$",
+    "observe(self, *x): return {'a': jnp.zeros(2)}\n"
+    "    def observation_space(self, params): return Dict({'a': Box(-1, 1, (2,))})": (
+        "obs must be one array, "
+    ),
     "observe(self, key, state, action, params): return jnp.zeros(2 + (action is not None))": (
-        r"obs float32\[2\] of reset must not become obs float32\[3\] in step$"
+        r"TypeError: reset returns \['obs float32\[2\]'\], but step_env \['obs float32\[3\]'\]$"
     ),
     "observe(self, key, state, action, params): "
     "return jnp.zeros(2, int if action is None else float)": (
-        r"obs int32\[2\] of reset must not become obs float32\[2\] in step$"
+        r"reset returns \['obs int32\[2\]'\], but step_env \['obs float32\[2\]'\]$"
     ),
     "reset_env(self, *x): return jnp.zeros(2), State(0, 0.0, 0)": (
-        r"state.height int32\[\] of reset must not become state.height float32\[\] in step$"
+        r"returns \['state.height int32\[\]'\], but step_env \['state.height float32\[\]'\]$"
     ),
+    "step_env(self, key, state, *x): return jnp.zeros(2), (state, 0), 0.0, False, {}\n"
+    "    def is_truncated(self, *x): return False": (
+        r"\['state.height .*'\], but step_env \['state.0.height .*, 'state.1 int32\[\]'\]$"
+    ),
+    "reset(self, key): return jnp.zeros(2), (1.0,)\n"
+    "    def step(self, key, state, *x): return jnp.zeros(2), [1.0], 0.0, False, False, "
+    "{'final_observation': jnp.zeros(2)}": "reset and step must build state alike$",
     "reset_env(self, *x): return jnp.zeros(2), 5": "has no attribute speed$",
     "reset_env(self, *x): "
     "return jnp.zeros(2), State(1.0, 0.0, jax.random.key(0))\n"
@@ -280,14 +293,14 @@ CHANGES = {  # what a method of the environment does instead
         "reward must be one number$"
     ),
     "step_env(self, *x): o, s, r, *e = Lander.step_env(self, *x); return o, s, None, *e": (
-        "'NoneType' object has no attribute 'shape'$"
+        "reward must be one number$"
     ),
     "step_env(self, *x): o, s, r, d, i = Lander.step_env(self, *x); return o, s, r, d * 1, i": (
-        "terminated and truncated must be one boolean each$"
+        "terminated, truncated must be one boolean each$"
     ),
     "step(self, key, state, action, params): "
     "return *Lander.step(self, key, state, action, params)[:5], {}": (
-        "step's info must have final_observation, of obs's kind$"
+        "info must have final_observation, of obs's kind$"
     ),
     "__init__(self, size): pass": "missing 1 required positional argument: 'size'$",
 }
@@ -321,7 +334,7 @@ def test_on_the_command_line(here):
     """One sentence, status 2, no traceback, no folder; for a checkpoint's too."""
     (here / "given.py").write_text(f"{GIVEN}class MyEnv(Lander):\n    step = Lander.step_env\n")
     _, errors = end(start(ROOT / "ppo_linen.py", "--env-id", "given:MyEnv"), 2)
-    assert "step must return six values: obs, state, reward" in " ".join(errors.split())
+    assert "step must return obs, state, reward, terminated," in " ".join(errors.split())
     assert not Path("runs").exists()
 
 
@@ -334,6 +347,9 @@ def test_on_the_command_line(here):
         "state.replace(time=state.time + jnp.int16(1)), 0.0, state.time > 9, {}",
         "observe(self, *x): return jnp.full(2, 1.0)",
         "reset(self, key, params=None): return Lander.reset(self, key, params)",
+        "reset(self, key): return Lander.reset(self, key)",
+        "step(self, key, state, action, p): return Lander.step(self, key, state, action, p)",
+        "step(self, *x): return [*Lander.step(self, *x)]",
         "observation_space(self, params): return Box(jnp.zeros(2), jnp.ones(2), (2,), jnp.uint8)",
     ],
 )
