@@ -206,10 +206,10 @@ def table(path: Path) -> "Table":
         here = frame[(frame["game"] == game) & (frame["way"] == way)].set_index("num_envs")
         if here.empty:
             continue
-        row = {"game": game, "way": way} | {f"{x:,} at once": "-" for x in SHOWN}
+        row = {"game": game, "way": way} | {f"{x:,} at once (s)": "-" for x in SHOWN}
         for num_envs in here.index.intersection(SHOWN):
             one = here.loc[num_envs]
-            row[f"{num_envs:,} at once"] = interval(one["estimate"], one["low"], one["high"])
+            row[f"{num_envs:,} at once (s)"] = interval(one["estimate"], one["low"], one["high"])
         starts = here["start"].get(STARTING, np.nan)
         cells.append(row | {f"start at {STARTING:,} (s)": number(starts)})
     caption = f"Seconds for {about['num_steps']} steps of all environments"
@@ -230,7 +230,7 @@ def draw(table: Any, num_steps: int) -> Any:
     from analysis import figures
 
     with figures.in_style():
-        games = list(table["game"].unique())
+        games = [x for x in GAMES if x in set(table["game"])]
         figure, panels = figures.make_panels(games, len(games), 4.0)
         looks = dict(zip(WAYS, zip(COLOURS, "sXpD^o", strict=True), strict=True))
         for axes, game in zip(panels, games, strict=True):
@@ -241,9 +241,12 @@ def draw(table: Any, num_steps: int) -> Any:
                 x, y = part["num_envs"], part["estimate"]
                 axes.fill_between(x, part["low"], part["high"], color=colour, alpha=0.18, lw=0)
                 axes.plot(x, y, color=colour, marker=marker, mec="white")
-            axes.set(xscale="log", yscale="log", xlabel="parallel environments")
-            axes.set_xticks(sorted(set(table["num_envs"])), minor=False)
-            axes.set_xticks([], minor=True)
+            sizes = sorted(set(table["num_envs"]))
+            figures.set_log(axes, "x", sizes[0] / 1.3, sizes[-1] * 1.3, 10)
+            axes.set_xticks(sizes)
+            ends = table[["estimate", "low", "high"]]  # NaN around a single run
+            figures.set_log(axes, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, 10)
+            axes.set_xlabel("parallel environments")
         panels[0].set_ylabel(f"seconds for {num_steps} steps of all of them")
         entries = [
             (Line2D([], [], color=colour, marker=marker), way)

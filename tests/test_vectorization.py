@@ -221,7 +221,7 @@ def test_the_table_has_a_row_for_each_way_in_the_order_of_the_ways(file):
         ["Doors", "sync", "-", "1.00", "-", "-", "-"],
         ["Doors", "gymnax scan", "0.500 [0.500, 0.500]", "-", "3.00 [3.00, 3.00]", "-", "2.50"],
     ]
-    at_once = [f"{x} at once" for x in ("1", "64", "1,024", "4,096")]
+    at_once = [f"{x} at once (s)" for x in ("1", "64", "1,024", "4,096")]
     assert list(table.cells) == ["game", "way", *at_once, "start at 1,024 (s)"]
     assert docs.block("vectorization", str(path), None, None).count("| Doors |") == 2
 
@@ -231,6 +231,22 @@ def test_a_figure_is_drawn_beside_the_file(file, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["vectorization", "--draw", str(path)])
     vectorization.main()
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_has_round_numbers_and_a_panel_for_each_game(file):
+    other = [x | {"game": "CartPole-v1"} for x in rows([50.0], 1024)]
+    _, frame = vectorization.read(file(*rows([0.01]), *rows([1.0, 2.0, 4.0], 64), *other))
+    figure = vectorization.draw(frame, 512)
+    figure.draw_without_rendering()
+    assert [x.get_title("left") for x in figure.axes] == list(vectorization.GAMES)
+    for axes in figure.axes:
+        assert [x.get_text() for x in axes.get_xticklabels()] == ["4", "64", "1,024"]
+        assert not any(x.get_text() for x in axes.get_xticklabels(minor=True))
+        low, high = axes.get_ylim()
+        assert low < 0.01 and high > 50
+    labels = {x.get_text() for x in figure.axes[0].get_yticklabels()}
+    assert {"0.01", "0.1", "1", "10"} <= labels
+    assert [x.get_text() for x in figure.legends[0].get_texts()] == ["sync"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "nonsense", '{"num_steps": 1}\n{"game": 1}'])
