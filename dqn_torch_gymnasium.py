@@ -35,7 +35,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from importlib import import_module, metadata
 from itertools import pairwise
 from pathlib import Path
@@ -99,6 +99,8 @@ class Args:
             if not ok:
                 raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
 
+        if self.resume is not None and self.run_name is None:
+            return  # main replaces these by the checkpoint's, which have a run_name
         sizes = ("num_envs", "num_steps", "buffer_size", "batch_size", "target_network_frequency")
         for name in (*sizes, "exploration_steps", "total_timesteps"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
@@ -111,11 +113,10 @@ class Args:
         check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
         widths = all(0 < size <= 2**16 for size in self.hidden_sizes)
         check("hidden_sizes", widths, "must lie between 1 and 65536")
-        # train makes its own; here an unknown one is refused
-        env = VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)
+        env = VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)  # can refuse it
         height, width, channels = env.obs_shape if len(env.obs_shape) == 3 else (3, 3, 3)
-        rule = "must have images (height, width, channels), of at least 3 x 3 squares"
-        check("env_id", min(height, width) >= max(3, channels), rule)
+        rule = "must have images (height, width, channels) of 3 x 3 or more, never (channels, n, n)"
+        check("env_id", min(height, width) >= 3 and not height < width == channels, rule)
 
         rule = f"must be a multiple of num_envs = {self.num_envs}"
         check("buffer_size", self.buffer_size % self.num_envs == 0, rule)
@@ -125,8 +126,7 @@ class Args:
         updates = self.total_timesteps * self.replay_ratio / self.batch_size
         check("replay_ratio", updates < 2**31, "must ask for fewer than 2**31 updates in all")
 
-        env_id = self.env_id.replace("/", "-").replace(":", "-")
-        stem = f"{env_id}__{self.exp_name}__{self.seed}"
+        stem = f"{self.env_id}__{self.exp_name}__{self.seed}".replace("/", "-").replace(":", "-")
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
@@ -194,6 +194,7 @@ def parse_args() -> Args:
 
 
 # === Environment ================================================================================
+@cache  # so that it is tried once
 def own_environment(env_id: str) -> str:
     """Import the module of my_module:MyEnv-v0, which registers it, try a step, return MyEnv-v0."""
     with own_code(env_id, "register a Gymnasium environment"):
@@ -224,9 +225,8 @@ class VecEnv:
         except Exception as error:  # unknown, a package or a display is missing, a game's file, ...
             raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
         if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
-            raise ValueError(
-                f"--env-id must have discrete actions from 0 on and see arrays, not {env_id}"
-            )
+            rule = "must have discrete actions from 0 on and see arrays"
+            raise ValueError(f"--env-id {rule}, not {env_id}")
         self.num_actions, self.obs_shape = int(actions.n), observations.shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -601,8 +601,7 @@ def main(args: Args) -> None:
             fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
-        env_id = args.env_id if "--env-id" in flags else None
-        args, _, _ = load_checkpoint(args.resume, env_id=env_id)
+        args, *_ = load_checkpoint(args.resume, env_id=args.env_id if "--env-id" in flags else None)
     threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
@@ -644,7 +643,8 @@ def load_checkpoint(
             info["elapsed"] = float(info["elapsed"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
-        fail(f"{path} is no checkpoint of {script}.py: {error}")
+        code_is_wrong = str(error).startswith(f"--env-id {env_id} must")  # own_code says it
+        fail(str(error) if code_is_wrong else f"{path} is no checkpoint of {script}.py: {error}")
 
 
 def replace_file(path: Path, content: bytes) -> None:

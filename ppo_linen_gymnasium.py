@@ -32,7 +32,7 @@ import weakref
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_origin
@@ -95,6 +95,8 @@ class Args:
             if not ok:
                 raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
 
+        if self.resume is not None and self.run_name is None:
+            return  # main replaces these by the checkpoint's, which have a run_name
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
         coefs = ("learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps")
@@ -105,8 +107,7 @@ class Args:
         check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
         widths = all(0 < size <= 2**16 for size in self.hidden_sizes or (0,))
         check("hidden_sizes", widths, "must lie between 1 and 65536")
-        # train makes it; here an unknown one is refused
-        VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)
+        VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)  # refuses unknown ones
 
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size, rest = divmod(self.batch_size, self.num_minibatches)
@@ -116,8 +117,7 @@ class Args:
         rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
         check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
 
-        env_id = self.env_id.replace("/", "-").replace(":", "-")
-        stem = f"{env_id}__{self.exp_name}__{self.seed}"
+        stem = f"{self.env_id}__{self.exp_name}__{self.seed}".replace("/", "-").replace(":", "-")
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
@@ -125,6 +125,7 @@ class Args:
 
 
 # === Environment ================================================================================
+@cache  # so that it is tried once
 def own_environment(env_id: str) -> str:
     """Import the module of my_module:MyEnv-v0, which registers it, try a step, return MyEnv-v0."""
     with own_code(env_id, "register a Gymnasium environment"):
@@ -155,9 +156,8 @@ class VecEnv:
         except Exception as error:  # unknown, a package or a display is missing, a game's file, ...
             raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
         if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
-            raise ValueError(
-                f"--env-id must have discrete actions from 0 on and see arrays, not {env_id}"
-            )
+            rule = "must have discrete actions from 0 on and see arrays"
+            raise ValueError(f"--env-id {rule}, not {env_id}")
         self.num_actions, self.obs_shape = int(actions.n), observations.shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -507,8 +507,7 @@ def main(args: Args) -> None:
             fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
-        env_id = args.env_id if "--env-id" in flags else None
-        args, _, _ = load_checkpoint(args.resume, env_id=env_id)
+        args, *_ = load_checkpoint(args.resume, env_id=args.env_id if "--env-id" in flags else None)
     threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
@@ -550,7 +549,8 @@ def load_checkpoint(
             info["elapsed"] = float(info["elapsed"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
-        fail(f"{path} is no checkpoint of {script}.py: {error}")
+        code_is_wrong = str(error).startswith(f"--env-id {env_id} must")  # own_code says it
+        fail(str(error) if code_is_wrong else f"{path} is no checkpoint of {script}.py: {error}")
 
 
 def replace_file(path: Path, content: bytes) -> None:

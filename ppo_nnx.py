@@ -94,6 +94,8 @@ class Args:
             if not ok:
                 raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
 
+        if self.resume is not None and self.run_name is None:
+            return  # main replaces these by the checkpoint's, which have a run_name
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
         coefs = ("learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps")
@@ -114,8 +116,7 @@ class Args:
         rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
         check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
 
-        env_id = self.env_id.replace("/", "-").replace(":", "-")
-        stem = f"{env_id}__{self.exp_name}__{self.seed}"
+        stem = f"{self.env_id}__{self.exp_name}__{self.seed}".replace("/", "-").replace(":", "-")
         name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
         one = Path(name).name == name != ".." and name.isprintable()
         check("run_name", one, "must be the name of one folder in --runs-dir")
@@ -450,8 +451,7 @@ def main(args: Args) -> None:
             fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
         if os.path.exists(Path(args.resume, "run.json")):
             fail(f"--resume: {args.resume} is complete")
-        env_id = args.env_id if "--env-id" in flags else None
-        args, _, _ = load_checkpoint(args.resume, env_id=env_id)
+        args, *_ = load_checkpoint(args.resume, env_id=args.env_id if "--env-id" in flags else None)
     threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
     try:
         train(args)
@@ -493,7 +493,8 @@ def load_checkpoint(
             info["elapsed"] = float(info["elapsed"])
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
-        fail(f"{path} is no checkpoint of {script}.py: {error}")
+        code_is_wrong = str(error).startswith(f"--env-id {env_id} must")  # own_code says it
+        fail(str(error) if code_is_wrong else f"{path} is no checkpoint of {script}.py: {error}")
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from frameworks import GYMNASIUM_SCRIPTS, SCRIPTS
+from sections import DQN_GYMNASIUM_SCRIPTS, DQN_SCRIPTS
 from test_evaluate import command, frames_of  # noqa: F401  (a fixture)
 from test_resume import main, metrics, train
 
@@ -29,7 +30,7 @@ import evaluate
 import ppo_linen
 
 GYMNAX = [*SCRIPTS, "dqn_linen", "dqn_torch"]
-GYMNASIUM = [*GYMNASIUM_SCRIPTS, "dqn_linen_gymnasium", "dqn_torch_gymnasium"]
+GYMNASIUM = [*GYMNASIUM_SCRIPTS, *DQN_GYMNASIUM_SCRIPTS]
 LANDER, LANDER_GYMNASIUM = "lander:Lander", "lander_gymnasium:Lander-v0"
 EXAMPLES = re.findall(
     r"^```python\n(.*?)^```$", (ROOT / "docs/environments.md").read_text(), re.M | re.S
@@ -50,7 +51,7 @@ def here(tmp_path, monkeypatch):
     files = {name: str(getattr(x, "__file__", "")) for name, x in [*sys.modules.items()]}
     for name in [name for name, file in files.items() if file.startswith(str(tmp_path))]:
         del sys.modules[name]
-    for name in set(GYMNAX) & set(sys.modules):
+    for name in {*GYMNAX, *GYMNASIUM} & set(sys.modules):
         sys.modules[name].own_environment.cache_clear()
     for name in set(gymnasium.registry) - registered:
         del gymnasium.registry[name]
@@ -158,11 +159,11 @@ EVIL = "import os\nos.mkdir('attacked')\nfrom lander import *\nfrom lander_gymna
 def stranger(here):
     """A checkpoint that names any environment; and a module that shows that it was imported."""
 
-    def write(name, env_id):
+    def write(name, env_id, **changes):
         script = importlib.import_module(name)
         folder = here / "runs" / name
         folder.mkdir(parents=True)
-        args = asdict(script.Args()) | {"env_id": env_id}
+        args = asdict(script.Args()) | {"env_id": env_id} | changes
         info = {"script": name, "args": args, "iteration": 1}
         np.savez(folder / "checkpoint.npz", info=json.dumps(info))
         (here / "evil.py").write_text(EVIL)
@@ -203,6 +204,42 @@ def test_flags_beside_resume(stranger, capfd):
         assert "no flag may stand beside it but --env-id" in capfd.readouterr().err
     assert main("ppo_linen", "--resume", folder, "--env-id", "Acrobot-v1") == 2
     assert "CartPole-v1, so it must be --env-id CartPole-v1\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", [*GYMNAX, *GYMNASIUM])
+def test_of_a_run_that_goes_on_its_own_arguments_are_checked(name):
+    """Not those beside --resume, which has no run's name, as a checkpoint has."""
+    script = importlib.import_module(name)
+    script.Args(resume="runs/first", env_id="no_such_module:MyEnv", num_envs=0)
+    with pytest.raises(ValueError, match="no_such_module"):
+        script.Args(resume="runs/first", run_name="first", env_id="no_such_module:MyEnv")
+
+
+def test_a_small_replay_of_large_observations_goes_on(here, stranger, capfd):
+    """The default's would not fit into memory, and nobody asked for it."""
+    (here / "large.py").write_text(
+        "import jax.numpy as jnp\nfrom lander import *\nSHAPE = (10**8,)\n"
+        "class Large(Lander):\n    def observe(self, *x): return jnp.zeros(SHAPE)\n"
+        "    def observation_space(self, params): return spaces.Box(0, 1, SHAPE)\n"
+    )
+    folder = stranger("dqn_linen", "large:Large", num_envs=1, buffer_size=1)
+    assert main("dqn_linen", "--resume", folder, "--env-id", "large:Large") == 2
+    assert "is no checkpoint of dqn_linen.py: 'elapsed'\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ppo_linen", "dqn_torch", "ppo_torch_gymnasium"])
+def test_a_module_that_is_elsewhere(name, stranger, command, capsys, monkeypatch):  # noqa: F811
+    """The checkpoint is a good one, so the sentence is about the module alone."""
+    env_id = LANDER if name in GYMNAX else LANDER_GYMNASIUM
+    folder, other = stranger(name, env_id), Path("other").resolve()
+    other.mkdir()
+    monkeypatch.chdir(other)
+    error = f"ModuleNotFoundError: No module named '{env_id.partition(':')[0]}' in {other} or the"
+    duty = "make a gymnax Environment" if name in GYMNAX else "register a Gymnasium environment"
+    sentence = f"--env-id {env_id} must {duty}: {error} packages\n"
+    assert main(name, "--resume", folder, "--env-id", env_id) == 2
+    assert capsys.readouterr() == ("", sentence)
+    assert command(folder, "--env-id", env_id) == (2, "", sentence)
 
 
 def test_no_file_hides_a_package(here):
@@ -330,12 +367,20 @@ def test_what_does_not_step_as_it_must(change, here):
     assert sentence.startswith("--env-id given:MyEnv must make a gymnax Environment: ")
 
 
-def test_on_the_command_line(here):
+def test_on_the_command_line(here, stranger, command, capsys):  # noqa: F811
     """One sentence, status 2, no traceback, no folder; for a checkpoint's too."""
     (here / "given.py").write_text(f"{GIVEN}class MyEnv(Lander):\n    step = Lander.step_env\n")
-    _, errors = end(start(ROOT / "ppo_linen.py", "--env-id", "given:MyEnv"), 2)
+    flags = "--env-id", "given:MyEnv"
+    _, errors = end(start(ROOT / "ppo_linen.py", *flags), 2)
     assert "step must return obs, state, reward, terminated," in " ".join(errors.split())
     assert not Path("runs").exists()
+    folder = stranger("ppo_linen", "given:MyEnv")
+    assert main("ppo_linen", "--resume", folder, *flags) == 2
+    output, errors = capsys.readouterr()
+    assert errors.startswith("--env-id given:MyEnv must make a gymnax Environment: TypeError: step")
+    assert errors.count("\n") == 1 and not output
+    assert command(folder, *flags) == (2, "", errors)
+    assert [path.name for path in folder.iterdir()] == ["checkpoint.npz"]
 
 
 @pytest.mark.parametrize(
@@ -406,6 +451,19 @@ def test_what_gymnasium_does_not_know(env_id, message):
     assert re.search(message, sentence_of(lambda: script.VecEnv(env_id, 2, "sync", 1)))
 
 
+@pytest.mark.parametrize("name", GYMNASIUM)
+def test_it_is_tried_once(name, here):
+    """As gymnax's are traced once: a folder's name, training and evaluating ask for the same."""
+    text = "import gymnasium\nfrom lander_gymnasium import Lander\nresets = []\n"
+    text += "class MyEnv(Lander):\n    def reset(self, **x):\n        resets.append(x)\n"
+    text += "        return super().reset(**x)\ngymnasium.register('MyEnv-v0', MyEnv)\n"
+    (here / "given.py").write_text(text)
+    script = importlib.import_module(name)
+    for seed in (1, 2):
+        script.VecEnv("given:MyEnv-v0", 2, "sync", seed)
+    assert [x["seed"] for x in sys.modules["given"].resets] == [0]
+
+
 # === DQN ========================================================================================
 @pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch"])
 def test_options_of_dqn(name, here):
@@ -433,10 +491,33 @@ def test_options_of_dqn(name, here):
             {"env_id": LANDER, "full_actions": True},
             "--full-actions is for MinAtar's games, not for",
         ),
-        ({"env_id": "given:Image"}, "--env-id must have images .* of at least 3 x 3 squares"),
+        ({"env_id": "given:Image"}, "--env-id must have images .* of 3 x 3 or more, never "),
     ]:
         with pytest.raises(ValueError, match=message):
             script.Args(**flags)
+
+
+GRIDS = [(5, 5, 6), (3, 3, 4), (9, 11, 83), (10, 10, 10), (210, 160, 3), (84, 84, 4)]
+NO_GRIDS = [(4, 84, 84), (3, 64, 64), (2, 9, 3), (9, 2, 3)]
+
+
+@pytest.mark.parametrize("name", DQN_SCRIPTS)
+@pytest.mark.parametrize("shape", GRIDS + NO_GRIDS, ids=str)
+def test_images_of_any_number_of_channels(name, shape, monkeypatch):
+    """A small grid can have more kinds of things than squares in a row."""
+    script = importlib.import_module(name)
+    make = script.VecEnv.__init__
+
+    def other(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self.obs_shape = shape
+
+    monkeypatch.setattr(script.VecEnv, "__init__", other)
+    if shape in GRIDS:
+        script.Args()
+        return
+    with pytest.raises(ValueError, match=r"of 3 x 3 or more, never .channels, n, n., not CartP"):
+        script.Args()
 
 
 @pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch", "dqn_linen_gymnasium"])
