@@ -5,15 +5,15 @@
     python ppo_linen.py --env-id envs.craftax_symbolic:CraftaxClassicSymbolic
 
 The rules, worlds, observations and rewards are those of the craftax package (Matthews et al. 2024,
-MIT licence), which is called here; none of its code is. What it calls done is told apart: death, or
-the last boss's, terminates an episode, and its limit max_timesteps truncates one.
+MIT licence), which is called here; none of its code is. Its one `done` is split: death, or the last
+boss's, terminates an episode, and its limit max_timesteps truncates one.
 
 Its own environment makes a new world in every environment at every step, and mostly throws it away,
 although that takes as long as a dozen steps. Here only an episode's end starts another, and its
 world is one of num_worlds, which are made at the first reset and kept. That gives up endless new
 worlds for 1,024: an agent that has been in each of them often may know them by heart, so how it
-does in them says little about others. 1,024 worlds are 127 MB as they are kept, which what is
-compiled with them holds as well; ten million steps in episodes of 300 are in each of them 33 times.
+does in them says little about others. Ten million steps in episodes of 300 are in each of them 33
+times. The 1,024 worlds take 127 MB, and each program compiled with them holds a copy.
 CraftaxSymbolicEndless makes a new world for each episode, and gives what the package's environment
 does with the same keys. docs/craftax.md says how long a step takes with either.
 """
