@@ -241,7 +241,7 @@ def number(x: float, form: str) -> str:
 def span(row: dict[Any, Any], name: str, form: str) -> str:
     """An estimate with what lies around it, as far as there is any."""
     estimate, low, high = (number(row[x], form) for x in (name, f"{name}_low", f"{name}_high"))
-    return estimate if low == "-" else f"{estimate} [{low}, {high}]"
+    return estimate if low in ("-", "never") else f"{estimate} [{low}, {high}]"
 
 
 def main() -> None:
