@@ -163,9 +163,10 @@ def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
 @figures.styled
 def draw(rows: pd.DataFrame, column: str, label: str) -> Figure:
     """Plot a column against steps, and against seconds."""
+    rows = rows.assign(number=rows["cell"].str.partition("-")[2].astype(int)).sort_values("number")
     parts = [
         rows.assign(
-            panel=[f"{x.partition('-')[2]} environments, by {word}" for x in rows["cell"]],
+            panel=[f"{x:,} environments, by {word}" for x in rows["number"]],
             mode=rows["script"],
             x=rows[name],
             y=rows[column],
@@ -258,7 +259,7 @@ def main() -> None:
         equal = rows.assign(share=rows["solved"] / LAYOUTS)
         equal = equal[equal["cell"].str.fullmatch(r"doors-\d+")]
         for name, column, label in (
-            (args.out.stem, "share", "share of the 225 layouts that are solved"),
+            (args.out.stem, "share", "share of layouts solved"),
             ("returns", "episodic_return", "return of training episodes"),
         ):
             if equal[column].notna().any():
