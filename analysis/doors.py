@@ -32,8 +32,9 @@ SETTLED = 25  # iterations after which the pace is measured
 def gather(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each time that a complete run was judged; ValueError where a file is none.
 
-    episodic_return is the mean of the training episodes that ended since the agent was last judged,
-    iteration_seconds the median of the iterations; startup are the seconds to the first one's end.
+    Of the training episodes that ended since the agent was last judged, episodic_return is the mean
+    and return_per_step all their returns by all their steps; iteration_seconds is the median of the
+    iterations, startup the seconds to the first one's end.
     """
     for path in sorted(folder.glob("*/layouts.jsonl")):
         if not (path.parent / "run.json").exists():
@@ -50,14 +51,16 @@ def gather(folder: Path) -> Iterator[dict[str, Any]]:
             for row in map(json.loads, path.read_text().splitlines()):
                 counts = {name: int(row[name]) for name in COUNTS}
                 part, before = log.iloc[before : counts["iteration"]], counts["iteration"]
-                episodes = part["charts/episodes"].to_numpy(float)
-                returns = part["charts/episodic_return"].astype(float).fillna(0)  # of no episode
-                mean = (episodes * returns).sum() / (episodes.sum() or np.nan)
-                seconds = float(row["seconds"]), float(part["time/iteration"].median())
-                own |= dict(
-                    zip(("seconds", "iteration_seconds"), np.round(seconds, 4), strict=True)
+                count = part["charts/episodes"].to_numpy(float)
+                total, steps = (  # of no episode, return and length are null
+                    (count * part[f"charts/episodic_{name}"].astype(float).fillna(0)).sum()
+                    for name in ("return", "length")
                 )
-                yield own | counts | {"episodic_return": round(float(mean), 4)}
+                measured = {"seconds": float(row["seconds"])}
+                measured["iteration_seconds"] = part["time/iteration"].median()
+                measured["episodic_return"] = total / (count.sum() or math.nan)
+                measured["return_per_step"] = total / (steps or math.nan)
+                yield own | counts | {name: round(float(x), 4) for name, x in measured.items()}
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{path.parent} is no run of Doors: {error}") from error
 
@@ -79,8 +82,9 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     perfect is how many seeds solve all layouts in at most 1.01 of the fewest steps. Of the share
     solved there are mean, least and most: it has a cap, so an interval of the mean would be too
     narrow. When 95% were first solved is a median with its interval, a seed that never gets there
-    being the latest; it lies on the grid of the judgements. startup, pace and whole (the seconds of
-    a run) are geometric means with Student's intervals.
+    being the latest; it lies on the grid of the judgements. rate, the last return_per_step, is a
+    mean; startup, pace and whole (the seconds of a run) are geometric means; all with Student's
+    intervals.
     """
     table = []
     for _, group in rows.groupby(CELL):
@@ -90,6 +94,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
         perfect = (last["solved"] == LAYOUTS) & (last["steps"] <= 1.01 * last["optimal"])
         solved = last["solved"] / LAYOUTS
         parts: dict[str, Any] = {"solved": (solved.mean(), solved.min(), solved.max())}
+        rates = last["return_per_step"].to_numpy(float)
+        parts["rate"] = stats.mean_interval(rates, [""] * len(rates))
         for name, column in (("steps_to", "global_step"), ("seconds_to", "seconds")):
             parts[name] = stats.median_interval(first[column].fillna(np.inf).to_numpy(float))
         values = {
@@ -190,6 +196,7 @@ def learning_table(rows: pd.DataFrame) -> Table:
             "layouts solved (least, most)": span(row, "solved", "{:.3f}"),
             "steps over the fewest, where solved": number(row["over_optimum"], "{:.4f}"),
             "steps to 95%": span(row, "steps_to", "{:,.0f}"),
+            "return by steps, in training": span(row, "rate", "{:.3f}"),
         }
         for row in frame.to_dict("records")
     )

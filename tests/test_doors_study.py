@@ -94,6 +94,8 @@ def test_a_run_is_judged_as_it_learns(name, tmp_path, monkeypatch):
         episodes, returns = part["charts/episodes"], part["charts/episodic_return"]
         mean = (episodes * returns).sum() / episodes.sum()
         assert row["episodic_return"] == pytest.approx(mean, abs=1e-4)
+        rate = (episodes * returns).sum() / (episodes * part["charts/episodic_length"]).sum()
+        assert row["return_per_step"] == pytest.approx(rate, abs=1e-4)
         startup = info["durations"]["imports"] + log["time/elapsed"][0]
         assert row["startup"] == pytest.approx(startup, abs=1e-4) and startup < rows[0]["seconds"]
 
@@ -129,7 +131,7 @@ def rows_of(cell, script, seed, solved, steps, seconds):
         own
         | {"iteration": 20 * (i + 1), "global_step": (i + 1) * 1000, "solved": x, "steps": y}
         | {"optimal": 10 * x, "seconds": z, "startup": z / 4, "episodic_return": float(x)}
-        | {"iteration_seconds": z / 10}
+        | {"iteration_seconds": z / 10, "return_per_step": x / 225}
         for i, (x, y, z) in enumerate(zip(solved, steps, seconds, strict=True))
     ]
 
@@ -148,6 +150,7 @@ def test_the_summary():
     assert torch["seconds_to"] == np.inf and torch["perfect"] == 0
     # of the rows after iteration 25 the median: the mean of 1 and 1.5, and of 1 and 4
     assert linen["pace"] == pytest.approx(np.sqrt(1.25 * 2.5))
+    assert linen["rate"] == 1 and torch["rate"] == pytest.approx(100 / 225)
     assert linen["startup"] == pytest.approx(np.sqrt(15 * 40) / 4)
     cells = doors.seconds_table(pd.DataFrame(rows)).cells
     assert cells["to 95% of the layouts"].tolist() == ["25", "never"]
@@ -201,8 +204,9 @@ def run_folder(tmp_path, name, lines, complete=True, resumed=()):
     (folder / "layouts.jsonl").write_text(lines)
     row = {"time/iteration": 0.5, "time/elapsed": 1.25}
     log = [
-        json.dumps(row | {"charts/episodes": episodes, "charts/episodic_return": mean})
+        json.dumps(row | {"charts/episodes": episodes, "charts/episodic_return": mean} | length)
         for episodes, mean in ((0, None), (1, 5.0), (3, 1.0))
+        for length in [{"charts/episodic_length": 10 if episodes else None}]
     ]
     (folder / "metrics.jsonl").write_text("\n".join(log))
     if complete:
@@ -223,6 +227,7 @@ def test_what_is_gathered(tmp_path, monkeypatch, capsys):
     table = pd.read_csv(out)
     assert table["run"].tolist() == ["doors-64__a"] and table["cell"].tolist() == ["doors-64"]
     assert table["startup"].tolist() == [1.75] and table["episodic_return"].tolist() == [2]
+    assert table["return_per_step"].tolist() == [0.2]
     for figure in (out.with_suffix(".png"), out.with_name("returns.png")):
         assert figure.read_bytes().startswith(b"\x89PNG")
     run_folder(tmp_path, "doors-64__b_again", json.dumps(LINE), resumed=[40])
