@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,12 +116,12 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 class Kind(NamedTuple):
     """What runs of one study may differ in."""
 
-    framework: str
-    library: str
-    environments: int
+    framework: Any
+    library: Any
+    environments: Any
 
 
-SLOWER, FASTER = Kind("torch", "gymnasium", 64), Kind("linen", "gymnax", 1024)
+LEVELS = Kind(("torch", "torch --compile", "linen"), ("gymnasium", "gymnax"), (64, 1024))
 
 
 def kind_of(cell: str, script: str) -> tuple[str, Kind] | None:
@@ -130,7 +130,9 @@ def kind_of(cell: str, script: str) -> tuple[str, Kind] | None:
     _, framework, *library = script.split("_")
     if not number.isdecimal():
         return None
-    return study, Kind(framework, library[0] if library else "gymnax", int(number))
+    framework += " --compile" * study.endswith("-compiled")
+    kind = Kind(framework, library[0] if library else "gymnax", int(number))
+    return study.removesuffix("-compiled"), kind
 
 
 def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
@@ -145,24 +147,30 @@ def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
         last = run.sort_values("iteration").iloc[-1]
         if kind := kind_of(last["cell"], last["script"]):
             runs.setdefault(kind, {})[int(last["seed"])] = pace(run), float(last["seconds"])
-    changes = [{name: getattr(FASTER, name)} for name in Kind._fields] + [FASTER._asdict()]
     table = []
     for study in sorted({study for study, _ in runs}):
-        kinds = sorted((kind for name, kind in runs if name == study), reverse=True)
-        for change, slower in product(changes, kinds):
-            faster = slower._replace(**change)
-            slow = all(getattr(slower, name) == getattr(SLOWER, name) for name in change)
-            if not slow or faster not in kinds:
-                continue
+        kinds = [Kind(*x) for x in product(*LEVELS) if (study, Kind(*x)) in runs]
+        pairs = [(a, b, changes(a, b)) for a, b in combinations(kinds, 2)]
+        pairs = [x for x in pairs if len(x[2]) in (1, 3)]
+        for slower, faster, names in sorted(pairs, key=lambda x: [*map(Kind._fields.index, x[2])]):
             a, b = runs[study, slower], runs[study, faster]
             both = sorted(a.keys() & b.keys())
             row: dict[str, Any] = {"study": study, "slower": slower, "faster": faster}
-            row["factor"] = ", ".join(change)
+            row["factor"] = ", ".join(names)
             for i, name in enumerate(("pace", "whole")):
                 ratio = stats.geometric_mean(np.array([a[x][i] / b[x][i] for x in both]))
                 row |= dict(zip((name, f"{name}_low", f"{name}_high"), ratio, strict=True))
             table.append(row)
     return pd.DataFrame(table)
+
+
+def changes(slower: Kind, faster: Kind) -> list[str]:
+    """In what the second is further on than the first; nothing if it is behind in anything."""
+    steps = {
+        name: level.index(y) - level.index(x)
+        for name, level, x, y in zip(Kind._fields, LEVELS, slower, faster, strict=True)
+    }
+    return [name for name, step in steps.items() if step] if min(steps.values()) >= 0 else []
 
 
 # === Tables and figures =========================================================================
@@ -228,7 +236,7 @@ def contrasts_table(rows: pd.DataFrame) -> Table:
             "study": row["study"],
             "slower": described(row["slower"]),
             "faster": described(row["faster"]),
-            "differ in": row["factor"],
+            "they differ in": row["factor"],
             "a step, times as long": span(row, "pace", "{:.2f}"),
             "the run, times as long": span(row, "whole", "{:.2f}"),
         }

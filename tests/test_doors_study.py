@@ -181,19 +181,26 @@ def test_the_contrasts():
         if seed < 3:
             rows += rows_of("doors-1024", "dqn_linen", seed, [0, 225], [0, 9], [1, 10 * seed**2])
     rows += rows_of("doors-slow_target", "dqn_linen", 1, [0, 225], [0, 9], [1, 7])
+    script = "dqn_torch_gymnasium"
+    compiled = rows_of("doors-compiled-64", script, 1, [0, 225], [0, 9], [1, 40 * 4])
     table = doors.contrasts(pd.DataFrame(rows))
     found = {(x["factor"], x["slower"].library): x["whole"] for x in table.to_dict("records")}
     assert found["framework", "gymnasium"] == found["framework", "gymnax"] == pytest.approx(3)
+    with_compiled = doors.contrasts(pd.DataFrame(rows + compiled))
+    frameworks = with_compiled[with_compiled["factor"] == "framework"]["whole"]
+    assert sorted(frameworks.round(6)) == [1.5, 2, 3, 3]  # to and from 4
+    assert len(with_compiled) == len(table) + 3  # and from it to linen's 1,024 in gymnax
     number = table[table["factor"] == "environments"].iloc[0]
     assert number["whole"] == pytest.approx(np.sqrt(4 * 2))  # of seeds 1 and 2, which both have
     assert number["pace"] == pytest.approx(number["whole"]) and number["pace_low"] < 4
-    (library_torch, library_linen) = table[table["factor"] == "library"].to_dict("records")
+    library_torch, library_linen = table[table["factor"] == "library"].to_dict("records")
     assert library_torch["slower"] == ("torch", "gymnasium", 64)
     assert library_torch["whole"] == library_linen["whole"] == pytest.approx(2)
     last = table.iloc[-1]
     assert last["factor"] == "framework, library, environments"
     assert last["whole"] == pytest.approx(6 * np.sqrt(4 * 2)) and len(table) == 6
-    assert last["slower"] == doors.SLOWER and last["faster"] == doors.FASTER
+    assert last["slower"] == ("torch", "gymnasium", 64)
+    assert last["faster"] == ("linen", "gymnax", 1024)
     cells = doors.contrasts_table(pd.DataFrame(rows)).cells
     assert cells["slower"].iloc[-1] == "torch, gymnasium, 64"
 
