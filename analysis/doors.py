@@ -152,7 +152,8 @@ def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
         kinds = [Kind(*x) for x in product(*LEVELS) if (study, Kind(*x)) in runs]
         pairs = [(a, b, changes(a, b)) for a, b in combinations(kinds, 2)]
         pairs = [x for x in pairs if len(x[2]) in (1, 3)]
-        for slower, faster, names in sorted(pairs, key=lambda x: [*map(Kind._fields.index, x[2])]):
+        pairs.sort(key=lambda x: (len(x[2]), Kind._fields.index(x[2][0])))
+        for slower, faster, names in pairs:
             a, b = runs[study, slower], runs[study, faster]
             both = sorted(a.keys() & b.keys())
             row: dict[str, Any] = {"study": study, "slower": slower, "faster": faster}
