@@ -265,7 +265,7 @@ def main() -> None:
     name, lines = "python -m analysis.doors", (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(prog=name, description=lines[0])
     parser.add_argument("runs", type=Path, help="folder of runs")
-    parser.add_argument("out", type=Path, help=".csv file to write; the figure goes beside it")
+    parser.add_argument("out", type=Path, help=".csv file to write; the figures go beside it")
     args = parser.parse_args()
     try:
         rows = pd.DataFrame(list(gather(args.runs)))
@@ -274,13 +274,13 @@ def main() -> None:
         rows.to_csv(args.out, index=False)
         equal = rows.assign(share=rows["solved"] / LAYOUTS)
         equal = equal[equal["cell"].str.fullmatch(r"doors-\d+")]
-        for name, column, label in (
+        for stem, column, label in (
             (args.out.stem, "share", "share of layouts solved"),
             ("returns", "episodic_return", "return of training episodes"),
         ):
             if equal[column].notna().any():
                 figure = draw(equal, column, label)
-                args.out.with_name(f"{name}.png").write_bytes(figures.png(figure))
+                args.out.with_name(f"{stem}.png").write_bytes(figures.png(figure))
     except (ValueError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
