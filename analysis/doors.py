@@ -42,7 +42,8 @@ def gather(folder: Path) -> Iterator[dict[str, Any]]:
         try:
             info = json.loads((path.parent / "run.json").read_text())
             if info["resumed"]:
-                raise ValueError("it was resumed, and went on without being judged")
+                print(f"{path.parent} went on without a judge: left out", file=sys.stderr)
+                continue
             own: dict[str, Any] = {"run": path.parent.name, "script": str(info["script"])}
             own |= {"cell": path.parent.name.split("__")[0], "seed": int(info["args"]["seed"])}
             lines = (path.parent / "metrics.jsonl").read_text().splitlines()
@@ -61,7 +62,7 @@ def gather(folder: Path) -> Iterator[dict[str, Any]]:
                 measured["episodic_return"] = total / (count.sum() or math.nan)
                 measured["return_per_step"] = total / (steps or math.nan)
                 yield own | counts | {name: round(float(x), 4) for name, x in measured.items()}
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (LookupError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path.parent} is no run of Doors: {error}") from error
 
 
@@ -267,6 +268,8 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder of runs")
     parser.add_argument("out", type=Path, help=".csv file to write; the figures go beside it")
     args = parser.parse_args()
+    if args.out.suffix != ".csv" or args.out.stem == "returns":
+        parser.error(f"the file must end in .csv, and not be returns.csv, not {args.out}")
     try:
         rows = pd.DataFrame(list(gather(args.runs)))
         if rows.empty:

@@ -22,6 +22,8 @@ import numpy as np
 from envs.doors_gymnasium import LIMIT, MOVES, SIZE, DoorsGymnasium, all_layouts, optimal_steps
 
 EVERY = 5  # iterations
+GYMNASIUM = "envs.doors_gymnasium"
+ENVIRONMENTS = ("envs.doors:Doors", f"{GYMNASIUM}:Doors-v0", f"{GYMNASIUM}:DoorsShort-v0")
 SCRIPTS = ("dqn_torch", "dqn_linen", "dqn_torch_gymnasium", "dqn_linen_gymnasium")
 
 
@@ -64,11 +66,18 @@ def train(script: Any) -> None:
             row |= judge(values_of(script, args, state))
             with open(self.dir / "layouts.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
-            super().save(iteration, **state)
+            try:
+                super().save(iteration, **state)
+            except SystemExit:  # Ctrl-C
+                print("But no judge comes with it: for the study, begin this run anew.")
+                raise
             self.start, self.saving = self.start + time.perf_counter() - start, 0.0
 
     script.RunLog = RunLog
     args = script.parse_args()
+    if args.env_id not in ENVIRONMENTS:
+        print(f"analysis.doors_run: {args.env_id} is not Doors", file=sys.stderr)
+        sys.exit(2)
     args.save_every = EVERY
     script.main(args)
 

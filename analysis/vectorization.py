@@ -28,8 +28,11 @@ each. --draw writes a figure beside the file, with 95% intervals over repetition
 
 import argparse
 import json
+import math
 import os
 import random
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -184,11 +187,15 @@ def read(path: Path) -> tuple[dict[str, Any], Any]:
     try:
         about, *rows = map(json.loads, path.read_text().splitlines())
         about["num_steps"] = int(about["num_steps"])
+        for row in rows:
+            fine = [0 < row[name] < math.inf for name in ("num_envs", "seconds", "start")]
+            if row["game"] not in GAMES or row["way"] not in WAYS or not all(fine):
+                raise ValueError(f"{row} is no measurement")
         for _, group in pd.DataFrame(rows).groupby(names, sort=False):
             row = group.iloc[0][names].to_dict()
             row |= stats.geometric_mean(group["seconds"].to_numpy())._asdict()
             table.append(row | {"start": float(group["start"].median()), "repeats": len(group)})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise SourceError(f"{path} is no file of analysis.vectorization: {error}") from error
     return about, pd.DataFrame(table)
 
@@ -266,8 +273,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--draw", type=Path, metavar="JSON", help="draw what was measured")
     parser.add_argument("--one", nargs=2, metavar=("GAME", "WAY"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if min(*args.num_envs, args.num_steps, args.repeats) < 1:
-        parser.error("--num-envs, --num-steps and --repeats must be positive")
+    numbers = (*args.num_envs, args.num_steps, args.repeats)
+    if not 0 < min(numbers) <= max(numbers) <= 2**16:
+        parser.error("--num-envs, --num-steps and --repeats must lie between 1 and 65536")
     return args
 
 
@@ -281,10 +289,11 @@ def main() -> None:
 
         try:
             about, rows = read(args.draw)
-        except SourceError as error:
+            figure = figures.png(draw(rows, about["num_steps"]))
+            args.draw.with_suffix(".png").write_bytes(figure)
+        except (SourceError, OSError) as error:
             print(f"vectorization: {error}", file=sys.stderr)
             sys.exit(2)
-        args.draw.with_suffix(".png").write_bytes(figures.png(draw(rows, about["num_steps"])))
     else:
         from analysis.env_timing import hardware
 
@@ -294,9 +303,14 @@ def main() -> None:
         settings["hardware"] = hardware() | {"usable_cpus": usable_cpus()}
         settings["versions"] = {name: metadata.version(name) for name in packages}
         print(json.dumps(settings), flush=True)
-        for row in race(args.num_envs, args.num_steps, args.repeats):
-            print(json.dumps(row), flush=True)
+        try:
+            for row in race(args.num_envs, args.num_steps, args.repeats):
+                print(json.dumps(row), flush=True)
+        except subprocess.CalledProcessError as error:
+            print(f"vectorization: this failed: {shlex.join(error.cmd)}", file=sys.stderr)
+            sys.exit(1)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     main()

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import shutil
 import sys
 
 import numpy as np
@@ -238,14 +237,35 @@ def test_what_is_gathered(tmp_path, monkeypatch, capsys):
     for figure in (out.with_suffix(".png"), out.with_name("returns.png")):
         assert figure.read_bytes().startswith(b"\x89PNG")
     run_folder(tmp_path, "doors-64__b_again", json.dumps(LINE), resumed=[40])
+    capsys.readouterr()
+    doors.main()
+    assert "b_again went on without a judge" in capsys.readouterr().err
+    assert pd.read_csv(out)["run"].tolist() == ["doors-64__a"]
+    run_folder(tmp_path, "doors-64__c", "")
+    for line in (json.dumps(LINE | {"solved": "many"}), "[" * 100_000, '{"iteration": Infinity}'):
+        (tmp_path / "doors-64__c" / "layouts.jsonl").write_text(line)
+        with pytest.raises(SystemExit, match="2"):
+            doors.main()
+        assert "doors-64__c is no run of Doors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x.png", "returns.csv"])
+def test_where_a_figure_would_go_there_goes_no_table(name, tmp_path, monkeypatch, capsys):
+    run_folder(tmp_path, "doors-64__a", json.dumps(LINE))
+    monkeypatch.setattr(sys, "argv", ["doors", str(tmp_path), str(tmp_path / name)])
     with pytest.raises(SystemExit, match="2"):
         doors.main()
-    assert "b_again is no run of Doors: it was resumed" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "doors-64__b_again")
-    run_folder(tmp_path, "doors-64__c", json.dumps(LINE | {"solved": "many"}))
+    assert "must end in .csv" in capsys.readouterr().err
+
+
+def test_another_environment_is_not_judged(tmp_path, monkeypatch, capsys):
+    words = ["dqn_torch_gymnasium.py", "doors", "--env-id", "CartPole-v1"]
+    monkeypatch.setattr(sys, "argv", ["doors_run", *words, "--runs-dir", str(tmp_path)])
+    script = importlib.import_module("dqn_torch_gymnasium")
+    monkeypatch.setattr(script, "RunLog", script.RunLog)
     with pytest.raises(SystemExit, match="2"):
-        doors.main()
-    assert "doors-64__c is no run of Doors" in capsys.readouterr().err
+        doors_run.main()
+    assert "CartPole-v1 is not Doors" in capsys.readouterr().err and not [*tmp_path.iterdir()]
 
 
 def test_of_other_cells_there_is_a_table_and_no_figure(tmp_path, monkeypatch):

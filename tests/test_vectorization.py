@@ -259,3 +259,24 @@ def test_what_cannot_be_drawn_is_one_sentence(text, tmp_path, monkeypatch, capsy
     assert "is no file of analysis.vectorization" in capsys.readouterr().err
     with pytest.raises(SourceError, match="is no file of"):  # as analysis.docs wants it
         vectorization.table(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("game", "Pong"), ("way", "by hand"), ("num_envs", 0), ("num_envs", "a")),
+        *(("seconds", 0), ("seconds", float("nan")), ("start", float("inf"))),
+    ],
+)
+def test_a_row_that_is_no_measurement(name, value, file):
+    with pytest.raises(SourceError, match="is no file of analysis"):
+        vectorization.read(file(*rows([1.0]), rows([2.0])[0] | {name: value}))
+
+
+def test_a_figure_that_cannot_be_written_is_one_sentence(file, monkeypatch, capsys):
+    path = file(*rows([1.0, 2.0]))
+    path.with_suffix(".png").mkdir()
+    monkeypatch.setattr(sys, "argv", ["vectorization", "--draw", str(path)])
+    with pytest.raises(SystemExit, match="2"):
+        vectorization.main()
+    assert capsys.readouterr().err.startswith("vectorization: [Errno")
