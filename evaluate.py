@@ -227,9 +227,14 @@ class Gymnasium:
 
             one, spec = gymnasium.make(self.env.spec), copy.deepcopy(self.env.spec)
             one.close()
-            self.drawn = "rgb_array" in one.metadata.get("render_modes", ())
-            spec.kwargs |= {"render_mode": "rgb_array"} if self.drawn else {}
-            self.env.spec = spec
+            self.drawn = "rgb_array" in (one.metadata.get("render_modes") or ())
+            if self.drawn:
+                spec.kwargs |= {"render_mode": "rgb_array"}
+                try:
+                    gymnasium.make(spec).close()
+                    self.env.spec = spec
+                except TypeError:  # a class may inherit its modes, and take none
+                    self.drawn = False
 
     def reset(self) -> np.ndarray:
         return self.env.reset(1)
@@ -364,7 +369,7 @@ def picture(env_id: str, render: Callable) -> np.ndarray:
     """What an environment draws of itself, (height, width, 3) uint8."""
     try:
         image = np.asarray(render())
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
             found = f"{image.dtype} {image.shape}"
             raise TypeError(f"render must return uint8 (height, width, 3), not {found}")
         return image
@@ -387,7 +392,8 @@ def record(run: Run, args: Args) -> tuple[list[tuple], int]:
         if over or (length - 1) % stride == 0:
             if not is_gymnasium(run.script):
                 state = jax.tree.map(lambda x: np.asarray(x[0]), state.inner)
-                state = getattr(state, "env_state", state)  # within that of sticky actions
+                if getattr(run.args, "sticky_actions", 0):
+                    state = state.env_state
             frame = np.asarray(obs[0]), state, total, episode, over
             frames += [frame] * (HOLD if over else repeat)
         if len(frames) >= FRAMES:
@@ -462,7 +468,7 @@ def draw(runs: list[Run], args: Args) -> bytes:
         shown = zip(images, frames[:length], pictures(run, frames[:length]), strict=True)
         for image, (_, _, total, episode, over), array in shown:
             scale = min((width - 16) / array.shape[1], (height - 8) / array.shape[0])
-            box = round(array.shape[1] * scale), round(array.shape[0] * scale)
+            box = max(1, round(array.shape[1] * scale)), max(1, round(array.shape[0] * scale))
             smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST
             picture = Image.fromarray(array).resize(box, smooth)
             if over:
