@@ -198,13 +198,13 @@ def parse_args() -> Args:
 def own_environment(env_id: str) -> str:
     """Import the module of my_module:MyEnv-v0, which registers it, try a step, return MyEnv-v0."""
     with own_code(env_id, "register a Gymnasium environment"):
-        env = gymnasium.make(name := env_id.partition(":")[2])
-        first, _ = env.reset(seed=0)
-        obs, reward, _, _, _ = env.step(env.action_space.sample())
-        shape = env.observation_space.shape
-        if shape and not np.shape(first) == np.shape(obs) == shape:
-            raise TypeError(f"obs must have the shape in observation_space, {shape}")
-        float(reward)  # a TypeError where that is no number
+        env: Any = gymnasium.make(name := env_id.partition(":")[2])
+        (first, _), space = env.reset(seed=0), env.observation_space
+        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        for x in (np.asarray(first), np.asarray(obs)) if isinstance(space, Box) else ():
+            if x.shape != space.shape or not np.can_cast(x.dtype, space.dtype, "same_kind"):
+                raise TypeError(f"obs must fit observation_space, {space.shape} {space.dtype}")
+        _ = float(reward), bool(terminated), bool(truncated)  # each is, or an error
         env.close()
         return name
 

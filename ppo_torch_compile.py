@@ -148,9 +148,9 @@ def own_environment(env_id: str) -> tuple[Any, Any]:
 
     with own_code(env_id, "make a gymnax Environment") as module:
         env = getattr(module, env_id.partition(":")[2])()
-        params = env.default_params
-        space, key = env.observation_space(params), jax.random.PRNGKey(0)
-        must(isinstance(env.action_space(params), Discrete), "actions must be spaces.Discrete")
+        params, key = env.default_params, jax.random.PRNGKey(0)
+        space, moves = env.observation_space(params), env.action_space(params)
+        must(isinstance(moves, Discrete) and 0 in range(moves.n), "actions must be Discrete(n > 0)")
         obs, state = jax.eval_shape(env.reset, key)
         must(isinstance(obs, jax.ShapeDtypeStruct), f"obs must be one array, not {obs}")
         must(obs.shape == space.shape, f"obs must have observation_space's shape, {space.shape}")

@@ -251,6 +251,18 @@ def test_no_file_hides_a_package(here):
     assert str(here) not in str(sys.modules["colorsys"].__file__)
 
 
+@pytest.mark.parametrize("own", ["envs/mine.py", "envs/__init__.py"])
+def test_a_folder_envs_of_the_users(own, here):
+    """Also where it is a package: the project's are found all the same, and so are the user's."""
+    for name in ("envs/mine.py", own):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(EXAMPLES[0] if name == "envs/mine.py" else "")
+    code = f"import sys\nsys.path[0] = {str(ROOT)!r}\nimport ppo_linen\n"
+    code += "for env_id in sys.argv[1:]:\n    print(ppo_linen.VecEnv(env_id, 1).obs_dim)"
+    output, _ = end(start("-c", code, "envs.doors:Doors", "envs.mine:Lander"))
+    assert output.split() == ["45", "2"]
+
+
 # === Mistakes ===================================================================================
 MODULES = {
     "broken": "x = 1\nraise RuntimeError('first line\\nsecond line')\n",
@@ -291,7 +303,9 @@ CHANGES = {  # what a method of the environment does instead
         "step_env must return obs, state, reward, terminated, info$"
     ),
     "reset(self, key): return jnp.zeros(2)": "TypeError: cannot unpack",
-    "action_space(self, params): return Box(-1, 1, (1,))": "actions must be spaces.Discrete$",
+    "action_space(self, params): return Box(-1, 1, (1,))": r"actions must be Discrete\(n > 0\)$",
+    "action_space(self, params): return spaces.Discrete(0)": r"actions must be Discrete\(n > 0\)$",
+    "action_space(self, params): return spaces.Discrete(2.0)": "interpreted as an integer$",
     "observation_space(self, params): return Box(-1, 1, (3,))": (
         "obs must have observation_space's shape, .3,.$"
     ),
@@ -416,7 +430,17 @@ GYMNASIUM_MISTAKES = {
     "step(self, action): return self.observe(), 0.0, False, {}": r"\(expected 5, got 4\)",
     "step(self, action): return self.observe(), None, False, False, {}": "TypeError: ",
     "step(self, action): return 1 / 0": r"ZeroDivisionError: .* \(.*/given.py, line \d+\)$",
-    "observe(self): return np.zeros(3, np.float32)": r"shape in observation_space, \(2,\)$",
+    "step(self, action): return self.observe(), 0.0, np.zeros(2, bool), False, {}": "truth value",
+    "step(self, action): return self.observe(), 0.0, False, np.zeros(2, bool), {}": "truth value",
+    "observe(self): return np.zeros(3, np.float32)": r"fit observation_space, \(2,\) float32$",
+    "observe(self): return np.zeros(2)\n    observation_space = Box(0, 9, (2,), np.uint8)": (
+        r"obs must fit observation_space, \(2,\) uint8$"
+    ),
+    "observe(self): return np.zeros(3)\n    observation_space = Box(0, 9, ())": (
+        r"obs must fit observation_space, \(\) float32$"
+    ),
+    "observe(self): return None\n    observation_space = Box(0, 9, ())": "TypeError: ",
+    "observe(self): return np.array(['a', 'b'])": "TypeError: ",
     "__init__(self): raise OSError('no disk')": r"OSError: no disk \(.*/given.py, line \d+\)$",
 }
 
@@ -433,6 +457,30 @@ def test_what_gymnasium_cannot_step(change, here):
     sentence = sentence_of(lambda: script.VecEnv("given:MyEnv-v0", 2, "sync", 1))
     assert re.search(GYMNASIUM_MISTAKES[change], sentence), sentence
     assert sentence.startswith("--env-id given:MyEnv-v0 must register a Gymnasium environment: ")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "observe(self): return np.array([self.height, self.speed])",  # float64
+        "observe(self): return [0, 1]",
+        "observe(self): return np.float32(1)\n    observation_space = Box(0, 9, ())",
+        "observe(self): return 1.0\n    observation_space = Box(0, 9, ())",
+        "observe(self): return np.ones(2, bool)\n    observation_space = Box(0, 9, (2,), np.uint8)",
+        "step(self, action): return self.observe(), 1, np.bool_(True), 0, {}",
+    ],
+)
+def test_what_is_no_mistake_in_gymnasium(change, here):
+    text = "from lander_gymnasium import *\nclass MyEnv(Lander):\n    def "
+    register = "gymnasium.register('MyEnv-v0', MyEnv, max_episode_steps=9)"
+    (here / "given.py").write_text(f"{text}{change}\n{register}\n")
+    script = importlib.import_module("ppo_linen_gymnasium")
+    env = script.VecEnv("given:MyEnv-v0", 2, "sync", 1)
+    assert env.reset(5).shape == (2, env.obs_dim)
+    for _ in range(5):
+        obs, result = env.step(np.zeros(2, int))
+        assert obs.dtype == np.float32 and result["terminated"].dtype == bool
 
 
 @pytest.mark.parametrize(
@@ -552,6 +600,8 @@ def test_a_name_makes_no_booleans_of_observations(name, here):
             "render must return uint8 .height, width, 3., not float64 .9, 9.",
         ),
         ("return None, None", "not object .2,."),
+        ("return np.zeros((0, 9, 3), np.uint8)", "not uint8 .0, 9, 3."),
+        ("return np.zeros((9, 0, 3), np.uint8)", "not uint8 .9, 0, 3."),
     ],
 )
 def test_a_picture_that_is_none(change, message, here, capsys):
@@ -565,3 +615,50 @@ def test_a_picture_that_is_none(change, message, here, capsys):
     errors = capsys.readouterr().err
     assert stopped.value.code == 2 and errors.startswith("--gif: given:MyEnv: ")
     assert re.search(message, errors) and errors.count("\n") == 1
+
+
+def frames_drawn(script, **flags):
+    """Of an agent that never fires."""
+    script = importlib.import_module(script)
+    args = script.Args(**flags)
+    run = evaluate.Run(Path(), script, args, 1, lambda obs: jnp.zeros((len(obs), 2)))
+    Path("picture.gif").write_bytes(evaluate.draw([run], evaluate.Args(("",))))
+    return frames_of("picture.gif")
+
+
+@pytest.mark.parametrize("flags", [{}, {"sticky_actions": 0.5}])
+def test_a_state_within_a_state(flags, here):
+    """As wrappers have it: render gets the outer one, and never that of sticky actions."""
+    (here / "given.py").write_text(
+        f"{GIVEN}@struct.dataclass\nclass Outer:\n    env_state: State\n    time: jax.Array\n\n"
+        "class MyEnv(Lander):\n    def reset_env(self, *x):\n"
+        "        obs, state = Lander.reset_env(self, *x)\n"
+        "        return obs, Outer(state, state.time)\n"
+        "    def step_env(self, key, outer, *x):\n"
+        "        obs, state, *rest = Lander.step_env(self, key, outer.env_state, *x)\n"
+        "        return obs, Outer(state, state.time), *rest\n"
+        "    def render(self, outer, params):\n"
+        "        return Lander.render(self, outer.env_state, params)\n"
+    )
+    frames_drawn("dqn_linen", env_id="given:MyEnv", **flags)
+    assert is_picture("picture.gif")
+
+
+@pytest.mark.parametrize("shape", [(1, 4000, 3), (4000, 1, 3)])
+def test_a_long_thin_picture(shape, here):
+    (here / "given.py").write_text(
+        f"{GIVEN}class MyEnv(Lander):\n"
+        f"    def render(self, *x): return np.zeros({shape}, np.uint8)\n"
+    )
+    assert len(frames_drawn("ppo_linen", env_id="given:MyEnv")) > 0
+
+
+def test_modes_that_a_class_only_inherits(here):
+    """It cannot be made to draw, so what was observed is drawn."""
+    (here / "given.py").write_text(
+        "from lander_gymnasium import *\nclass MyEnv(Lander):\n"
+        "    def __init__(self): super().__init__()\n"
+        "gymnasium.register('MyEnv-v0', MyEnv, max_episode_steps=9)\n"
+    )
+    frames = frames_drawn("ppo_linen_gymnasium", env_id="given:MyEnv-v0")
+    assert len(frames) > 5 and not is_picture("picture.gif")
