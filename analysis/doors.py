@@ -236,11 +236,11 @@ def contrasts_table(rows: pd.DataFrame) -> Table:
     cells = pd.DataFrame(
         {
             "study": row["study"],
-            "slower": described(row["slower"]),
-            "faster": described(row["faster"]),
+            "first": described(row["slower"]),
+            "second": described(row["faster"]),
             "they differ in": row["factor"],
-            "a step, times as long": span(row, "pace", "{:.2f}"),
-            "the run, times as long": span(row, "whole", "{:.2f}"),
+            "a step, first / second": span(row, "pace", "{:.2f}"),
+            "the run, first / second": span(row, "whole", "{:.2f}"),
         }
         for row in frame.to_dict("records")
     )

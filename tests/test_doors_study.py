@@ -201,7 +201,7 @@ def test_the_contrasts():
     assert last["slower"] == ("torch", "gymnasium", 64)
     assert last["faster"] == ("linen", "gymnax", 1024)
     cells = doors.contrasts_table(pd.DataFrame(rows)).cells
-    assert cells["slower"].iloc[-1] == "torch, gymnasium, 64"
+    assert cells["first"].iloc[-1] == "torch, gymnasium, 64"
 
 
 def run_folder(tmp_path, name, lines, complete=True, resumed=()):
