@@ -1,0 +1,839 @@
+"""Tune a script's settings: each trial trains it with several seeds, fresh seeds judge the best.
+
+    python tune.py dqn_linen.py --trials 40 --env-id envs.doors:Doors
+    python tune.py ppo_linen.py --space learning_rate=1e-4:1e-2:log --space gamma=0.9,0.99
+    python tune.py dqn_linen.py doors --workers 2 --mlflow
+
+The script is a ppo_*.py or dqn_*.py beside this file; flags that are not below are the script's,
+and stay fixed. Optuna proposes settings. A trial trains with each of a few seeds, in processes of
+their own, and its value is the interquartile mean of what the agents return when they play greedily
+in environments that training did not have. A trial that lags behind is pruned, by the returns in
+its metrics.jsonl. In the end the best settings, and the script's own, train again with seeds that
+no trial had: only those returns say what the settings are worth.
+
+All is in studies/NAME. Stopped or killed at any moment, the same command goes on.
+"""
+
+import contextlib
+import difflib
+import fcntl
+import hashlib
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Generator
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    Executor,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args
+
+if __name__ in ("__main__", "__mp_main__"):  # Ctrl-C during the imports shows no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import numpy as np
+import psutil
+import tyro
+from scipy import stats
+
+try:
+    import optuna
+    import sqlalchemy.exc
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
+    from optuna.trial import FrozenTrial, TrialState
+except ImportError as error:
+    print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
+    sys.exit(2)
+
+from analysis.render import write_whole
+from analysis.runs import last_return
+from analysis.tuning import (
+    Tracker,
+    counted,
+    draw,
+    folder_of,
+    plain,
+    read_rows,
+    states,
+    value_of,
+    write_table,
+)
+
+Values = CategoricalDistribution | FloatDistribution | IntDistribution
+
+HERE = Path(__file__).parent
+# What is searched, of each algorithm; --space changes it. NAME=LOW:HIGH is uniform, and with :log
+# its logarithm is; NAME=A,B,C is a choice. The script's own value joins the choices, and what the
+# script refuses leaves them.
+SPACES = {
+    "ppo": {
+        "learning_rate": "1e-5:1e-2:log",
+        "anneal_lr": "True,False",
+        "num_steps": "32,64,128,256,512",
+        "num_minibatches": "2,4,8,16",
+        "update_epochs": "2:20:log",
+        "gamma": "0.9,0.95,0.98,0.99,0.995,0.999",
+        "gae_lambda": "0.8,0.9,0.95,0.98,1.0",
+        "clip_coef": "0.1:0.4",
+        "ent_coef": "1e-4:1e-1:log",
+        "vf_coef": "0.2:1.0",
+        "max_grad_norm": "0.3:3.0:log",
+        "hidden_sizes": "64x64,256x256",
+    },
+    "dqn": {
+        "learning_rate": "1e-5:1e-2:log",
+        "anneal_lr": "True,False",
+        "gamma": "0.9,0.95,0.98,0.99,0.995",
+        "buffer_size": "10000,50000,100000",
+        "batch_size": "32,64,128,256",
+        "replay_ratio": "2:16:log",
+        "target_network_frequency": "10:1000:log",
+        "double_q": "True,False",
+        "end_e": "0.01:0.2:log",
+        "exploration_steps": "10000:300000:log",
+        "loss": "mse,huber",
+        "hidden_sizes": "64x64,120x84,256x256",
+    },
+}
+OURS = ("seed", "runs_dir", "run_name", "resume", "save_every", "track", "exp_name")
+TASK = ("env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions")
+RANGE = "must be NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=none"
+# Seeds: trials train with 1, 2, ... and the last runs with FRESH + 1, ...; each kind plays its
+# games from a seed of its own.
+FRESH, TRIAL_GAMES, FRESH_GAMES = 1_000, 1_000_000, 2_000_000
+PACKAGES = ("optuna", "jax", "flax", "torch", "gymnax", "gymnasium")
+HEARTBEAT, GRACE = 60, 600  # seconds; a trial that was silent for longer is taken for dead
+DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+
+
+@dataclass
+class Args:
+    script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]  # ppo_*, dqn_*.py
+    trials: int = 40  # trials in the study, those of all its machines and commands together
+    num_seeds: int = 4  # seeds that a trial trains with
+    fresh_seeds: int = 12  # seeds that the best settings, and the script's own, train with again
+    episodes: int = 100  # greedy episodes that judge an agent
+    workers: int = 1  # trials at a time, on this machine
+    space: Annotated[  # a setting to search: NAME=LOW:HIGH[:log], NAME=A,B,C; =none: not searched
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=RANGE")
+    ] = ()
+    sampler: Literal["tpe", "random"] = "tpe"  # what proposes settings
+    pruner: Literal["hyperband", "none"] = "hyperband"  # what ends trials that lag behind
+    seed: int = 1  # seed of the sampler; scripts get 1 to num_seeds
+    timeout: float = 86_400.0  # seconds after which a training or a judgement counts as hanging
+    study: str | None = None  # name of the study; default: the script's and the environment's
+    studies_dir: str = "studies"  # folder that gets one folder per study
+    storage: str | None = None  # database (postgresql://...) or journal file; default: in the study
+    mlflow: Annotated[str | None, tyro.conf.arg(metavar="[URI]")] = None  # server, or MLflow's own
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, one sentence on the command line, where a value cannot work."""
+        path = self.script_path
+        elsewhere = os.sep in self.script and not (
+            os.path.exists(self.script) and path.is_file() and path.samefile(self.script)
+        )
+        if elsewhere or not path.is_file() or self.algorithm not in SPACES:
+            known = [x.name for kind in SPACES for x in sorted(HERE.glob(f"{kind}_*.py"))]
+            raise ValueError(f"SCRIPT must be one of {', '.join(known)}, not {plain(self.script)}")
+        for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):
+            if not 0 < getattr(self, name) <= FRESH:
+                rule = f"must lie between 1 and {FRESH}, not {getattr(self, name)}"
+                raise ValueError(f"--{name.replace('_', '-')} {rule}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must lie between 0 and 2**32 - 1, not {self.seed}")
+        if not 0 < self.timeout < threading.TIMEOUT_MAX:
+            raise ValueError(f"--timeout must be a number of seconds above 0, not {self.timeout}")
+        name = self.study
+        if name is not None and not (Path(name).name == name != ".." and name.isprintable()):
+            raise ValueError(f"--study must be the name of one folder in --studies-dir, not {name}")
+
+    @property
+    def script_path(self) -> Path:
+        return HERE / Path(self.script).with_suffix(".py").name
+
+    @property
+    def algorithm(self) -> str:
+        return self.script_path.name.partition("_")[0]
+
+
+class Problem(Exception):
+    """What a user can mend, in a sentence."""
+
+
+class TrialError(Exception):
+    """Why a trial failed, in a sentence."""
+
+
+class Stopped(Exception):
+    """A signal ends the command; what ran goes on with the next one."""
+
+
+# === Space ======================================================================================
+def ask_script(name: str, commands: list[list[str]]) -> list[dict[str, Any] | str]:
+    """Of each command line: the script's arguments, or its sentence on what is wrong with it.
+
+    Each is {name: (value, the literals allowed)}. It runs in a process of its own, since a script
+    brings JAX or PyTorch with it, and those would take memory, on a GPU as well.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    script, answers = importlib.import_module(name), []
+    for words in commands:
+        said, sys.argv = io.StringIO(), [f"{name}.py", *words]
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                read = getattr(script, "parse_args", partial(tyro.cli, script.Args))
+                args = read()
+            kinds = {x: get_args(y) for x, y in script.Args.__annotations__.items()}
+            answers.append({x: (y, kinds[x]) for x, y in asdict(args).items() if x in kinds})
+        except SystemExit:  # the sentence is in a box, above its first rule
+            lines = [line.strip("│ ") for line in said.getvalue().splitlines()[1:]]
+            end = next((i for i, line in enumerate(lines) if line[:1] in "─╰"), len(lines))
+            text = " ".join(lines[:end])
+            answers.append(text.removeprefix("Error parsing Args: ") or "it ended without a word")
+    return answers
+
+
+def parse_range(name: str, text: str, own: Any, literals: tuple) -> Values:
+    """The values that NAME=RANGE names, of the kind that the script's own value has."""
+
+    def value(word: str) -> Any:
+        if isinstance(own, bool):
+            return {"true": True, "false": False}[word.lower()]
+        if isinstance(own, tuple):
+            return "x".join(str(int(x)) for x in word.split("x"))  # Optuna knows no tuples
+        if literals and isinstance(own, str) and word not in literals:
+            raise ValueError(f"{word} is none of {', '.join(map(str, literals))}")
+        return type(own)(word)
+
+    try:
+        if ":" not in text:
+            choices = list(dict.fromkeys(value(x) for x in text.split(",")))
+            return CategoricalDistribution(choices)
+        low, high, *log = text.split(":")
+        if type(own) not in (int, float) or log not in ([], ["log"]):
+            raise ValueError("it has no such range")
+        kind = IntDistribution if isinstance(own, int) else FloatDistribution
+        if not value(low) < value(high):
+            raise ValueError(f"{low} is not below {high}")
+        return kind(value(low), value(high), log=bool(log))
+    except (ValueError, KeyError, OverflowError) as error:
+        raise Problem(f"--space {name}={plain(text)} {RANGE}: {plain(error)}") from error
+
+
+def words_of(settings: dict[str, Any]) -> list[str]:
+    """The flags that give a script these settings."""
+    words = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words += [f"--{flag}" if value else f"--no-{flag}"]
+        elif name == "hidden_sizes":
+            words += [f"--{flag}", *str(value).split("x")]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+class Plan(NamedTuple):
+    """What is tuned: a script by its fixed words, over a space."""
+
+    script: Path
+    words: list[str]  # flags that all runs have
+    own: dict[str, Any]  # the script's arguments by those words
+    space: dict[str, Values]
+    texts: dict[str, str]  # of the space, as --space would have it
+
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        return {name: self.own[name] for name in self.space}
+
+
+def make_plan(args: Args, words: list[str], pool: Executor) -> Plan:
+    """Check words and space with the script itself; raise Problem where it does not have them."""
+    path = args.script_path
+
+    def ask(commands: list[list[str]]) -> list[dict[str, Any] | str]:
+        try:
+            return pool.submit(ask_script, path.stem, commands).result()
+        except Exception as error:  # a script can raise anything
+            raise Problem(f"{path.name} cannot be imported: {plain(error)}") from error
+
+    (known,) = ask([words])
+    if isinstance(known, str):
+        raise Problem(f"{path.name}, which gets what tune.py does not know, says: {plain(known)}")
+    flags = {x[2:].partition("=")[0].replace("-", "_") for x in words if x.startswith("--")}
+    fixed = {x.removeprefix("no_") for x in flags} | flags
+    for name in [x for x in OURS if x in fixed]:
+        raise Problem(f"--{name.replace('_', '-')} is what tune.py itself gives to {path.name}")
+
+    asked = {}
+    for text in args.space:
+        name, equals, values = text.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not equals:
+            raise Problem(f"--space {plain(text)} {RANGE}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" (is it {near[0]}?)" if near else ""
+            raise Problem(f"--space {plain(text)}: {path.name} has no setting {plain(name)}{hint}")
+        if name in OURS or name in TASK:
+            raise Problem(f"--space {name} would change the task, or is not the agent's to choose")
+        if name in fixed:
+            raise Problem(f"--space {name}: a flag gives it one value, so it cannot be searched")
+        asked[name] = values.strip()
+    default = {x: y for x, y in SPACES[args.algorithm].items() if x in known and x not in fixed}
+    texts = {x: y for x, y in (default | asked).items() if y != "none"}
+    own = {x: "x".join(map(str, y)) if isinstance(y, tuple) else y for x, (y, _) in known.items()}
+
+    space, trials = {}, []
+    for name, text in texts.items():
+        values = parse_range(name, text, *known[name])
+        if isinstance(values, CategoricalDistribution):
+            if name not in asked and own[name] not in values.choices:
+                values = CategoricalDistribution([*values.choices, own[name]])
+            trials += [(name, x) for x in values.choices]
+        else:
+            trials += [(name, x) for x in (values.low, values.high)]
+        space[name] = values
+    if not space:
+        raise Problem("--space leaves nothing to search")
+    answers = ask([[*words, *words_of({name: value})] for name, value in trials])
+    for (name, value), answer in zip(trials, answers, strict=True):
+        if isinstance(answer, str):
+            choices = [x for x in getattr(space[name], "choices", []) if x != value]
+            if name in asked or not choices:
+                raise Problem(f"--space {name}={texts[name]}: {plain(answer)}")
+            space[name] = CategoricalDistribution(choices)
+    for name, values in space.items():
+        if isinstance(values, CategoricalDistribution):
+            texts[name] = ",".join(map(str, values.choices))
+    return Plan(path, words, own, space, texts)
+
+
+# === Runs =======================================================================================
+class Runner(NamedTuple):
+    """How runs are made: fresh processes of the script, and of evaluate.py."""
+
+    args: Args
+    plan: Plan
+    folder: Path  # of the study
+    stop: threading.Event  # set by a signal
+
+    @property
+    def consent(self) -> list[str]:
+        """What says that this environment's code may run, where it is code."""
+        env_id = str(self.plan.own["env_id"])
+        return ["--env-id", env_id] if ":" in env_id else []
+
+    def start(self, command: list[str], log: Path) -> subprocess.Popen:
+        environment = dict(os.environ)
+        if self.args.workers > 1:  # several share a GPU
+            environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        with open(log, "wb") as file:
+            # A session of its own: a terminal's Ctrl-C reaches tune.py, which tells it.
+            return subprocess.Popen(
+                [*DIE_TOO, sys.executable, *command],
+                **{"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT},
+                **{"env": environment, "start_new_session": True},
+            )
+
+    def watch(self, command: list[str], log: Path) -> Generator[None]:
+        """Run a command, yielding as it runs; raise TrialError if it fails, Stopped by a signal.
+
+        However this ends, the process has ended too: one that runs on gets SIGTERM, by which a
+        script saves a checkpoint, and if that does not help SIGKILL.
+        """
+        if self.stop.is_set():
+            raise Stopped
+        process, deadline = self.start(command, log), time.monotonic() + self.args.timeout
+        try:
+            while process.poll() is None:
+                yield
+                if self.stop.is_set():
+                    raise Stopped
+                if time.monotonic() > deadline:
+                    raise TrialError(f"no end after {self.args.timeout:g} s")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if process.poll() is None:
+                    process.send_signal(number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(60)
+        if self.stop.is_set() and process.returncode != 0:
+            raise Stopped
+        if process.returncode != 0:
+            lines = log.read_text(errors="replace").split("\n")
+            said = [plain(x) for x in lines if x.strip()] or ["it printed nothing"]
+            code = process.returncode
+            how = f"exit {code}" if code > 0 else signal.Signals(-code).name
+            raise TrialError(f"{Path(command[0]).name} ended by {how}: {said[-1]}")
+        log.unlink()
+
+    def train(self, folder: Path, settings: dict, seed: int) -> Generator[list[dict[str, Any]]]:
+        """Train to the end, or go on from a checkpoint; yield all metrics so far, as they grow."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            self.wait_for(folder)
+        if not (folder / "run.json").exists():
+            own = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
+            command = [*self.plan.words, *words_of(settings), *words_of(own)]
+            if (folder / "checkpoint.npz").exists():
+                command = ["--resume", str(folder), *self.consent]
+            elif folder.exists():
+                shutil.rmtree(folder)  # it was killed before its first checkpoint
+            running = self.watch([str(self.plan.script), *command], beside(folder, ".log"))
+            size = 0
+            with contextlib.closing(running):  # whoever stops listening ends the process
+                for _ in running:
+                    path = folder / "metrics.jsonl"
+                    now = path.stat().st_size if path.exists() else 0
+                    if now > size:
+                        yield read_rows(folder)
+                    size = now
+        yield read_rows(folder)
+
+    def wait_for(self, folder: Path) -> None:
+        """Wait until a process that a killed command left behind has ended, by its checkpoint."""
+        place, deadline = os.open(folder, os.O_RDONLY), time.monotonic() + 60
+        try:
+            while time.monotonic() < deadline and not self.stop.is_set():
+                with contextlib.suppress(BlockingIOError):
+                    return fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                time.sleep(0.2)
+        finally:
+            os.close(place)
+
+    def judge(self, folders: list[Path], games: int) -> list[float]:
+        """The mean return of each run's agent in greedy episodes, from the seed `games`."""
+
+        def found(folder: Path) -> float | None:
+            with contextlib.suppress(OSError, ValueError):
+                said = json.loads((folder / "evaluation.json").read_text())
+                if (said["seed"], said["episodes"]) == (games, self.args.episodes):
+                    return float(said["return"]["mean"])
+            return None
+
+        missing = [str(folder) for folder in folders if found(folder) is None]
+        if missing:
+            words = ["--episodes", str(self.args.episodes), "--seed", str(games), *self.consent]
+            log = beside(folders[0], ".evaluation.log")
+            for _ in self.watch([str(HERE / "evaluate.py"), *missing, *words], log):
+                pass
+        returns = [found(folder) for folder in folders]
+        if not np.isfinite(np.array(returns, float)).all():
+            raise TrialError("an agent's return is no number")
+        return [float(x) for x in returns if x is not None]
+
+
+def beside(folder: Path, end: str) -> Path:
+    return folder.with_name(folder.name + end)
+
+
+def iqm(values: list[float]) -> float:
+    """Interquartile mean: without the lowest and the highest quarter; of three or fewer, the mean.
+
+    Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
+    """
+    return float(stats.trim_mean(values, 0.25))
+
+
+# === Trials =====================================================================================
+class Shared(NamedTuple):
+    """What the workers of a command share."""
+
+    claiming: threading.Lock  # held from counting the trials until one more has its settings
+    pruning: threading.Lock  # Optuna's pruner is not made for threads
+    telling: threading.Lock  # one line, and one call to MLflow, at a time
+
+
+def suggest(trial: optuna.Trial, name: str, values: Values) -> Any:
+    if isinstance(values, CategoricalDistribution):
+        return trial.suggest_categorical(name, values.choices)
+    if isinstance(values, IntDistribution):
+        return trial.suggest_int(name, values.low, values.high, log=values.log)
+    return trial.suggest_float(name, values.low, values.high, log=values.log)
+
+
+def run_trial(
+    trial: optuna.Trial, runner: Runner, shared: Shared, claim: contextlib.ExitStack
+) -> float:
+    """Train by settings that Optuna proposes, with each seed in turn; return the trial's value.
+
+    Steps are percent of the trial, all seeds together; the value at a step is the interquartile
+    mean of the recent training returns, of the seeds so far.
+    """
+    settings = {name: suggest(trial, name, x) for name, x in runner.plan.space.items()}
+    trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), process_start()])
+    trial.set_user_attr("interrupted", False)
+    claim.close()
+    seeds = range(1, runner.args.num_seeds + 1)
+    frozen = next(x for x in trial.study.get_trials(deepcopy=False) if x.number == trial.number)
+    folders = [folder_of(frozen, runner.folder, seed) for seed in seeds]
+    finals, reported = [], frozen.last_step or 0  # an interrupted trial was not pruned until there
+    try:
+        for seed, folder in zip(seeds, folders, strict=True):
+            recent = None
+            with contextlib.closing(runner.train(folder, settings, seed)) as progress:
+                for rows in progress:
+                    recent = last_return(rows)
+                    if recent is None:  # not enough episodes yet
+                        continue
+                    done = rows[-1]["global_step"] / runner.plan.own["total_timesteps"]
+                    step = int(100 * (seed - 1 + min(done, 1)) / len(seeds))
+                    if step > reported:
+                        reported = step
+                        with shared.pruning:
+                            trial.report(iqm([*finals, recent]), step)
+                            late = trial.should_prune()
+                        if late:
+                            raise optuna.TrialPruned
+            finals += [] if recent is None else [recent]
+        value = iqm(runner.judge(folders, TRIAL_GAMES))
+    except Stopped:
+        trial.set_user_attr("interrupted", True)
+        raise
+    except TrialError as error:
+        trial.set_user_attr("error", str(error))
+        raise
+    return value
+
+
+def process_start() -> float:
+    return psutil.Process().create_time()
+
+
+def best_of(study: optuna.Study, plan: Plan) -> FrozenTrial | None:
+    """The complete trial of the largest value; of a shared storage, only within the space."""
+    complete = [
+        trial
+        for trial in states(counted(study), TrialState.COMPLETE)
+        if trial.params.keys() == plan.space.keys()
+        and all(holds(plan.space[x], value) for x, value in trial.params.items())
+    ]
+    return max(complete, key=lambda trial: (trial.value or 0, -trial.number), default=None)
+
+
+def recover(study: optuna.Study) -> None:
+    """Put back into the queue what a signal interrupted, or what died with a command here.
+
+    What died with another machine is put back by the storage, after GRACE seconds.
+    """
+    for trial in counted(study):
+        host, pid, start = trial.user_attrs.get("worker", ("", 0, 0))
+        dead = trial.state == TrialState.RUNNING and host == socket.gethostname()
+        with contextlib.suppress(psutil.Error):
+            dead = dead and psutil.Process(pid).create_time() != start
+        if dead:
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                study.tell(trial.number, state=TrialState.FAIL)
+        if dead or (trial.state == TrialState.FAIL and trial.user_attrs.get("interrupted")):
+            repeat(study, trial)
+
+
+def repeat(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Queue a trial that was interrupted: its settings and what it had reported."""
+    RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)(study, trial)
+
+
+def work(study: optuna.Study, runner: Runner, shared: Shared, tell: Callable) -> None:
+    """Run trials until there are enough, or a signal stops them."""
+    while not runner.stop.is_set():
+        with contextlib.ExitStack() as claim:
+            claim.enter_context(shared.claiming)
+            trials = counted(study)
+            if len(trials) - len(states(trials, TrialState.WAITING)) >= runner.args.trials:
+                return
+            objective = partial(run_trial, runner=runner, shared=shared, claim=claim)
+            callbacks = [lambda study, trial: tell(trial)]
+            # A machine that slept may find its trial taken for dead, and given to another.
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                study.optimize(objective, 1, catch=(TrialError, Stopped), callbacks=callbacks)
+
+
+def describe(study: optuna.Study, runner: Runner, seconds: float, ended: int) -> str:
+    """Trials done, pruned and failed, the best so far, and the time left.
+
+    seconds is for how long this command has been at it, in which `ended` trials ended.
+    """
+    trials = counted(study)
+    complete, pruned, failed = (
+        len(states(trials, x)) for x in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+    )
+    done, best, args = complete + pruned + failed, best_of(study, runner.plan), runner.args
+    text = f"{done}/{args.trials} trials: {complete} complete, {pruned} pruned, {failed} failed"
+    text += f", best {best.value:.4g} (trial {best.number})" if best else ", no best yet"
+    left = seconds / max(ended, 1) * (args.trials - done)
+    return text + (f", {left / 60:.0f} min left" if left >= 60 else f", {left:.0f} s left")
+
+
+# === Storage ====================================================================================
+def open_storage(url: str | None, folder: Path) -> optuna.storages.BaseStorage:
+    """A database, by default SQLite in the study's folder, or a journal file."""
+    if url is not None and "://" not in url:
+        backend = optuna.storages.journal.JournalFileBackend(url)
+        return optuna.storages.JournalStorage(backend)
+    if url is not None and url.startswith("redis"):
+        backend = optuna.storages.journal.JournalRedisBackend(url)
+        return optuna.storages.JournalStorage(backend)
+    url = url or f"sqlite:///{folder.absolute() / 'study.db'}"
+    options: dict[str, Any] = {"heartbeat_interval": HEARTBEAT, "grace_period": GRACE}
+    options["heartbeat_stale_trial_callback"] = repeat
+    engine: dict[str, Any] = {"pool_pre_ping": True}
+    if url.startswith("sqlite"):
+        engine["connect_args"] = {"timeout": 60}
+    return optuna.storages.RDBStorage(url, engine_kwargs=engine, **options)
+
+
+def open_study(name: str, args: Args, plan: Plan, storage: Any) -> optuna.Study:
+    """Make the study, or go on with it; raise Problem if it was made to tune anything else."""
+    code = hashlib.sha256(plan.script.read_bytes()).hexdigest()
+    settings = {"script": plan.script.name, "code": code, "flags": plan.words, "space": plan.texts}
+    settings |= {x: getattr(args, x) for x in ("num_seeds", "episodes", "sampler", "pruner")}
+    # By percent of a trial: 10, 30 and 90, in three brackets.
+    pruners = {"none": optuna.pruners.NopPruner(), "hyperband": hyperband()}
+    options: dict[str, Any] = {
+        "study_name": name,
+        "storage": storage,
+        "pruner": pruners[args.pruner],
+    }
+    try:
+        study, seeds = optuna.create_study(direction="maximize", **options), [args.seed]
+        if all(holds(values, plan.own[x]) for x, values in plan.space.items()):
+            study.enqueue_trial(plan.own_settings)  # the first trial: what the script does anyway
+        study.set_user_attr("id", uuid.uuid4().hex)
+        study.set_user_attr("settings", settings)
+    except optuna.exceptions.DuplicatedStudyError:
+        study = optuna.load_study(**options)
+        # Begun again by the same seed, the sampler would propose the same again.
+        seeds = [args.seed, len(study.get_trials(deepcopy=False)), time.time_ns() % 2**32]
+        made = study.user_attrs.get("settings", settings)
+        for x in [x for x in settings if settings[x] != made.get(x)]:
+            was = f"--{x} {plain(made.get(x))}".replace("_", "-")
+            was = f"another version of {plan.script.name}" if x == "code" else was
+            raise Problem(f"study {name} was begun with {was}: name another by --study") from None
+        study.set_user_attr("settings", settings)
+    seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+    # Each of Hyperband's brackets is a history of its own to TPE, so of ten random trials in each,
+    # Optuna's default, there would be few left to propose.
+    random, tpe = optuna.samplers.RandomSampler, optuna.samplers.TPESampler
+    study.sampler = random(seed) if args.sampler == "random" else tpe(seed=seed, n_startup_trials=5)
+    return study
+
+
+def holds(values: Values, value: Any) -> bool:
+    if isinstance(values, CategoricalDistribution):
+        return value in values.choices
+    return values.low <= value <= values.high
+
+
+def hyperband() -> optuna.pruners.BasePruner:
+    return optuna.pruners.HyperbandPruner(min_resource=10, max_resource=100, reduction_factor=3)
+
+
+# === Verdict ====================================================================================
+def verdict(study: optuna.Study, best: FrozenTrial, runner: Runner) -> dict[str, Any]:
+    """Train by the best settings, and by the script's own, with seeds that no trial had.
+
+    Returns what best.json holds; raises TrialError if a run fails.
+    """
+    args, plan, own = runner.args, runner.plan, runner.plan.own_settings
+    kinds = {f"trial-{best.number:04d}": best.params, "own": own}
+    if best.params == own:
+        del kinds[next(iter(kinds))]  # once is enough
+    seeds = range(FRESH + 1, FRESH + 1 + args.fresh_seeds)
+    folders = {x: [runner.folder / "fresh" / f"{x}-seed-{seed}" for seed in seeds] for x in kinds}
+    print(
+        f"training anew by the best settings and the script's own, {args.fresh_seeds} fresh seeds"
+    )
+
+    def train(job: tuple[Path, dict, int]) -> None:
+        for _ in runner.train(*job):
+            pass
+
+    jobs = [(folders[x][i], kinds[x], seed) for x in kinds for i, seed in enumerate(seeds)]
+    with ThreadPoolExecutor(args.workers) as pool:
+        for i, _ in enumerate(pool.map(train, jobs)):
+            print(f"{i + 1}/{len(jobs)} runs", flush=True)
+        judged = pool.map(lambda x: runner.judge(x, FRESH_GAMES), folders.values())
+        returns = dict(zip(kinds, judged, strict=True))
+    tuned, untuned = next(iter(returns.values())), returns["own"]
+    trials, info = counted(study), json.loads((folders["own"][0] / "run.json").read_text())
+    return {
+        **{"study": study.study_name, "script": plan.script.name, "flags": plan.words},
+        **{"space": plan.texts, "sampler": args.sampler, "pruner": args.pruner},
+        "trials": {
+            x.lower(): len(states(trials, getattr(TrialState, x)))
+            for x in ("COMPLETE", "PRUNED", "FAIL")
+        },
+        **{"num_seeds": args.num_seeds, "episodes": args.episodes},
+        **{"best_trial": best.number, "best_settings": best.params, "own_settings": own},
+        "value_in_study": best.value,  # the largest of all, so more than the settings are worth
+        "own_value_in_study": next((x.value for x in trials if x.params == own), None),
+        **{"fresh_seeds": list(seeds), "best_runs": [x.name for x in next(iter(folders.values()))]},
+        **{"best": summary(tuned), "own": summary(untuned)},
+        "best_minus_own": summary([x - y for x, y in zip(tuned, untuned, strict=True)]),
+        "seconds_of_trials": sum(x.duration.total_seconds() for x in trials if x.duration),
+        "command": shlex.join(["python", plan.script.name, *plan.words, *words_of(best.params)]),
+        **{x: info[x] for x in ("git_commit", "python", "os", "cpu", "cores", "gpu", "load")},
+        "versions": {x: info["versions"][x] for x in PACKAGES if x in info["versions"]},
+    }
+
+
+def summary(values: list[float]) -> dict[str, Any]:
+    """Interquartile mean and its 95% interval, and the values, one for each seed.
+
+    The interval is Student's t with the winsorized variance (Tukey and McLaughlin 1963); None for
+    a single value.
+    """
+    interval, cut = None, (len(values) // 4 + 1e-9) / len(values)
+    if len(values) > 1:
+        interval = [float(x) for x in stats.mstats.trimmed_mean_ci(values, (cut, cut))]
+    return {"iqm": iqm(values), "interval": interval, "values": values}
+
+
+def spoken(part: dict[str, Any]) -> str:
+    low, high = part["interval"] or (np.nan, np.nan)
+    return f"{part['iqm']:.4g} [{low:.4g}, {high:.4g}]"
+
+
+# === Command ====================================================================================
+def fail(reason: object) -> NoReturn:
+    """End the process with a sentence about what its user can mend."""
+    print(plain(reason), file=sys.stderr)
+    sys.exit(2)
+
+
+def read_words(words: list[str]) -> tuple[Args, list[str]]:
+    """Split the command line into tune.py's own arguments and the script's."""
+    for i, word in enumerate(words):
+        then = (words[i + 1 :] or ["--"])[0]
+        if word == "--mlflow" and (then.startswith("--") or then.endswith(".py")):
+            words = [*words[: i + 1], "default", *words[i + 1 :]]
+    return tyro.cli(Args, args=words, description=__doc__, return_unknown_args=True)
+
+
+def main() -> None:
+    """Tune, and report what the best settings give with fresh seeds."""
+    args, words = read_words(sys.argv[1:])
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        plan = make_plan(args, words, pool)
+    name = args.study or f"{plan.script.stem}__{plan.own['env_id']}".replace("/", "-")
+    folder = Path(args.studies_dir, name.replace(":", "-"))
+    if "?" in str(folder):
+        raise Problem(f"{folder} must have no ? in it, for the database's address")
+    folder.mkdir(parents=True, exist_ok=True)
+    runner, signals = Runner(args, plan, folder, threading.Event()), []
+    try:
+        storage = open_storage(args.storage, folder)
+        study = open_study(name, args, plan, storage)
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError, ValueError, KeyError) as error:
+        raise Problem(f"--storage: {error}") from error
+    recover(study)
+    about = {"script": plan.script.name, "flags": shlex.join(words), "num_seeds": args.num_seeds}
+    about |= {"episodes": args.episodes} | {f"space/{x}": y for x, y in plan.texts.items()}
+    own = {x: y for x, y in plan.own.items() if x not in OURS}
+    tracker = Tracker(args.mlflow, study, folder, own, about) if args.mlflow else None
+
+    def stop(number: int, _: Any) -> None:
+        """Let every process save and end; at a third signal, without waiting for them."""
+        signals.append(number)
+        runner.stop.set()
+        if len(signals) > 2:
+            os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    print(f"{name}: {', '.join(f'{x}={y}' for x, y in plan.texts.items())}")
+    shared, start, ended = Shared(*(threading.Lock() for _ in range(3))), time.monotonic(), []
+
+    def tell(trial: FrozenTrial) -> None:
+        if trial.user_attrs.get("interrupted"):
+            return
+        with shared.telling:
+            ended.append(trial.number)
+            value, said = value_of(trial), plain(trial.user_attrs.get("error", "failed"))
+            if trial.state == TrialState.PRUNED:
+                said = f"pruned at {trial.last_step}%"
+            said = said if value is None else f"{value:.4g}"
+            progress = describe(study, runner, time.monotonic() - start, len(ended))
+            print(f"trial {trial.number}: {said} | {progress}", flush=True)
+            for seed in range(1, args.num_seeds + 1):  # all but metrics and numbers
+                path = folder_of(trial, folder, seed)
+                (path / "checkpoint.npz").unlink(missing_ok=True)
+                if trial.state != TrialState.FAIL:
+                    beside(path, ".log").unlink(missing_ok=True)
+            if tracker:
+                tracker.sync()
+
+    with ThreadPoolExecutor(args.workers) as pool:
+        workers = [pool.submit(work, study, runner, shared, tell) for _ in range(args.workers)]
+        wait(workers, return_when=FIRST_EXCEPTION)
+        if any(x.done() and x.exception() for x in workers):
+            runner.stop.set()
+    for worker in workers:
+        worker.result()
+    try:
+        finish(study, runner, tracker)
+    except Stopped:
+        print("Stopped. The same command goes on.")
+        sys.exit(128 + signals[0])
+
+
+def finish(study: optuna.Study, runner: Runner, tracker: Tracker | None) -> None:
+    """Write tables and figures, and once no trial is left, the verdict; print it."""
+    if runner.stop.is_set():
+        raise Stopped
+    trials, folder = counted(study), runner.folder
+    left, best = states(trials, TrialState.RUNNING, TrialState.WAITING), best_of(study, runner.plan)
+    write_table(study, folder)
+    if best is None and not left:
+        last = [x.user_attrs["error"] for x in trials if "error" in x.user_attrs][-1:]
+        raise TrialError(f"no trial is complete: {' '.join(last)}")
+    if left or best is None:
+        print(f"{len(left)} trials run elsewhere; after them, the same command has the verdict")
+        return
+    draw(study, folder)
+    result = verdict(study, best, runner)
+    write_whole(folder / "best.json", json.dumps(result, indent=2).encode())
+    if tracker:
+        tracker.sync(result)
+    seeds = f"{len(result['fresh_seeds'])} fresh seeds, interquartile mean [95% interval]"
+    print(f"greedy return with {seeds}")
+    print(f"  best settings, of trial {best.number}: {spoken(result['best'])}")
+    print(f"  {runner.plan.script.stem}'s own settings: {spoken(result['own'])}")
+    print(f"  difference, seed by seed: {spoken(result['best_minus_own'])}")
+    print(f"to train with the best: {result['command']}")
+    print(f"written to {folder}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (Problem, OSError) as error:
+        fail(error)
+    except (TrialError, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as error:
+        print(plain(error), file=sys.stderr)
+        sys.exit(1)
