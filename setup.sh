@@ -56,8 +56,28 @@ install_environment() { # make or update $VENV from the file $1; what is already
   fi
 }
 
+ensure() { # install the requirements file $1, unless the stamp $2 says that it is there
+  local requirements=$1 stamp=$VENV/$2 wanted
+  wanted="$requirements $(cat requirements.txt "$requirements" | cksum)"
+  # The stamp is written last, so an interrupted installation is repeated.
+  if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]] || ! "$VENV/bin/python" -c '' 2>/dev/null; then
+    if ! { mkdir -p "$VENV" && : >>"$VENV/setup.lock"; } 2>/dev/null; then
+      echo "setup: $PWD/$VENV must be a folder to write to, or VENV an environment of your own." >&2
+      return 2
+    fi
+    (
+      if ! flock --nonblock 9; then # of two setups, the second waits and then finds the work done
+        echo "setup: waiting for another setup of $PWD/$VENV"
+        flock 9
+      fi
+      [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && "$VENV/bin/python" -c '' 2>/dev/null && exit
+      install_environment "$requirements" && echo "$wanted" >"$stamp"
+    ) 9>"$VENV/setup.lock" || return 2
+  fi
+}
+
 setup() {
-  local requirements=requirements.txt stamp wanted bin
+  local requirements=requirements.txt bin
   if [[ -n ${VENV:-} ]]; then
     if [[ ! -x $VENV/bin/python ]]; then
       echo "setup: VENV is '$VENV', which has no bin/python." >&2
@@ -66,22 +86,10 @@ setup() {
   else
     VENV=.venv
     if nvidia-smi -L &>/dev/null; then requirements="requirements-cuda.txt"; fi
-    stamp=$VENV/installed
-    wanted="$requirements $(cat requirements.txt "$requirements" | cksum)"
-    # The stamp is written last, so an interrupted installation is repeated.
-    if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]] || ! "$VENV/bin/python" -c '' 2>/dev/null; then
-      if ! { mkdir -p "$VENV" && : >>"$VENV/setup.lock"; } 2>/dev/null; then
-        echo "setup: $PWD/$VENV must be a folder to write to, or VENV an environment of your own." >&2
-        return 2
-      fi
-      (
-        if ! flock --nonblock 9; then # of two setups, the second waits and then finds the work done
-          echo "setup: waiting for another setup of $PWD/$VENV"
-          flock 9
-        fi
-        [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && "$VENV/bin/python" -c '' 2>/dev/null && exit
-        install_environment "$requirements" && echo "$wanted" >"$stamp"
-      ) 9>"$VENV/setup.lock" || return 2
+    ensure "$requirements" installed || return
+    # What only test.sh asks for, so that a benchmark need not wait for it.
+    if [[ -n ${SETUP_WITH:-} ]]; then
+      ensure "requirements-$SETUP_WITH.txt" "installed-$SETUP_WITH" || return
     fi
   fi
   bin=$(cd -- "$VENV/bin" && pwd)

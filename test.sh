@@ -2,6 +2,7 @@
 # Lints and tests everything. Arguments go to pytest: ./test.sh -k gae
 # ./test.sh fast lints, and tests what an edit of a script breaks first, in under two minutes.
 set -euo pipefail
+SETUP_WITH=tune # what tune.py needs, too
 source "$(dirname "$(readlink -f "$0")")/setup.sh"
 
 shopt -s nullglob globstar

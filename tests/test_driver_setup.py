@@ -23,7 +23,7 @@ esac
 
 @pytest.fixture
 def project(tmp_path):
-    for name in ("setup.sh", "requirements.txt", "requirements-cuda.txt"):
+    for name in ("setup.sh", "requirements.txt", "requirements-cuda.txt", "requirements-tune.txt"):
         shutil.copy(ROOT / name, tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -108,6 +108,14 @@ def test_an_nvidia_gpu_gets_the_cuda_requirements(project):
     add_tool(project, "nvidia-smi", "#!/bin/bash\n")
     assert setup(project).returncode == 0
     assert calls(project) == ["--requirement requirements-cuda.txt"]
+
+
+def test_what_only_the_tests_need_comes_on_top_once(project):
+    setup(project)
+    for _ in range(2):
+        assert setup(project, SETUP_WITH="tune").returncode == 0
+        assert setup(project).returncode == 0
+    assert calls(project)[2:] == ["--requirement requirements-tune.txt"]
 
 
 def test_two_setups_at_once_install_once(project):
