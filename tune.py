@@ -43,6 +43,7 @@ from concurrent.futures import (
 )
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args
 
@@ -391,27 +392,27 @@ class Runner(NamedTuple):
         log.unlink()
 
     def train(self, folder: Path, settings: dict, seed: int) -> Generator[list[dict[str, Any]]]:
-        """Train to the end, or go on from a checkpoint; yield all metrics so far, as they grow."""
+        """Train to the end, or go on from a checkpoint; after each iteration, yield all metrics."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
             self.wait_for(folder)
-        if not (folder / "run.json").exists():
-            own = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
-            command = [*self.plan.words, *words_of(settings), *words_of(own)]
-            if (folder / "checkpoint.npz").exists():
-                command = ["--resume", str(folder), *self.consent]
-            elif folder.exists():
-                shutil.rmtree(folder)  # it was killed before its first checkpoint
-            running = self.watch([str(self.plan.script), *command], beside(folder, ".log"))
-            size = 0
-            with contextlib.closing(running):  # whoever stops listening ends the process
-                for _ in running:
-                    path = folder / "metrics.jsonl"
-                    now = path.stat().st_size if path.exists() else 0
-                    if now > size:
-                        yield read_rows(folder)
-                    size = now
-        yield read_rows(folder)
+        own = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
+        command = [*self.plan.words, *words_of(settings), *words_of(own)]
+        if (folder / "checkpoint.npz").exists():
+            command = ["--resume", str(folder), *self.consent]
+        elif folder.exists() and not (folder / "run.json").exists():
+            shutil.rmtree(folder)  # it was killed before its first checkpoint
+        running = self.watch([str(self.plan.script), *command], beside(folder, ".log"))
+        looks = [None] if (folder / "run.json").exists() else chain(running, [None])
+        seen, size = 0, 0
+        with contextlib.closing(running):  # whoever stops listening ends the process
+            for _ in looks:
+                path = folder / "metrics.jsonl"
+                before, size = size, path.stat().st_size if path.exists() else 0
+                if size > before:
+                    rows = read_rows(folder)
+                    yield from (rows[:i] for i in range(seen + 1, len(rows) + 1))
+                    seen = len(rows)
 
     def wait_for(self, folder: Path) -> None:
         """Wait until a process that a killed command left behind has ended, by its checkpoint."""
@@ -497,17 +498,16 @@ def run_trial(
             with contextlib.closing(runner.train(folder, settings, seed)) as progress:
                 for rows in progress:
                     recent = last_return(rows)
-                    if recent is None:  # not enough episodes yet
-                        continue
                     done = rows[-1]["global_step"] / runner.plan.own["total_timesteps"]
                     step = int(100 * (seed - 1 + min(done, 1)) / len(seeds))
-                    if step > reported:
-                        reported = step
-                        with shared.pruning:
-                            trial.report(iqm([*finals, recent]), step)
-                            late = trial.should_prune()
-                        if late:
-                            raise optuna.TrialPruned
+                    if recent is None or step <= reported:  # None: too few episodes yet
+                        continue
+                    reported = step
+                    with shared.pruning:
+                        trial.report(iqm([*finals, recent]), step)
+                        late = trial.should_prune()
+                    if late:
+                        raise optuna.TrialPruned
             finals += [] if recent is None else [recent]
         value = iqm(runner.judge(folders, TRIAL_GAMES))
     except Stopped:

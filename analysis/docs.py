@@ -16,7 +16,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import doors, learning, readings, render, report, schema, vectorization
+from analysis import (
+    doors,
+    learning,
+    readings,
+    render,
+    report,
+    schema,
+    tuning_tables,
+    vectorization,
+)
 from analysis.bench import Bench, benches
 from analysis.learning import Environment
 from analysis.render import Table
@@ -31,6 +40,7 @@ FILES = (
     "docs/dqn.md",
     "docs/minatar.md",
     "docs/doors.md",
+    "docs/tuning.md",
     "analysis/README.md",
 )
 BLOCK = re.compile(
@@ -64,6 +74,10 @@ DOORS = {
     "doors_seconds": doors.seconds_table,
     "doors_contrasts": doors.contrasts_table,
 }
+TUNING = {
+    "verdicts": tuning_tables.verdict_table,
+    "settings": tuning_tables.settings_table,
+}
 
 
 @cache
@@ -91,6 +105,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return render.markdown_table(table)
     if name in DOORS:
         return render.markdown_table(DOORS[name](pd.read_csv(ROOT / source)).cells)
+    if name in TUNING:
+        return render.markdown_table(TUNING[name](ROOT / source))
     if name == "vectorization":
         return render.markdown_table(vectorization.table(ROOT / source).cells)
     if name == "against" and baseline:
