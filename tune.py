@@ -5,13 +5,15 @@
     python tune.py dqn_linen.py doors --workers 2 --mlflow
 
 The script is a ppo_*.py or dqn_*.py beside this file; flags that are not below are the script's,
-and stay fixed. Optuna proposes settings. A trial trains with each of a few seeds, in processes of
-their own, and its value is the interquartile mean of what the agents return when they play greedily
-in environments that training did not have. A trial that lags behind is pruned, by the returns in
-its metrics.jsonl. In the end the best settings, and the script's own, train again with seeds that
-no trial had: only those returns say what the settings are worth.
+and stay fixed. Optuna proposes settings from a space (SPACES in this file, changed by --space); the
+first trial has the script's own. A trial trains with each of a few seeds, in processes of their
+own, and its value is the interquartile mean of what the agents return when they play greedily, from
+a seed that no training had. A trial that lags behind is pruned, by the returns in its
+metrics.jsonl. In the end the best settings, and the script's own, train again with seeds that no
+trial had: only those returns say what the settings are worth.
 
-All is in studies/NAME. Stopped or killed at any moment, the same command goes on.
+By default these are up to 40 x 4 trainings, and 2 x 12 in the end. All is in studies/NAME. Stopped
+or killed at any moment, the same command goes on; several machines share a study by --storage.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -42,6 +45,7 @@ from concurrent.futures import (
     wait,
 )
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -59,7 +63,6 @@ try:
     import optuna
     import sqlalchemy.exc
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-    from optuna.storages import RetryHeartbeatStaleTrialCallback
     from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
@@ -71,6 +74,7 @@ from analysis.tuning import (
     Tracker,
     counted,
     draw,
+    first_number,
     folder_of,
     plain,
     read_rows,
@@ -82,9 +86,9 @@ from analysis.tuning import (
 Values = CategoricalDistribution | FloatDistribution | IntDistribution
 
 HERE = Path(__file__).parent
-# What is searched, of each algorithm; --space changes it. NAME=LOW:HIGH is uniform, and with :log
-# its logarithm is; NAME=A,B,C is a choice. The script's own value joins the choices, and what the
-# script refuses leaves them.
+# What is searched, of each algorithm; --space changes it. LOW:HIGH is uniform, and with :log its
+# logarithm is; A,B,C is a choice; 2% is of total_timesteps. The script's own value joins a choice,
+# and what the script refuses leaves it. Not searched is what trades time for memory: num_envs.
 SPACES = {
     "ppo": {
         "learning_rate": "1e-5:1e-2:log",
@@ -95,27 +99,28 @@ SPACES = {
         "gamma": "0.9,0.95,0.98,0.99,0.995,0.999",
         "gae_lambda": "0.8,0.9,0.95,0.98,1.0",
         "clip_coef": "0.1:0.4",
-        "ent_coef": "1e-4:1e-1:log",
+        "ent_coef": "1e-6:1e-1:log",
         "vf_coef": "0.2:1.0",
         "max_grad_norm": "0.3:3.0:log",
-        "hidden_sizes": "64x64,256x256",
+        "hidden_sizes": "64x64,128x128,256x256",
     },
     "dqn": {
         "learning_rate": "1e-5:1e-2:log",
         "anneal_lr": "True,False",
-        "gamma": "0.9,0.95,0.98,0.99,0.995",
+        "gamma": "0.9,0.95,0.98,0.99,0.995,0.999",
         "buffer_size": "10000,50000,100000",
-        "batch_size": "32,64,128,256",
-        "replay_ratio": "2:16:log",
+        "batch_size": "32,64,128",
+        "replay_ratio": "4:32:log",
         "target_network_frequency": "10:1000:log",
         "double_q": "True,False",
         "end_e": "0.01:0.2:log",
-        "exploration_steps": "10000:300000:log",
+        "exploration_steps": "2%:50%:log",
         "loss": "mse,huber",
         "hidden_sizes": "64x64,120x84,256x256",
     },
 }
-OURS = ("seed", "runs_dir", "run_name", "resume", "save_every", "track", "exp_name")
+OURS = ("seed", "runs_dir", "run_name", "resume")
+NOT_SEARCHED = (*OURS, "save_every", "track", "exp_name", "matmul_precision")
 TASK = ("env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions")
 RANGE = "must be NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=none"
 # Seeds: trials train with 1, 2, ... and the last runs with FRESH + 1, ...; each kind plays its
@@ -123,6 +128,12 @@ RANGE = "must be NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=none"
 FRESH, TRIAL_GAMES, FRESH_GAMES = 1_000, 1_000_000, 2_000_000
 PACKAGES = ("optuna", "jax", "flax", "torch", "gymnax", "gymnasium")
 HEARTBEAT, GRACE = 60, 600  # seconds; a trial that was silent for longer is taken for dead
+# Steps that a trial reports, 0 to 89: Hyperband judges at 10 and 30, a ninth and a third of it.
+STEPS = 90
+HOPELESS = 3  # failures from the start that end a command
+# A script gets SIGTERM if tune.py is killed, and saves a checkpoint.
+START = psutil.Process().create_time()
+STORAGE_ERRORS = (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError)
 DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
@@ -131,7 +142,7 @@ class Args:
     script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]  # ppo_*, dqn_*.py
     trials: int = 40  # trials in the study, those of all its machines and commands together
     num_seeds: int = 4  # seeds that a trial trains with
-    fresh_seeds: int = 12  # seeds that the best settings, and the script's own, train with again
+    fresh_seeds: int = 12  # seeds of the best settings' and the script's own last trainings
     episodes: int = 100  # greedy episodes that judge an agent
     workers: int = 1  # trials at a time, on this machine
     space: Annotated[  # a setting to search: NAME=LOW:HIGH[:log], NAME=A,B,C; =none: not searched
@@ -155,9 +166,10 @@ class Args:
         if elsewhere or not path.is_file() or self.algorithm not in SPACES:
             known = [x.name for kind in SPACES for x in sorted(HERE.glob(f"{kind}_*.py"))]
             raise ValueError(f"SCRIPT must be one of {', '.join(known)}, not {plain(self.script)}")
+        most = {"num_seeds": FRESH, "fresh_seeds": FRESH, "workers": 1000}
         for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):
-            if not 0 < getattr(self, name) <= FRESH:
-                rule = f"must lie between 1 and {FRESH}, not {getattr(self, name)}"
+            if not 0 < getattr(self, name) <= most.get(name, 10**6):
+                rule = f"must lie between 1 and {most.get(name, 10**6)}, not {getattr(self, name)}"
                 raise ValueError(f"--{name.replace('_', '-')} {rule}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must lie between 0 and 2**32 - 1, not {self.seed}")
@@ -284,7 +296,7 @@ def make_plan(args: Args, words: list[str], pool: Executor) -> Plan:
     flags = {x[2:].partition("=")[0].replace("-", "_") for x in words if x.startswith("--")}
     fixed = {x.removeprefix("no_") for x in flags} | flags
     for name in [x for x in OURS if x in fixed]:
-        raise Problem(f"--{name.replace('_', '-')} is what tune.py itself gives to {path.name}")
+        raise Problem(f"--{name.replace('_', '-')} cannot be set: tune.py gives it to each run")
 
     asked = {}
     for text in args.space:
@@ -296,8 +308,8 @@ def make_plan(args: Args, words: list[str], pool: Executor) -> Plan:
             near = difflib.get_close_matches(name, known, 1)
             hint = f" (is it {near[0]}?)" if near else ""
             raise Problem(f"--space {plain(text)}: {path.name} has no setting {plain(name)}{hint}")
-        if name in OURS or name in TASK:
-            raise Problem(f"--space {name} would change the task, or is not the agent's to choose")
+        if name in NOT_SEARCHED or name in TASK:
+            raise Problem(f"--space {name} would change the task, or is no setting of the agent")
         if name in fixed:
             raise Problem(f"--space {name}: a flag gives it one value, so it cannot be searched")
         asked[name] = values.strip()
@@ -305,8 +317,12 @@ def make_plan(args: Args, words: list[str], pool: Executor) -> Plan:
     texts = {x: y for x, y in (default | asked).items() if y != "none"}
     own = {x: "x".join(map(str, y)) if isinstance(y, tuple) else y for x, (y, _) in known.items()}
 
+    def of_total(percent: re.Match[str]) -> str:
+        return f"{known['total_timesteps'][0] * float(percent[1]) / 100:.0f}"
+
     space, trials = {}, []
     for name, text in texts.items():
+        text = texts[name] = re.sub(r"(\d+)%", of_total, text)
         values = parse_range(name, text, *known[name])
         if isinstance(values, CategoricalDistribution):
             if name not in asked and own[name] not in values.choices:
@@ -353,8 +369,11 @@ class Runner(NamedTuple):
             # A session of its own: a terminal's Ctrl-C reaches tune.py, which tells it.
             return subprocess.Popen(
                 [*DIE_TOO, sys.executable, *command],
-                **{"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT},
-                **{"env": environment, "start_new_session": True},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
 
     def watch(self, command: list[str], log: Path) -> Generator[None]:
@@ -416,14 +435,15 @@ class Runner(NamedTuple):
 
     def wait_for(self, folder: Path) -> None:
         """Wait until a process that a killed command left behind has ended, by its checkpoint."""
-        place, deadline = os.open(folder, os.O_RDONLY), time.monotonic() + 60
-        try:
-            while time.monotonic() < deadline and not self.stop.is_set():
-                with contextlib.suppress(BlockingIOError):
-                    return fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                time.sleep(0.2)
-        finally:
-            os.close(place)
+        deadline = time.monotonic() + 60
+        while not self.stop.is_set():
+            with locked(folder) as free:
+                if free:
+                    return
+            if time.monotonic() > deadline:
+                raise TrialError(f"{folder} is in use by another process")
+            time.sleep(0.2)
+        raise Stopped
 
     def judge(self, folders: list[Path], games: int) -> list[float]:
         """The mean return of each run's agent in greedy episodes, from the seed `games`."""
@@ -447,6 +467,19 @@ class Runner(NamedTuple):
         return [float(x) for x in returns if x is not None]
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Generator[bool]:
+    """Hold a folder, as a script holds its run's; False where another process has it."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(place)
+
+
 def beside(folder: Path, end: str) -> Path:
     return folder.with_name(folder.name + end)
 
@@ -463,6 +496,7 @@ def iqm(values: list[float]) -> float:
 class Shared(NamedTuple):
     """What the workers of a command share."""
 
+    interrupted: set[int]  # numbers of trials that a signal, or the storage, interrupted
     claiming: threading.Lock  # held from counting the trials until one more has its settings
     pruning: threading.Lock  # Optuna's pruner is not made for threads
     telling: threading.Lock  # one line, and one call to MLflow, at a time
@@ -481,109 +515,138 @@ def run_trial(
 ) -> float:
     """Train by settings that Optuna proposes, with each seed in turn; return the trial's value.
 
-    Steps are percent of the trial, all seeds together; the value at a step is the interquartile
-    mean of the recent training returns, of the seeds so far.
+    The steps that Optuna knows are parts of the whole trial, all seeds together. While the first
+    seed trains, its recent return is reported; after that, whenever a seed has ended, the
+    interquartile mean of those that have.
     """
+    trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), START])
     settings = {name: suggest(trial, name, x) for name, x in runner.plan.space.items()}
-    trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), process_start()])
-    trial.set_user_attr("interrupted", False)
     claim.close()
     seeds = range(1, runner.args.num_seeds + 1)
     frozen = next(x for x in trial.study.get_trials(deepcopy=False) if x.number == trial.number)
     folders = [folder_of(frozen, runner.folder, seed) for seed in seeds]
-    finals, reported = [], frozen.last_step or 0  # an interrupted trial was not pruned until there
+    reported = -1 if frozen.last_step is None else frozen.last_step
+
+    def report(value: float, progress: float) -> None:
+        nonlocal reported
+        step = min(int(STEPS * progress), STEPS - 1)
+        if step <= reported:
+            return
+        reported = step
+        with shared.pruning:
+            trial.report(value, step)
+            # Hyperband goes by a trial's number, so one that repeats another is no longer judged.
+            if first_number(frozen) == trial.number and trial.should_prune():
+                raise optuna.TrialPruned
+
+    recent: list[float] = []
     try:
         for seed, folder in zip(seeds, folders, strict=True):
-            recent = None
+            value = None
             with contextlib.closing(runner.train(folder, settings, seed)) as progress:
                 for rows in progress:
-                    recent = last_return(rows)
-                    done = rows[-1]["global_step"] / runner.plan.own["total_timesteps"]
-                    step = int(100 * (seed - 1 + min(done, 1)) / len(seeds))
-                    if recent is None or step <= reported:  # None: too few episodes yet
-                        continue
-                    reported = step
-                    with shared.pruning:
-                        trial.report(iqm([*finals, recent]), step)
-                        late = trial.should_prune()
-                    if late:
-                        raise optuna.TrialPruned
-            finals += [] if recent is None else [recent]
-        value = iqm(runner.judge(folders, TRIAL_GAMES))
-    except Stopped:
-        trial.set_user_attr("interrupted", True)
+                    value = last_return(rows)  # None: too few episodes yet
+                    if seed == 1 and value is not None:
+                        done = rows[-1]["global_step"] / runner.plan.own["total_timesteps"]
+                        report(value, min(done, 1) / len(seeds))
+            if value is not None:
+                recent.append(value)
+                report(iqm(recent), seed / len(seeds))
+        returns = runner.judge(folders, TRIAL_GAMES)
+        trial.set_user_attr("returns", returns)
+        return iqm(returns)
+    except (Stopped, *STORAGE_ERRORS):
+        shared.interrupted.add(trial.number)
         raise
     except TrialError as error:
         trial.set_user_attr("error", str(error))
         raise
-    return value
-
-
-def process_start() -> float:
-    return psutil.Process().create_time()
 
 
 def best_of(study: optuna.Study, plan: Plan) -> FrozenTrial | None:
-    """The complete trial of the largest value; of a shared storage, only within the space."""
+    """The complete trial of the largest value, of equals that of the largest mean.
+
+    What is not within the space is another's, in a storage that others write to as well.
+    """
     complete = [
         trial
         for trial in states(counted(study), TrialState.COMPLETE)
         if trial.params.keys() == plan.space.keys()
         and all(holds(plan.space[x], value) for x, value in trial.params.items())
     ]
-    return max(complete, key=lambda trial: (trial.value or 0, -trial.number), default=None)
 
+    def rank(trial: FrozenTrial) -> tuple[float, float, int]:
+        returns = trial.user_attrs.get("returns", [])
+        return float(trial.value or 0), sum(x for x in returns if type(x) is float), -trial.number
 
-def recover(study: optuna.Study) -> None:
-    """Put back into the queue what a signal interrupted, or what died with a command here.
-
-    What died with another machine is put back by the storage, after GRACE seconds.
-    """
-    for trial in counted(study):
-        host, pid, start = trial.user_attrs.get("worker", ("", 0, 0))
-        dead = trial.state == TrialState.RUNNING and host == socket.gethostname()
-        with contextlib.suppress(psutil.Error):
-            dead = dead and psutil.Process(pid).create_time() != start
-        if dead:
-            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-                study.tell(trial.number, state=TrialState.FAIL)
-        if dead or (trial.state == TrialState.FAIL and trial.user_attrs.get("interrupted")):
-            repeat(study, trial)
+    return max(complete, key=rank, default=None)
 
 
 def repeat(study: optuna.Study, trial: FrozenTrial) -> None:
-    """Queue a trial that was interrupted: its settings and what it had reported."""
-    RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)(study, trial)
+    """Queue what a trial that was interrupted had to do; the new one goes on in its folders."""
+    before = trial.system_attrs.get("retry_history", [])
+    attrs: dict[str, Any] = {"failed_trial": first_number(trial)}
+    again = optuna.create_trial(
+        state=TrialState.WAITING,
+        params=trial.params,
+        distributions=trial.distributions,
+        system_attrs=attrs | {"retry_history": [*before, trial.number]},
+        intermediate_values=trial.intermediate_values,
+    )
+    study.add_trial(again)
+
+
+def recover(study: optuna.Study, args: Args) -> None:
+    """Queue again what died with a command: one of this machine, or one that is silent for long."""
+    optuna.storages.fail_stale_trials(study)  # repeats them, where the storage knows heartbeats
+    longest = timedelta(seconds=min(args.timeout, 1e8) * (args.num_seeds + 1))
+    for trial in states(counted(study), TrialState.RUNNING):
+        host, pid, start = trial.user_attrs.get("worker", ("", 0, 0))
+        dead = host == socket.gethostname()
+        with contextlib.suppress(psutil.Error):
+            dead = dead and psutil.Process(pid).create_time() != start
+        if dead or (trial.datetime_start and datetime.now() - trial.datetime_start > longest):
+            with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
+                study.tell(trial.number, state=TrialState.FAIL)
+                repeat(study, trial)
 
 
 def work(study: optuna.Study, runner: Runner, shared: Shared, tell: Callable) -> None:
     """Run trials until there are enough, or a signal stops them."""
+    objective = partial(run_trial, runner=runner, shared=shared)
+    callbacks = [lambda study, trial: tell(trial)]
     while not runner.stop.is_set():
         with contextlib.ExitStack() as claim:
             claim.enter_context(shared.claiming)
+            recover(study, runner.args)
             trials = counted(study)
-            if len(trials) - len(states(trials, TrialState.WAITING)) >= runner.args.trials:
+            if len(trials) >= runner.args.trials and not states(trials, TrialState.WAITING):
                 return
-            objective = partial(run_trial, runner=runner, shared=shared, claim=claim)
-            callbacks = [lambda study, trial: tell(trial)]
             # A machine that slept may find its trial taken for dead, and given to another.
             with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-                study.optimize(objective, 1, catch=(TrialError, Stopped), callbacks=callbacks)
+                caught = (TrialError, Stopped, *STORAGE_ERRORS)
+                study.optimize(
+                    partial(objective, claim=claim), 1, catch=caught, callbacks=callbacks
+                )
 
 
 def describe(study: optuna.Study, runner: Runner, seconds: float, ended: int) -> str:
-    """Trials done, pruned and failed, the best so far, and the time left.
+    """Trials done, pruned and failed, the best so far, and the time left, fresh seeds included.
 
     seconds is for how long this command has been at it, in which `ended` trials ended.
     """
-    trials = counted(study)
+    trials, args = counted(study), runner.args
     complete, pruned, failed = (
-        len(states(trials, x)) for x in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        states(trials, x) for x in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
     )
-    done, best, args = complete + pruned + failed, best_of(study, runner.plan), runner.args
-    text = f"{done}/{args.trials} trials: {complete} complete, {pruned} pruned, {failed} failed"
-    text += f", best {best.value:.4g} (trial {best.number})" if best else ", no best yet"
+    done, best = len(complete) + len(pruned) + len(failed), best_of(study, runner.plan)
+    text = f"{done}/{args.trials} trials: {len(complete)} complete, {len(pruned)} pruned"
+    text += f", {len(failed)} failed, "
+    text += f"best {best.value:.4g} (trial {best.number})" if best else "no best yet"
     left = seconds / max(ended, 1) * (args.trials - done)
+    if complete:
+        whole = np.mean([x.duration.total_seconds() for x in complete if x.duration])
+        left += float(whole) / args.num_seeds * 2 * args.fresh_seeds / args.workers
     return text + (f", {left / 60:.0f} min left" if left >= 60 else f", {left:.0f} s left")
 
 
@@ -605,13 +668,14 @@ def open_storage(url: str | None, folder: Path) -> optuna.storages.BaseStorage:
     return optuna.storages.RDBStorage(url, engine_kwargs=engine, **options)
 
 
-def open_study(name: str, args: Args, plan: Plan, storage: Any) -> optuna.Study:
-    """Make the study, or go on with it; raise Problem if it was made to tune anything else."""
+def open_study(name: str, args: Args, plan: Plan, storage: Any, folder: Path) -> optuna.Study:
+    """Make the study, or go on with it; raise Problem where flags, space or script are others."""
     code = hashlib.sha256(plan.script.read_bytes()).hexdigest()
-    settings = {"script": plan.script.name, "code": code, "flags": plan.words, "space": plan.texts}
+    settings: dict[str, Any] = {"script": plan.script.name, "version": code}
+    settings |= {"flags": plan.words, "space": plan.texts}
     settings |= {x: getattr(args, x) for x in ("num_seeds", "episodes", "sampler", "pruner")}
-    # By percent of a trial: 10, 30 and 90, in three brackets.
-    pruners = {"none": optuna.pruners.NopPruner(), "hyperband": hyperband()}
+    hyperband = optuna.pruners.HyperbandPruner(STEPS // 9, STEPS, reduction_factor=3)
+    pruners = {"none": optuna.pruners.NopPruner(), "hyperband": hyperband}
     options: dict[str, Any] = {
         "study_name": name,
         "storage": storage,
@@ -621,18 +685,26 @@ def open_study(name: str, args: Args, plan: Plan, storage: Any) -> optuna.Study:
         study, seeds = optuna.create_study(direction="maximize", **options), [args.seed]
         if all(holds(values, plan.own[x]) for x, values in plan.space.items()):
             study.enqueue_trial(plan.own_settings)  # the first trial: what the script does anyway
-        study.set_user_attr("id", uuid.uuid4().hex)
-        study.set_user_attr("settings", settings)
+        else:
+            print("the script's own settings are not in the space, so no trial has them")
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(**options)
         # Begun again by the same seed, the sampler would propose the same again.
         seeds = [args.seed, len(study.get_trials(deepcopy=False)), time.time_ns() % 2**32]
-        made = study.user_attrs.get("settings", settings)
-        for x in [x for x in settings if settings[x] != made.get(x)]:
-            was = f"--{x} {plain(made.get(x))}".replace("_", "-")
-            was = f"another version of {plan.script.name}" if x == "code" else was
-            raise Problem(f"study {name} was begun with {was}: name another by --study") from None
-        study.set_user_attr("settings", settings)
+    made = dict(study.user_attrs.get("settings", settings))
+    for x in [x for x in settings if settings[x] != made.get(x)]:
+        was = f"other {x.replace('_', ' ')} ({plain(made.get(x))}, now {plain(settings[x])})"
+        was = f"another version of {plan.script.name}" if x == "version" else was
+        raise Problem(f"study {name} was begun with {was}: name another by --study")
+    study.set_user_attr("settings", settings)
+    key = study.user_attrs.get("id") or uuid.uuid4().hex
+    study.set_user_attr("id", key)
+    mark = folder / "study_id"
+    if any((folder / x).exists() for x in ("trials", "fresh")) and (
+        not mark.is_file() or mark.read_text() != key
+    ):
+        raise Problem(f"{folder} has the runs of another study: name another by --study")
+    write_whole(mark, key.encode())
     seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
     # Each of Hyperband's brackets is a history of its own to TPE, so of ten random trials in each,
     # Optuna's default, there would be few left to propose.
@@ -647,10 +719,6 @@ def holds(values: Values, value: Any) -> bool:
     return values.low <= value <= values.high
 
 
-def hyperband() -> optuna.pruners.BasePruner:
-    return optuna.pruners.HyperbandPruner(min_resource=10, max_resource=100, reduction_factor=3)
-
-
 # === Verdict ====================================================================================
 def verdict(study: optuna.Study, best: FrozenTrial, runner: Runner) -> dict[str, Any]:
     """Train by the best settings, and by the script's own, with seeds that no trial had.
@@ -658,63 +726,78 @@ def verdict(study: optuna.Study, best: FrozenTrial, runner: Runner) -> dict[str,
     Returns what best.json holds; raises TrialError if a run fails.
     """
     args, plan, own = runner.args, runner.plan, runner.plan.own_settings
-    kinds = {f"trial-{best.number:04d}": best.params, "own": own}
-    if best.params == own:
-        del kinds[next(iter(kinds))]  # once is enough
+    settings, names = {"best": best.params, "own": own}, {"own": "own"}
+    names["best"] = "own" if best.params == own else f"trial-{best.number:04d}"
     seeds = range(FRESH + 1, FRESH + 1 + args.fresh_seeds)
-    folders = {x: [runner.folder / "fresh" / f"{x}-seed-{seed}" for seed in seeds] for x in kinds}
-    print(
-        f"training anew by the best settings and the script's own, {args.fresh_seeds} fresh seeds"
-    )
+    fresh = runner.folder / "fresh"
+    folders = {x: [fresh / f"{names[x]}-seed-{seed}" for seed in seeds] for x in settings}
+    jobs = {folders[x][i]: (settings[x], seed) for x in settings for i, seed in enumerate(seeds)}
+    print(f"{len(jobs)} runs with fresh seeds, by the best settings and by the script's own")
 
-    def train(job: tuple[Path, dict, int]) -> None:
-        for _ in runner.train(*job):
+    def train(folder: Path) -> None:
+        for _ in runner.train(folder, *jobs[folder]):
             pass
 
-    jobs = [(folders[x][i], kinds[x], seed) for x in kinds for i, seed in enumerate(seeds)]
     with ThreadPoolExecutor(args.workers) as pool:
         for i, _ in enumerate(pool.map(train, jobs)):
             print(f"{i + 1}/{len(jobs)} runs", flush=True)
-        judged = pool.map(lambda x: runner.judge(x, FRESH_GAMES), folders.values())
-        returns = dict(zip(kinds, judged, strict=True))
-    tuned, untuned = next(iter(returns.values())), returns["own"]
-    trials, info = counted(study), json.loads((folders["own"][0] / "run.json").read_text())
+    runner.judge(list(jobs), FRESH_GAMES)
+    parts = {x: summary(runner.judge(folders[x], FRESH_GAMES)) for x in settings}
+    for x, part in parts.items():
+        infos = [json.loads((folder / "run.json").read_text()) for folder in folders[x]]
+        part["median_seconds"] = float(np.median([y["durations"]["total"] for y in infos]))
+    pairs = zip(parts["best"]["returns"], parts["own"]["returns"], strict=True)
+    parts["best_minus_own"] = summary([x - y for x, y in pairs])
+
+    trials = counted(study)
+    complete = states(trials, TrialState.COMPLETE)
+    counts = (len(states(trials, x)) for x in (TrialState.PRUNED, TrialState.FAIL))
     return {
-        **{"study": study.study_name, "script": plan.script.name, "flags": plan.words},
-        **{"space": plan.texts, "sampler": args.sampler, "pruner": args.pruner},
-        "trials": {
-            x.lower(): len(states(trials, getattr(TrialState, x)))
-            for x in ("COMPLETE", "PRUNED", "FAIL")
-        },
-        **{"num_seeds": args.num_seeds, "episodes": args.episodes},
-        **{"best_trial": best.number, "best_settings": best.params, "own_settings": own},
-        "value_in_study": best.value,  # the largest of all, so more than the settings are worth
-        "own_value_in_study": next((x.value for x in trials if x.params == own), None),
-        **{"fresh_seeds": list(seeds), "best_runs": [x.name for x in next(iter(folders.values()))]},
-        **{"best": summary(tuned), "own": summary(untuned)},
-        "best_minus_own": summary([x - y for x, y in zip(tuned, untuned, strict=True)]),
+        "study": study.study_name,
+        "script": plan.script.name,
+        "flags": plan.words,
+        "space": plan.texts,
+        "sampler": args.sampler,
+        "pruner": args.pruner,
+        "num_seeds": args.num_seeds,
+        "episodes": args.episodes,
+        "trials": dict(
+            zip(("complete", "pruned", "failed"), (len(complete), *counts), strict=True)
+        ),
         "seconds_of_trials": sum(x.duration.total_seconds() for x in trials if x.duration),
+        "best_trial": best.number,
+        "best_settings": best.params,
+        "own_settings": own,
+        "value_in_study": best.value,  # the largest of all, so more than the settings are worth
+        "own_value_in_study": next((x.value for x in complete if x.params == own), None),
+        "fresh_seeds": list(seeds),
+        "best_runs": [folder.name for folder in folders["best"]],
+        **parts,
         "command": shlex.join(["python", plan.script.name, *plan.words, *words_of(best.params)]),
-        **{x: info[x] for x in ("git_commit", "python", "os", "cpu", "cores", "gpu", "load")},
-        "versions": {x: info["versions"][x] for x in PACKAGES if x in info["versions"]},
+        **{x: infos[0][x] for x in ("git_commit", "python", "os", "cpu", "cores", "gpu", "load")},
+        "versions": {x: y for x, y in infos[0]["versions"].items() if x in PACKAGES},
     }
 
 
-def summary(values: list[float]) -> dict[str, Any]:
-    """Interquartile mean and its 95% interval, and the values, one for each seed.
+def summary(returns: list[float]) -> dict[str, Any]:
+    """Interquartile mean of a number per seed, its 95% interval, and what it hides.
 
-    The interval is Student's t with the winsorized variance (Tukey and McLaughlin 1963); None for
-    a single value.
+    The interval is Student's t with the winsorized variance (Tukey and McLaughlin 1963). It is None
+    for one seed, and where so many are alike that none of that variance is left.
     """
-    interval, cut = None, (len(values) // 4 + 1e-9) / len(values)
-    if len(values) > 1:
-        interval = [float(x) for x in stats.mstats.trimmed_mean_ci(values, (cut, cut))]
-    return {"iqm": iqm(values), "interval": interval, "values": values}
+    cut = (len(returns) // 4 + 1e-9) / len(returns)
+    found = {"iqm": iqm(returns), "interval": None, "mean": float(np.mean(returns))}
+    if len(returns) > 1:
+        low, high = map(float, stats.mstats.trimmed_mean_ci(returns, (cut, cut)))
+        found["interval"] = [low, high] if low < high else None
+    return found | {"min": min(returns), "max": max(returns), "returns": returns}
 
 
 def spoken(part: dict[str, Any]) -> str:
-    low, high = part["interval"] or (np.nan, np.nan)
-    return f"{part['iqm']:.4g} [{low:.4g}, {high:.4g}]"
+    interval = "no interval"
+    if part["interval"]:
+        interval = "[{:.4g}, {:.4g}]".format(*part["interval"])
+    return "{iqm:.4g} {}, mean {mean:.4g}, from {min:.4g} to {max:.4g}".format(interval, **part)
 
 
 # === Command ====================================================================================
@@ -726,10 +809,11 @@ def fail(reason: object) -> NoReturn:
 
 def read_words(words: list[str]) -> tuple[Args, list[str]]:
     """Split the command line into tune.py's own arguments and the script's."""
-    for i, word in enumerate(words):
-        then = (words[i + 1 :] or ["--"])[0]
-        if word == "--mlflow" and (then.startswith("--") or then.endswith(".py")):
-            words = [*words[: i + 1], "default", *words[i + 1 :]]
+    if "--mlflow" in words:
+        then = words.index("--mlflow") + 1
+        is_uri = any(x in "".join(words[then : then + 1]) for x in ":/")
+        if not is_uri or words[then].endswith(".py"):
+            words = [*words[:then], "default", *words[then:]]
     return tyro.cli(Args, args=words, description=__doc__, return_unknown_args=True)
 
 
@@ -748,10 +832,9 @@ def main() -> None:
     runner, signals = Runner(args, plan, folder, threading.Event()), []
     try:
         storage = open_storage(args.storage, folder)
-        study = open_study(name, args, plan, storage)
+        study = open_study(name, args, plan, storage, folder)
     except (sqlalchemy.exc.SQLAlchemyError, ImportError, ValueError, KeyError) as error:
         raise Problem(f"--storage: {error}") from error
-    recover(study)
     about = {"script": plan.script.name, "flags": shlex.join(words), "num_seeds": args.num_seeds}
     about |= {"episodes": args.episodes} | {f"space/{x}": y for x, y in plan.texts.items()}
     own = {x: y for x, y in plan.own.items() if x not in OURS}
@@ -767,26 +850,30 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     print(f"{name}: {', '.join(f'{x}={y}' for x, y in plan.texts.items())}")
-    shared, start, ended = Shared(*(threading.Lock() for _ in range(3))), time.monotonic(), []
+    shared = Shared(set(), threading.Lock(), threading.Lock(), threading.Lock())
+    start, ended = time.monotonic(), []
 
     def tell(trial: FrozenTrial) -> None:
-        if trial.user_attrs.get("interrupted"):
-            return
+        """Print how a trial ended, and keep of its runs the metrics and numbers alone."""
+        if trial.number in shared.interrupted:
+            return repeat(study, trial)
         with shared.telling:
-            ended.append(trial.number)
+            ended.append(trial.state)
             value, said = value_of(trial), plain(trial.user_attrs.get("error", "failed"))
             if trial.state == TrialState.PRUNED:
-                said = f"pruned at {trial.last_step}%"
+                said = f"pruned at {100 * ((trial.last_step or 0) + 1) // STEPS}%"
             said = said if value is None else f"{value:.4g}"
             progress = describe(study, runner, time.monotonic() - start, len(ended))
             print(f"trial {trial.number}: {said} | {progress}", flush=True)
-            for seed in range(1, args.num_seeds + 1):  # all but metrics and numbers
+            for seed in range(1, args.num_seeds + 1):
                 path = folder_of(trial, folder, seed)
                 (path / "checkpoint.npz").unlink(missing_ok=True)
                 if trial.state != TrialState.FAIL:
                     beside(path, ".log").unlink(missing_ok=True)
             if tracker:
                 tracker.sync()
+            if set(ended) == {TrialState.FAIL} and len(ended) == HOPELESS:
+                runner.stop.set()
 
     with ThreadPoolExecutor(args.workers) as pool:
         workers = [pool.submit(work, study, runner, shared, tell) for _ in range(args.workers)]
@@ -798,34 +885,47 @@ def main() -> None:
     try:
         finish(study, runner, tracker)
     except Stopped:
+        if not signals:
+            raise TrialError(f"the first {HOPELESS} trials failed: {last_error(study)}") from None
         print("Stopped. The same command goes on.")
         sys.exit(128 + signals[0])
 
 
+def last_error(study: optuna.Study) -> str:
+    errors = [x.user_attrs["error"] for x in counted(study) if "error" in x.user_attrs]
+    return plain((errors or ["no reason is known"])[-1])
+
+
 def finish(study: optuna.Study, runner: Runner, tracker: Tracker | None) -> None:
-    """Write tables and figures, and once no trial is left, the verdict; print it."""
+    """Write the table, and once no trial is left the verdict and the figures; print it."""
     if runner.stop.is_set():
         raise Stopped
-    trials, folder = counted(study), runner.folder
-    left, best = states(trials, TrialState.RUNNING, TrialState.WAITING), best_of(study, runner.plan)
+    folder, best = runner.folder, best_of(study, runner.plan)
+    left = states(counted(study), TrialState.RUNNING, TrialState.WAITING)
     write_table(study, folder)
-    if best is None and not left:
-        last = [x.user_attrs["error"] for x in trials if "error" in x.user_attrs][-1:]
-        raise TrialError(f"no trial is complete: {' '.join(last)}")
-    if left or best is None:
+    if left:
         print(f"{len(left)} trials run elsewhere; after them, the same command has the verdict")
         return
-    draw(study, folder)
-    result = verdict(study, best, runner)
+    if best is None:
+        raise TrialError(f"no trial is complete: {last_error(study)}")
+    (folder / "fresh").mkdir(exist_ok=True)
+    with locked(folder / "fresh") as free:
+        if not free:
+            print("another command trains with fresh seeds; it will print the verdict")
+            return
+        result = verdict(study, best, runner)
     write_whole(folder / "best.json", json.dumps(result, indent=2).encode())
+    draw(study, folder)
     if tracker:
         tracker.sync(result)
-    seeds = f"{len(result['fresh_seeds'])} fresh seeds, interquartile mean [95% interval]"
-    print(f"greedy return with {seeds}")
-    print(f"  best settings, of trial {best.number}: {spoken(result['best'])}")
+    print(f"greedy return with {len(result['fresh_seeds'])} fresh seeds, interquartile mean [95%]")
     print(f"  {runner.plan.script.stem}'s own settings: {spoken(result['own'])}")
-    print(f"  difference, seed by seed: {spoken(result['best_minus_own'])}")
-    print(f"to train with the best: {result['command']}")
+    if result["best_settings"] == result["own_settings"]:
+        print("  no trial did better")
+    else:
+        print(f"  best settings, of trial {best.number}: {spoken(result['best'])}")
+        print(f"  difference, seed by seed: {spoken(result['best_minus_own'])}")
+        print(f"to train with the best: {result['command']}")
     print(f"written to {folder}")
 
 

@@ -39,10 +39,14 @@ def states(trials: list[FrozenTrial], *which: TrialState) -> list[FrozenTrial]:
     return [trial for trial in trials if trial.state in which]
 
 
+def first_number(trial: FrozenTrial) -> int:
+    """A trial's number, or that of the interrupted one that it repeats."""
+    return int(trial.system_attrs.get("failed_trial", trial.number))
+
+
 def folder_of(trial: FrozenTrial, folder: Path, seed: int) -> Path:
     """Where a trial trains with a seed: one that repeats an interrupted one, in that one's."""
-    number = int(trial.system_attrs.get("failed_trial", trial.number))
-    return folder / "trials" / f"{number:04d}-seed-{seed}"
+    return folder / "trials" / f"{first_number(trial):04d}-seed-{seed}"
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
@@ -96,11 +100,10 @@ def draw(study: optuna.Study, folder: Path) -> None:
             continue
         figure = getattr(html, plot)(study, **options)
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
-        settings: Any = {"figure.dpi": 100, "savefig.bbox": "tight"}
+        settings: Any = {"savefig.bbox": "tight"}
         with mpl.rc_context(settings), warnings.catch_warnings(action="ignore"):  # of one value
             axes = np.ravel(getattr(png, plot)(study, **options))[0]
             axes.figure.set_size_inches((12, 10) if name == "contour" else (14, 6))
-            axes.figure.subplots_adjust(top=0.95)
             axes.figure.savefig(folder / f"{name}.png")
             pyplot.close(axes.figure)
 
@@ -128,6 +131,10 @@ class Tracker:
         self.uri, self.study, self.folder, self.own, self.about = uri, study, folder, own, about
         self.logged: set[int] = set()
         self.parent, self.well = "", True
+        self.me: tuple = (socket.gethostname(), os.getpid())
+        # Each command logs its own trials, and those of commands that had ended before it began.
+        workers = {self.worker_of(trial) for trial in counted(study)} - {self.me}
+        self.dead = {x for x in workers if x[0] == self.me[0] and not psutil.pid_exists(x[1])}
 
     def sync(self, result: dict[str, Any] | None = None) -> None:
         """Log what MLflow does not have; with the verdict, finish the parent run."""
@@ -138,8 +145,8 @@ class Tracker:
             self.client = mlflow.MlflowClient(None if self.uri == "default" else self.uri)
             self.begin()
             for trial in counted(self.study):
-                here = trial.user_attrs.get("worker", [""])[0] == socket.gethostname()
-                if here and trial.state.is_finished() and trial.number not in self.logged:
+                ours = self.worker_of(trial) in (self.me, *self.dead)
+                if ours and trial.state.is_finished() and trial.number not in self.logged:
                     self.log_trial(trial)
                     self.logged.add(trial.number)
             if result is not None:
@@ -149,7 +156,10 @@ class Tracker:
             if self.well:
                 said = plain(error) or type(error).__name__
                 print(f"--mlflow: {said}; the study goes on, and is logged later", file=sys.stderr)
-            self.well = False
+            self.well, self.parent = False, ""  # what is half logged is found and made anew
+
+    def worker_of(self, trial: FrozenTrial) -> tuple:
+        return tuple(trial.user_attrs.get("worker", ["", 0]))[:2]
 
     def begin(self) -> None:
         """Find or make the parent run, and find the trials that are logged."""
@@ -168,10 +178,9 @@ class Tracker:
             self.log(parent, self.about, [])
         for run in self.find(f"tags.study_id = '{key}' and tags.kind = 'trial'"):
             host, pid = run.data.tags["logger"].split()
-            if run.info.status == "RUNNING" and host == socket.gethostname():
-                if psutil.pid_exists(int(pid)):
-                    continue
-                self.client.delete_run(run.info.run_id)  # a kill came while it was logged
+            half = run.info.status == "RUNNING" and host == self.me[0]
+            if half and (int(pid) == self.me[1] or not psutil.pid_exists(int(pid))):
+                self.client.delete_run(run.info.run_id)
             else:
                 self.logged.add(int(run.data.tags["trial"]))
         self.parent = parent
@@ -202,7 +211,7 @@ class Tracker:
         )
         tags = {"mlflow.parentRunId": self.parent, "kind": "trial", "trial": str(trial.number)}
         tags |= {"study_id": self.study.user_attrs["id"], "state": trial.state.name}
-        tags["logger"] = f"{socket.gethostname()} {os.getpid()}"
+        tags["logger"] = "{} {}".format(*self.me)
         if "error" in trial.user_attrs:
             tags["error"] = plain(trial.user_attrs["error"])
         name = f"trial-{trial.number:04d}"
@@ -240,7 +249,7 @@ class Tracker:
         for path in sorted(self.folder.iterdir()):
             if path.suffix in (".json", ".csv", ".png", ".html", ".js"):
                 client.log_artifact(parent, str(path))
-        returns = result["best"]["values"]
+        returns = result["best"]["returns"]
         middle = returns.index(sorted(returns)[len(returns) // 2])
         for i, name in enumerate(result["best_runs"]):
             files = ["evaluation.json", *["checkpoint.npz"] * (i == middle)]  # of a typical agent

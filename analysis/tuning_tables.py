@@ -17,19 +17,22 @@ def load_verdict(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "best.json").read_text())
         for part in PARTS:
-            numbers = [found[part]["iqm"], *found[part]["interval"], *found[part]["values"]]
+            numbers = [
+                found[part]["iqm"],
+                *(found[part]["interval"] or []),
+                *found[part]["returns"],
+            ]
             if not all(math.isfinite(x) for x in numbers):
                 raise ValueError("a return is no number")
-        for name in ("value_in_study", "own_value_in_study"):
-            float(found[name])
+        float(found["value_in_study"])
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise SourceError(f"{folder} has no best.json of tune.py: {error}") from error
     return found
 
 
 def with_interval(part: dict[str, Any]) -> str:
-    low, high = part["interval"]
-    return f"{part['iqm']:.2f} [{low:.2f}, {high:.2f}]"
+    interval = " [{:.2f}, {:.2f}]".format(*part["interval"]) if part["interval"] else ""
+    return f"{part['iqm']:.2f}{interval}"
 
 
 def verdict_table(folder: Path) -> pd.DataFrame:
@@ -44,8 +47,8 @@ def verdict_table(folder: Path) -> pd.DataFrame:
                 "trials: complete, pruned, failed": ", ".join(map(str, found["trials"].values())),
                 "best trial": str(found["best_trial"]),
                 "its value in the study": f"{best:.2f}",
-                "of the script's own settings": f"{own:.2f}",
-                "gain claimed": f"{best - own:.2f}",
+                "of the script's own settings": "-" if own is None else f"{own:.2f}",
+                "gain claimed": "-" if own is None else f"{best - own:.2f}",
                 "best, fresh seeds": with_interval(found["best"]),
                 "own settings, fresh seeds": with_interval(found["own"]),
                 "gain": with_interval(found["best_minus_own"]),
