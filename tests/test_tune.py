@@ -32,41 +32,10 @@ optuna = pytest.importorskip("optuna")
 fakes = pytest.importorskip("tune_fakes")
 tune = pytest.importorskip("tune")
 QUICK, check_runs, traced, wait_for = fakes.QUICK, fakes.check_runs, fakes.traced, fakes.wait_for
+project, server, command = fakes.project, fakes.server, fakes.command  # fixtures
 TrialState = optuna.trial.TrialState
 
 NAME = "ppo_fake__Fake-v1"
-
-
-@pytest.fixture
-def project(tmp_path):
-    yield fakes.make_project(tmp_path)
-    for process in fakes.processes_in(tmp_path):
-        process.kill()
-
-
-@pytest.fixture
-def command(project, monkeypatch, capsys):
-    """Run tune.py in this process; return exit status, output and errors."""
-    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
-    fakes.make_quick(monkeypatch.setattr)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.chdir(project)
-
-    def call(*words, **misbehave):
-        for name, value in fakes.environment(project, **misbehave).items():
-            monkeypatch.setenv(name, value)
-        capsys.readouterr()
-        status = fakes.run(project, list(map(str, words)))
-        return status, *capsys.readouterr()
-
-    yield call
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def server():
-    fakes.start_server()
 
 
 def load(project, storage=None):
@@ -351,17 +320,9 @@ def test_killed_while_a_trial_gets_its_settings(project, command, monkeypatch):
 
 
 # === Pruning and failing ========================================================================
-def prune_below(monkeypatch, value):
-    """A pruner that is as strict with the first trial as with all others."""
-    strict = optuna.pruners.ThresholdPruner(lower=value)
-    monkeypatch.setattr(
-        optuna.pruners.HyperbandPruner, "prune", lambda _, *trial: strict.prune(*trial)
-    )
-
-
 def test_a_pruned_trial_s_process_is_ended(project, command, monkeypatch):
     """The script's own learning rate of 0.1 is two decades off; the choices are not."""
-    prune_below(monkeypatch, -1.5)
+    fakes.prune_below(monkeypatch, -1.5)
     words = ["ppo_fake", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 2]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3,1e-1"]
     status, out, err = command(*words, **{"0000-": "hang"})
@@ -398,7 +359,7 @@ def test_hyperband_prunes_what_lags_and_not_the_best(project, command):
 
 
 def test_a_script_that_ignores_sigterm_is_killed(project, command, monkeypatch):
-    prune_below(monkeypatch, -1.5)
+    fakes.prune_below(monkeypatch, -1.5)
     wait, asked = subprocess.Popen.wait, []
 
     def shorter(process, timeout=None):
@@ -849,8 +810,16 @@ def real(tmp_path_factory):
     words += ["--episodes", "8", "--workers", "2", "--studies-dir", place, "--pruner", "none"]
     words += ["--num-envs", "4", "--total-timesteps", "2048", "--space", "num_steps=32,64"]
     words += ["--space", "num_minibatches=none", "--update-epochs", "2"]
+    words += ["--hidden-sizes", "8"]
+    quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    quick |= {"JAX_COMPILATION_CACHE_DIR": str(place / "cache")}
+    quick |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     done = subprocess.run(
-        [sys.executable, "tune.py", *words], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "tune.py", *words],
+        cwd=ROOT,
+        env=os.environ | quick,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, ""), done
     return place / "ppo_linen__CartPole-v1", done.stdout
@@ -863,6 +832,7 @@ def test_a_real_study(real):
     assert result["best_settings"].keys() == tune.SPACES["ppo"].keys() - {
         "num_minibatches",
         "update_epochs",
+        "hidden_sizes",
     }
     assert "--num-envs 4 --total-timesteps 2048" in result["command"]
     for path, seeds, games in (("trials", (1, 2), 1_000_000), ("fresh", (1001, 1002), 2_000_000)):

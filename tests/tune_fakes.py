@@ -12,6 +12,7 @@ import multiprocessing.forkserver
 import os
 import runpy
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import optuna
 import psutil
+import pytest
 from conftest import ROOT
 
 import analysis.tuning
@@ -77,6 +80,47 @@ def make_quick(setattr: Callable) -> None:
     """Drop what takes longer than all else, and is tested by a real study."""
     setattr(analysis.tuning, "draw", lambda *_: None)
     setattr(futures, "ProcessPoolExecutor", InProcess)
+
+
+def prune_below(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    """A pruner that is as strict with the first trial as with all others."""
+    strict = optuna.pruners.ThresholdPruner(lower=value)
+    monkeypatch.setattr(
+        optuna.pruners.HyperbandPruner, "prune", lambda _, *trial: strict.prune(*trial)
+    )
+
+
+# === Fixtures ===================================================================================
+@pytest.fixture
+def project(tmp_path):
+    yield make_project(tmp_path)
+    for process in processes_in(tmp_path):
+        process.kill()
+
+
+@pytest.fixture
+def command(project, monkeypatch, capsys):
+    """Run tune.py in this process; return exit status, output and errors."""
+    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
+    make_quick(monkeypatch.setattr)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.chdir(project)
+
+    def call(*words, **misbehave):
+        for name, value in environment(project, **misbehave).items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        status = run(project, list(map(str, words)))
+        return status, *capsys.readouterr()
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server():
+    start_server()
 
 
 # === Processes ==================================================================================
