@@ -205,7 +205,7 @@ def check_runs(project: Path) -> None:
     """No run began twice at once, or again where it had ended, or lost what it had saved."""
     done: dict[str, Any] = {}
     for event in traced(project, "start", "stop", "end", "locked out"):
-        run, was = event["run"], done.get(event["run"])
+        run, was = event["place"], done.get(event["place"])
         if event["what"] == "start":
             assert was != "end", f"{run} was complete"
             assert event["first"] == (was if isinstance(was, int) else 0), f"{run} lost {was}"

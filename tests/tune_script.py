@@ -63,7 +63,8 @@ def read_flags(words: list[str]) -> Args:
 
 
 def trace(folder: Path, what: str, **more: Any) -> None:
-    line = json.dumps({"run": folder.name, "what": what, "pid": os.getpid(), **more}) + "\n"
+    event = {"run": folder.name, "what": what, "pid": os.getpid(), "place": str(folder)}
+    line = json.dumps(event | more) + "\n"
     file = os.open(os.environ["TRACE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())
     os.close(file)
