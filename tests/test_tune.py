@@ -224,7 +224,8 @@ def test_killed_at_any_moment_the_same_command_goes_on(project, seed):
         time.sleep(rng.uniform(0.1, 1.3))
         with contextlib.suppress(ProcessLookupError):
             os.kill(command.pid, signal.SIGKILL)
-        assert command.wait()[0] in (-signal.SIGKILL, 0)
+        status, _, err = command.wait()
+        assert status in (-signal.SIGKILL, 0) and not err, err
         wait_for(lambda: not fakes.processes_in(project), 10)
         after = finished(project)
         assert before.items() <= after.items()
@@ -441,19 +442,19 @@ def check_shared(project, study, trials, verdicts=1):
     """Every trial is there once, was made once, and by settings of its own."""
     check_runs(project)
     runs = Counter(x["run"] for x in traced(project, "start") if x["run"][0] == "0")
-    expected = {f"{i:04d}-seed-{seed}": 1 for i in range(trials) for seed in (1, 2)}
-    assert runs == expected
-    assert [x.number for x in study.trials] == list(range(trials))
-    assert {x.state for x in study.trials} == {TrialState.COMPLETE}
-    assert len({json.dumps(x.params) for x in study.trials}) == trials
-    for x in study.trials:
+    own = counted(study)
+    assert runs == {f"{x.number:04d}-seed-{seed}": 1 for x in own for seed in (1, 2)}
+    assert len(own) == trials and {x.state for x in own} == {TrialState.COMPLETE}
+    assert len({json.dumps(x.params) for x in own}) == trials
+    for x in own:
         values = [fakes.greedy(x.params, seed, 1_000_000) for seed in (1, 2)]
         assert x.value == pytest.approx(statistics.fmean(values))
     fresh = Counter(x["run"] for x in traced(project, "end") if x["run"][0] != "0")
     assert set(fresh.values()) == {verdicts} and len(fresh) == 4
 
 
-def test_workers(project, command):
+def test_workers(project, command, monkeypatch):
+    fakes.slow_down_asking(monkeypatch.setattr)
     status, _, _ = command(*QUICK, "--trials", 9, "--workers", 3, "--seconds", "0.2")
     assert status == 0
     check_shared(project, load(project), 9)
@@ -472,7 +473,7 @@ def test_two_commands_share_a_storage(project, kind):
         words += ["--storage", "journal"]
         backend = optuna.storages.journal.JournalFileBackend(str(project / "journal"))
         storage = optuna.storages.JournalStorage(backend)
-    commands = [fakes.Command(project, *words) for _ in range(2)]
+    commands = [fakes.Command(project, *words, own={"SLOW": "1"}) for _ in range(2)]
     ended = [x.wait() for x in commands]
     assert [x[::2] for x in ended] == [(0, "")] * 2, ended
     check_shared(project, load(project, storage), 10)
@@ -490,7 +491,8 @@ def test_two_commands_go_on_after_an_interruption(project):
     wait_for(lambda: len(traced(project, "start")) >= 4)
     os.kill(command.pid, signal.SIGINT)
     assert command.wait()[0] == 130
-    ended = [x.wait() for x in [fakes.Command(project, *words) for _ in range(2)]]
+    commands = [fakes.Command(project, *words, own={"SLOW": "1"}) for _ in range(2)]
+    ended = [x.wait() for x in commands]
     assert [x[::2] for x in ended] == [(0, "")] * 2, ended
     check_runs(project)
     trials = counted(load(project))
@@ -530,7 +532,9 @@ def postgres(tmp_path_factory):
 def test_two_machines_share_a_postgresql_server(project, postgres):
     words = [*QUICK, "--trials", "10", "--seconds", "0.1", "--storage", postgres]
     places = [project / "here", project / "there"]
-    commands = [fakes.Command(project, *words, "--studies-dir", str(x)) for x in places]
+    commands = [
+        fakes.Command(project, *words, "--studies-dir", str(x), own={"SLOW": "1"}) for x in places
+    ]
     ended = [x.wait() for x in commands]
     assert [x[::2] for x in ended] == [(0, "")] * 2, ended
     verdicts = [x / NAME / "best.json" for x in places]
