@@ -29,6 +29,7 @@ from scipy import stats
 from tune_script import read_flags
 
 optuna = pytest.importorskip("optuna")
+sqlalchemy = pytest.importorskip("sqlalchemy")
 fakes = pytest.importorskip("tune_fakes")
 tune = pytest.importorskip("tune")
 QUICK, check_runs, traced, wait_for = fakes.QUICK, fakes.check_runs, fakes.traced, fakes.wait_for
@@ -186,16 +187,18 @@ def test_flags_that_are_not_tune_s_go_to_every_run(project, command):
 
 
 def test_the_same_seed_proposes_the_same(project, command):
-    found = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        words = ["--trials", 4, "--study", name, "--seed", seed, "--num-seeds", 1]
+    """But not again where a study goes on."""
+
+    def proposed(name, seed, trials):
+        words = ["--trials", trials, "--study", name, "--seed", seed, "--num-seeds", 1]
         assert command(*QUICK, *words, "--fresh-seeds", 1, "--sampler", "random")[0] == 0
-        study = optuna.load_study(
-            study_name=name, storage=f"sqlite:///{project}/studies/{name}/study.db"
-        )
-        found.append([x.params for x in study.trials])
+        storage = f"sqlite:///{project}/studies/{name}/study.db"
+        return [x.params for x in optuna.load_study(study_name=name, storage=storage).trials]
+
+    found = [proposed(*x, 3) for x in (("a", 1), ("b", 1), ("c", 2))]
     assert found[0] == found[1] != found[2]
-    assert len({json.dumps(x) for x in found[0]}) == 4
+    more = proposed("a", 1, 6)
+    assert more[:3] == found[0] and len({json.dumps(x) for x in more}) == 6
 
 
 # === Interruptions ==============================================================================
@@ -207,7 +210,7 @@ def finished(project, storage=None):
     """Trials that are over, as the storage has them; none before there is a study."""
     try:
         study = load(project, storage)
-    except (KeyError, optuna.exceptions.StorageInternalError):
+    except (KeyError, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError):
         return {}
     over = (TrialState.COMPLETE, TrialState.PRUNED)
     return {
@@ -221,7 +224,9 @@ def test_killed_at_any_moment_the_same_command_goes_on(project, seed):
     rng, before = random.Random(seed), {}
     for _ in range(5):
         command = fakes.Command(project, *SLOW)
-        time.sleep(rng.uniform(0.1, 1.3))
+        seen = len(traced(project)) + rng.randrange(8)
+        wait_for(lambda n=seen, x=command: len(traced(project)) >= n or not x.process.is_alive())
+        time.sleep(rng.uniform(0, 0.2))
         with contextlib.suppress(ProcessLookupError):
             os.kill(command.pid, signal.SIGKILL)
         status, _, err = command.wait()
@@ -268,6 +273,19 @@ def test_a_signal_saves_and_the_same_command_goes_on(project, sent, begun):
     trials = counted(load(project))
     assert len(trials) == 4 and {x.state for x in trials} == {TrialState.COMPLETE}
     assert before.items() <= finished(project).items()
+
+
+@pytest.mark.skipif(not tune.DIE_TOO, reason="setpriv is not installed")
+def test_a_killed_command_s_scripts_save_and_end(project):
+    words = [*QUICK, "--trials", "1", "--fresh-seeds", "1"]
+    command = fakes.Command(project, *words, **{"0000-seed-1": "hang"})
+    wait_for(lambda: traced(project, "start"))
+    os.kill(command.pid, signal.SIGKILL)
+    wait_for(lambda: not fakes.processes_in(project), 10)
+    (stop,) = traced(project, "stop")
+    assert fakes.Command(project, *words).wait()[0] == 0
+    check_runs(project)
+    assert [x["first"] for x in traced(project, "start")][:2] == [0, stop["done"]]
 
 
 def test_ctrl_c_thrice_does_not_wait(project):
@@ -455,9 +473,9 @@ def check_shared(project, study, trials, verdicts=1):
 
 def test_workers(project, command, monkeypatch):
     fakes.slow_down_asking(monkeypatch.setattr)
-    status, _, _ = command(*QUICK, "--trials", 9, "--workers", 3, "--seconds", "0.2")
+    status, _, _ = command(*QUICK, "--trials", 10, "--workers", 3, "--seconds", "0.2")
     assert status == 0
-    check_shared(project, load(project), 9)
+    check_shared(project, load(project), 10)
     running = most = 0
     for x in traced(project, "start", "end"):
         running += 1 if x["what"] == "start" else -1
