@@ -275,7 +275,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(project, sent, begun):
     assert before.items() <= finished(project).items()
 
 
-@pytest.mark.skipif(not tune.DIE_TOO, reason="setpriv is not installed")
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is not installed")
 def test_a_killed_command_s_scripts_save_and_end(project):
     words = [*QUICK, "--trials", "1", "--fresh-seeds", "1"]
     command = fakes.Command(project, *words, **{"0000-seed-1": "hang"})
