@@ -23,7 +23,7 @@ from analysis import (
     render,
     report,
     schema,
-    tuning_tables,
+    tuned,
     vectorization,
 )
 from analysis.bench import Bench, benches
@@ -75,8 +75,8 @@ DOORS = {
     "doors_contrasts": doors.contrasts_table,
 }
 TUNING = {
-    "verdicts": tuning_tables.verdict_table,
-    "settings": tuning_tables.settings_table,
+    "verdicts": tuned.verdict_table,
+    "settings": tuned.settings_table,
 }
 
 

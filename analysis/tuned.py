@@ -1,12 +1,20 @@
-"""Tables of what tune.py found, from the best.json that a study leaves."""
+"""Tables and a figure of what tune.py found, from the best.json that each study leaves.
 
+python -m analysis.tuned results/tuning results/tuning/fresh_seeds.png
+"""
+
+import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from analysis import figures
 from analysis.schema import SourceError
 
 PARTS = ("best", "own", "best_minus_own")
@@ -70,3 +78,50 @@ def settings_table(folder: Path) -> pd.DataFrame:
         for name, text in found["space"].items()
     ]
     return pd.DataFrame(rows)
+
+
+@figures.styled
+def draw(folder: Path) -> Figure:
+    """A panel per study: the returns of fresh seeds, their means, and what the study claimed."""
+    found = {path.parent.name: load_verdict(path.parent) for path in folder.glob("*/best.json")}
+    figure = Figure(figsize=(4.6 * max(len(found), 1), 4.2), layout="constrained")
+    panels = figure.subplots(1, max(len(found), 1), squeeze=False)[0]
+    for axes, (name, study) in zip(panels, sorted(found.items()), strict=False):
+        claims = (study["own_value_in_study"], study["value_in_study"])
+        for x, (part, claim) in enumerate(zip(("own", "best"), claims, strict=True)):
+            returns = study[part]["returns"]
+            places = x + np.linspace(-0.18, 0.18, len(returns))
+            axes.plot(places, sorted(returns), "o", color="#4477aa", ms=4, alpha=0.6)
+            low, high = study[part]["interval"] or [study[part]["iqm"]] * 2
+            error = [[study[part]["iqm"] - low], [high - study[part]["iqm"]]]
+            axes.errorbar(
+                x, study[part]["iqm"], error, fmt="_", color="black", ms=22, elinewidth=1.5
+            )
+            if claim is not None:
+                axes.plot(x + 0.3, claim, "D", color="#cc3311", ms=8)
+        axes.set_xticks([0, 1], ["the script's own settings", "the best trial's"])
+        axes.set_xlim(-0.5, 1.5)
+        axes.set_title(figures.short(name), loc="left")
+        axes.set_ylabel("greedy return")
+    parts = "dots: fresh seeds, in order; bars: their interquartile mean and its 95% interval"
+    figure.suptitle(f"{parts}; diamonds: the value in the study", fontsize="small")
+    return figure
+
+
+def main() -> None:
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog="python -m analysis.tuned", description=lines[0])
+    parser.add_argument("studies", type=Path, help="folder of folders with a best.json")
+    parser.add_argument("out", type=Path, help=".png file to write")
+    args = parser.parse_args()
+    try:
+        if not list(args.studies.glob("*/best.json")):
+            raise SourceError(f"{args.studies} has no study of tune.py")
+        args.out.write_bytes(figures.png(draw(args.studies)))
+    except (SourceError, OSError) as error:
+        print(f"analysis.tuned: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis import docs, tuning_tables
+from analysis import docs, tuned
 from analysis.schema import SourceError
 
 PART = {"iqm": 15.212, "interval": [15.1, 15.3], "returns": [15.2, 15.224]}
@@ -25,16 +25,16 @@ def write(folder, **changes):
 
 def test_a_row_says_what_was_claimed_and_what_fresh_seeds_give(tmp_path):
     write(tmp_path)
-    row = tuning_tables.verdict_table(tmp_path).iloc[0].tolist()
+    row = tuned.verdict_table(tmp_path).iloc[0].tolist()
     assert row[:6] == ["one", "9, 30, 1", "17", "15.50", "10.00", "5.50"]
     assert row[6:] == ["15.21 [15.10, 15.30]", "15.21", "15.21 [15.10, 15.30]"]
     write(tmp_path, own_value_in_study=None)  # the script's own settings were no trial's, or pruned
-    assert tuning_tables.verdict_table(tmp_path).iloc[0].tolist()[4:6] == ["-", "-"]
+    assert tuned.verdict_table(tmp_path).iloc[0].tolist()[4:6] == ["-", "-"]
 
 
 def test_settings_are_shown_beside_the_scripts_own(tmp_path):
     write(tmp_path)
-    table = tuning_tables.settings_table(tmp_path / "one")
+    table = tuned.settings_table(tmp_path / "one")
     assert table.values.tolist() == [
         ["learning_rate", "1e-5:1e-2:log", "0.00025", "0.003296"],
         ["double_q", "True, False", "False", "True"],
@@ -47,7 +47,18 @@ def test_settings_are_shown_beside_the_scripts_own(tmp_path):
 def test_a_file_that_is_none_is_named(tmp_path, changes):
     write(tmp_path, **changes)
     with pytest.raises(SourceError, match=r"has no best\.json of tune\.py"):
-        tuning_tables.verdict_table(tmp_path)
+        tuned.verdict_table(tmp_path)
+
+
+def test_the_figure_is_drawn_and_no_study_is_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tuned", str(tmp_path), str(tmp_path / "f.png")])
+    with pytest.raises(SystemExit) as ended:
+        tuned.main()
+    said = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, said) == (2, [f"analysis.tuned: {tmp_path} has no study of tune.py"])
+    write(tmp_path, own_value_in_study=None)
+    tuned.main()
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_text_of_a_study_is_no_markup(tmp_path, monkeypatch):
