@@ -861,7 +861,7 @@ def main() -> None:
             ended.append(trial.state)
             value, said = value_of(trial), plain(trial.user_attrs.get("error", "failed"))
             if trial.state == TrialState.PRUNED:
-                said = f"pruned at {100 * ((trial.last_step or 0) + 1) // STEPS}%"
+                said = f"pruned at {100 * (trial.last_step or 0) // STEPS}%"
             said = said if value is None else f"{value:.4g}"
             progress = describe(study, runner, time.monotonic() - start, len(ended))
             print(f"trial {trial.number}: {said} | {progress}", flush=True)
