@@ -176,7 +176,9 @@ class Args:
         if not 0 < self.timeout < threading.TIMEOUT_MAX:
             raise ValueError(f"--timeout must be a number of seconds above 0, not {self.timeout}")
         name = self.study
-        if name is not None and not (Path(name).name == name != ".." and name.isprintable()):
+        if name is not None and not (
+            Path(name).name == name not in ("", "..") and name.isprintable()
+        ):
             raise ValueError(f"--study must be the name of one folder in --studies-dir, not {name}")
 
     @property
@@ -207,10 +209,10 @@ def ask_script(name: str, commands: list[list[str]]) -> list[dict[str, Any] | st
     Each is {name: (value, the literals allowed)}. It runs in a process of its own, since a script
     brings JAX or PyTorch with it, and those would take memory, on a GPU as well.
     """
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ |= {"JAX_PLATFORMS": "cpu", "COLUMNS": "1000"}
     script, answers = importlib.import_module(name), []
     for words in commands:
-        said, sys.argv = io.StringIO(), [f"{name}.py", *words]
+        said, sys.argv = io.TextIOWrapper(io.BytesIO(), "utf-8"), [f"{name}.py", *words]
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
                 read = getattr(script, "parse_args", partial(tyro.cli, script.Args))
@@ -218,7 +220,8 @@ def ask_script(name: str, commands: list[list[str]]) -> list[dict[str, Any] | st
             kinds = {x: get_args(y) for x, y in script.Args.__annotations__.items()}
             answers.append({x: (y, kinds[x]) for x, y in asdict(args).items() if x in kinds})
         except SystemExit:  # the sentence is in a box, above its first rule
-            lines = [line.strip("│ ") for line in said.getvalue().splitlines()[1:]]
+            said.seek(0)
+            lines = [line.strip("│ \n") for line in said][1:]
             end = next((i for i, line in enumerate(lines) if line[:1] in "─╰"), len(lines))
             text = " ".join(lines[:end])
             answers.append(text.removeprefix("Error parsing Args: ") or "it ended without a word")
@@ -520,10 +523,14 @@ def run_trial(
     interquartile mean of those that have.
     """
     trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), START])
+    frozen = next(x for x in trial.study.get_trials(deepcopy=False) if x.number == trial.number)
+    before = sum(x.number < trial.number for x in counted(trial.study))
+    if before >= runner.args.trials and first_number(frozen) == trial.number:
+        trial.set_user_attr("surplus", True)  # two machines counted at once, and both began one
+        raise TrialError
     settings = {name: suggest(trial, name, x) for name, x in runner.plan.space.items()}
     claim.close()
     seeds = range(1, runner.args.num_seeds + 1)
-    frozen = next(x for x in trial.study.get_trials(deepcopy=False) if x.number == trial.number)
     folders = [folder_of(frozen, runner.folder, seed) for seed in seeds]
     reported = -1 if frozen.last_step is None else frozen.last_step
 
@@ -599,13 +606,18 @@ def repeat(study: optuna.Study, trial: FrozenTrial) -> None:
 def recover(study: optuna.Study, args: Args) -> None:
     """Queue again what died with a command: one of this machine, or one that is silent for long."""
     optuna.storages.fail_stale_trials(study)  # repeats them, where the storage knows heartbeats
-    longest = timedelta(seconds=min(args.timeout, 1e8) * (args.num_seeds + 1))
-    for trial in states(counted(study), TrialState.RUNNING):
+    for trial in states(counted(study), TrialState.RUNNING, TrialState.FAIL):
         host, pid, start = trial.user_attrs.get("worker", ("", 0, 0))
         dead = host == socket.gethostname()
         with contextlib.suppress(psutil.Error):
             dead = dead and psutil.Process(pid).create_time() != start
-        if dead or (trial.datetime_start and datetime.now() - trial.datetime_start > longest):
+        if trial.state == TrialState.FAIL:
+            if dead and "error" not in trial.user_attrs:  # killed before it was queued again
+                repeat(study, trial)
+            continue
+        longest = min(args.timeout, 1e8) * (args.num_seeds + 1) if host else HEARTBEAT
+        began = trial.datetime_start or datetime.now()
+        if dead or datetime.now() - began > timedelta(seconds=longest):
             with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
                 repeat(study, trial)
@@ -665,6 +677,10 @@ def open_storage(url: str | None, folder: Path) -> optuna.storages.BaseStorage:
     engine: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
         engine["connect_args"] = {"timeout": 60}
+    for _ in range(5):
+        with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
+            return optuna.storages.RDBStorage(url, engine_kwargs=engine, **options)
+        time.sleep(0.5)  # two commands may be making the tables at once
     return optuna.storages.RDBStorage(url, engine_kwargs=engine, **options)
 
 
@@ -697,6 +713,9 @@ def open_study(name: str, args: Args, plan: Plan, storage: Any, folder: Path) ->
         was = f"another version of {plan.script.name}" if x == "version" else was
         raise Problem(f"study {name} was begun with {was}: name another by --study")
     study.set_user_attr("settings", settings)
+    for _ in range(0 if len(seeds) == 1 else 50):
+        if "id" not in study.user_attrs:  # the command that made the study is about to write it
+            time.sleep(0.1)
     key = study.user_attrs.get("id") or uuid.uuid4().hex
     study.set_user_attr("id", key)
     mark = folder / "study_id"
@@ -833,7 +852,9 @@ def main() -> None:
     try:
         storage = open_storage(args.storage, folder)
         study = open_study(name, args, plan, storage, folder)
-    except (sqlalchemy.exc.SQLAlchemyError, ImportError, ValueError, KeyError) as error:
+    except Problem:
+        raise
+    except Exception as error:  # a database, and what connects to it, can raise anything
         raise Problem(f"--storage: {error}") from error
     about = {"script": plan.script.name, "flags": shlex.join(words), "num_seeds": args.num_seeds}
     about |= {"episodes": args.episodes} | {f"space/{x}": y for x, y in plan.texts.items()}
@@ -857,6 +878,8 @@ def main() -> None:
         """Print how a trial ended, and keep of its runs the metrics and numbers alone."""
         if trial.number in shared.interrupted:
             return repeat(study, trial)
+        if "surplus" in trial.user_attrs:
+            return
         with shared.telling:
             ended.append(trial.state)
             value, said = value_of(trial), plain(trial.user_attrs.get("error", "failed"))

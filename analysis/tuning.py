@@ -29,10 +29,10 @@ def plain(text: object) -> str:
 
 
 def counted(study: optuna.Study) -> list[FrozenTrial]:
-    """The study's trials, without those that a later one repeats."""
+    """The study's trials, without those that a later one repeats, or that were too many."""
     trials = study.get_trials(deepcopy=False)
     again = {x for trial in trials for x in trial.system_attrs.get("retry_history", [])}
-    return [trial for trial in trials if trial.number not in again]
+    return [x for x in trials if x.number not in again and "surplus" not in x.user_attrs]
 
 
 def states(trials: list[FrozenTrial], *which: TrialState) -> list[FrozenTrial]:
@@ -243,7 +243,8 @@ class Tracker:
             Metric(f"fresh_seeds/{part}", result[part]["iqm"], now, 0)
             for part in ("best", "own", "best_minus_own")
         ]
-        self.log(parent, {}, metrics)
+        had = client.get_run(parent).data.metrics
+        self.log(parent, {}, [x for x in metrics if had.get(x.key) != x.value])
         for x, value in result["best_settings"].items():  # a tag may change when trials are added
             client.set_tag(parent, f"best/{x}", str(value))
         for path in sorted(self.folder.iterdir()):
