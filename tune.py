@@ -139,7 +139,9 @@ DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 @dataclass
 class Args:
-    script: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]  # ppo_*, dqn_*.py
+    script: Annotated[  # ppo_*.py or dqn_*.py
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")
+    ]
     trials: int = 40  # trials in the study, those of all its machines and commands together
     num_seeds: int = 4  # seeds that a trial trains with
     fresh_seeds: int = 12  # seeds of the best settings' and the script's own last trainings
@@ -155,7 +157,9 @@ class Args:
     study: str | None = None  # name of the study; default: the script's and the environment's
     studies_dir: str = "studies"  # folder that gets one folder per study
     storage: str | None = None  # database (postgresql://...) or journal file; default: in the study
-    mlflow: Annotated[str | None, tyro.conf.arg(metavar="[URI]")] = None  # server, or MLflow's own
+    mlflow: Annotated[  # copy the study to MLflow, at this URI or else where MLflow does by default
+        str | None, tyro.conf.arg(metavar="[URI]")
+    ] = None
 
     def __post_init__(self) -> None:
         """Raise ValueError, one sentence on the command line, where a value cannot work."""

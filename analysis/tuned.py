@@ -25,11 +25,8 @@ def load_verdict(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "best.json").read_text())
         for part in PARTS:
-            numbers = [
-                found[part]["iqm"],
-                *(found[part]["interval"] or []),
-                *found[part]["returns"],
-            ]
+            numbers = [found[part][x] for x in ("iqm", "mean", "min", "max")]
+            numbers += [*(found[part]["interval"] or []), *found[part]["returns"]]
             if not all(math.isfinite(x) for x in numbers):
                 raise ValueError("a return is no number")
         float(found["value_in_study"])
@@ -38,30 +35,26 @@ def load_verdict(folder: Path) -> dict[str, Any]:
     return found
 
 
-def with_interval(part: dict[str, Any]) -> str:
-    interval = " [{:.2f}, {:.2f}]".format(*part["interval"]) if part["interval"] else ""
-    return f"{part['iqm']:.2f}{interval}"
-
-
 def verdict_table(folder: Path) -> pd.DataFrame:
-    """A row per study: what its own seeds say of the best trial, and what fresh seeds say."""
+    """Of each study the script's own settings, the best trial's, and what those gain.
+
+    Beside the value that a trial had in the study stand the returns of fresh seeds.
+    """
     rows = []
     for path in sorted(folder.glob("*/best.json")):
         found = load_verdict(path.parent)
         best, own = found["value_in_study"], found["own_value_in_study"]
-        rows.append(
-            {
-                "study": path.parent.name,
-                "trials: complete, pruned, failed": ", ".join(map(str, found["trials"].values())),
-                "best trial": str(found["best_trial"]),
-                "its value in the study": f"{best:.2f}",
-                "of the script's own settings": "-" if own is None else f"{own:.2f}",
-                "gain claimed": "-" if own is None else f"{best - own:.2f}",
-                "best, fresh seeds": with_interval(found["best"]),
-                "own settings, fresh seeds": with_interval(found["own"]),
-                "gain": with_interval(found["best_minus_own"]),
-            }
-        )
+        gain = None if own is None else best - own
+        names = ("the script's own", f"trial {found['best_trial']}", "difference, by seed")
+        values = zip(names, ("own", "best", "best_minus_own"), (own, best, gain), strict=True)
+        for name, part, value in values:
+            fresh, interval = found[part], "-"
+            if fresh["interval"]:
+                interval = "[{:.2f}, {:.2f}]".format(*fresh["interval"])
+            row = {"study": path.parent.name, "settings": name}
+            row["value in the study"] = "-" if value is None else f"{value:.2f}"
+            row |= {"fresh seeds": f"{fresh['iqm']:.2f}", "95% interval": interval}
+            rows.append(row | {x: f"{fresh[x]:.2f}" for x in ("mean", "min", "max")})
     return pd.DataFrame(rows)
 
 

@@ -8,6 +8,7 @@ from analysis import docs, tuned
 from analysis.schema import SourceError
 
 PART = {"iqm": 15.212, "interval": [15.1, 15.3], "returns": [15.2, 15.224]}
+PART |= {"mean": 15.212, "min": 15.2, "max": 15.224}
 VERDICT = {
     "trials": {"complete": 9, "pruned": 30, "failed": 1},
     **{"best_trial": 17, "value_in_study": 15.5, "own_value_in_study": 10.0},
@@ -23,13 +24,16 @@ def write(folder, **changes):
     (folder / "one" / "best.json").write_text(json.dumps(VERDICT | changes))
 
 
-def test_a_row_says_what_was_claimed_and_what_fresh_seeds_give(tmp_path):
+def test_rows_say_what_was_claimed_and_what_fresh_seeds_give(tmp_path):
     write(tmp_path)
-    row = tuned.verdict_table(tmp_path).iloc[0].tolist()
-    assert row[:6] == ["one", "9, 30, 1", "17", "15.50", "10.00", "5.50"]
-    assert row[6:] == ["15.21 [15.10, 15.30]", "15.21", "15.21 [15.10, 15.30]"]
+    fresh = ["15.21", "[15.10, 15.30]", "15.21", "15.20", "15.22"]
+    assert tuned.verdict_table(tmp_path).values.tolist() == [
+        ["one", "the script's own", "10.00", "15.21", "-", *fresh[2:]],
+        ["one", "trial 17", "15.50", *fresh],
+        ["one", "difference, by seed", "5.50", *fresh],
+    ]
     write(tmp_path, own_value_in_study=None)  # the script's own settings were no trial's, or pruned
-    assert tuned.verdict_table(tmp_path).iloc[0].tolist()[4:6] == ["-", "-"]
+    assert list(tuned.verdict_table(tmp_path)["value in the study"]) == ["-", "15.50", "-"]
 
 
 def test_settings_are_shown_beside_the_scripts_own(tmp_path):
