@@ -50,6 +50,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args
+from urllib.parse import quote
 
 if __name__ in ("__main__", "__mp_main__"):  # Ctrl-C during the imports shows no traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -68,7 +69,7 @@ except ImportError as error:
     print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
     sys.exit(2)
 
-from analysis.render import write_whole
+from analysis.render import forgive_terminals, write_whole
 from analysis.runs import last_return
 from analysis.tuning import (
     Tracker,
@@ -76,6 +77,7 @@ from analysis.tuning import (
     draw,
     first_number,
     folder_of,
+    history,
     plain,
     read_rows,
     states,
@@ -183,11 +185,12 @@ class Args:
         if name is not None and not (
             Path(name).name == name not in ("", "..") and name.isprintable()
         ):
-            raise ValueError(f"--study must be the name of one folder in --studies-dir, not {name}")
+            rule = "must be the name of one folder in --studies-dir"
+            raise ValueError(f"--study {rule}, not {plain(name)}")
 
     @property
     def script_path(self) -> Path:
-        return HERE / Path(self.script).with_suffix(".py").name
+        return HERE / (Path(self.script).name.removesuffix(".py") + ".py")
 
     @property
     def algorithm(self) -> str:
@@ -232,6 +235,18 @@ def ask_script(name: str, commands: list[list[str]]) -> list[dict[str, Any] | st
     return answers
 
 
+def end_with_parent() -> None:
+    """Let the process that asks a script end where tune.py is killed."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def parse_range(name: str, text: str, own: Any, literals: tuple) -> Values:
     """The values that NAME=RANGE names, of the kind that the script's own value has."""
 
@@ -255,7 +270,7 @@ def parse_range(name: str, text: str, own: Any, literals: tuple) -> Values:
         if not value(low) < value(high):
             raise ValueError(f"{low} is not below {high}")
         return kind(value(low), value(high), log=bool(log))
-    except (ValueError, KeyError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise Problem(f"--space {name}={plain(text)} {RANGE}: {plain(error)}") from error
 
 
@@ -294,8 +309,10 @@ def make_plan(args: Args, words: list[str], pool: Executor) -> Plan:
     def ask(commands: list[list[str]]) -> list[dict[str, Any] | str]:
         try:
             return pool.submit(ask_script, path.stem, commands).result()
-        except Exception as error:  # a script can raise anything
-            raise Problem(f"{path.name} cannot be imported: {plain(error)}") from error
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a script can raise anything
+            raise Problem(
+                f"{path.name} cannot be imported: {plain(error) or type(error).__name__}"
+            ) from error
 
     (known,) = ask([words])
     if isinstance(known, str):
@@ -317,7 +334,7 @@ def make_plan(args: Args, words: list[str], pool: Executor) -> Plan:
             raise Problem(f"--space {plain(text)}: {path.name} has no setting {plain(name)}{hint}")
         if name in NOT_SEARCHED or name in TASK:
             raise Problem(f"--space {name} would change the task, or is no setting of the agent")
-        if name in fixed:
+        if name in fixed and values.strip() != "none":
             raise Problem(f"--space {name}: a flag gives it one value, so it cannot be searched")
         asked[name] = values.strip()
     default = {x: y for x, y in SPACES[args.algorithm].items() if x in known and x not in fixed}
@@ -407,6 +424,8 @@ class Runner(NamedTuple):
                     process.send_signal(number)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(60)
+        if process.returncode in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, 130, 143):
+            self.stop.wait(2)  # where all processes get a signal, ours may be the last to come
         if self.stop.is_set() and process.returncode != 0:
             raise Stopped
         if process.returncode != 0:
@@ -415,7 +434,7 @@ class Runner(NamedTuple):
             code = process.returncode
             how = f"exit {code}" if code > 0 else signal.Signals(-code).name
             raise TrialError(f"{Path(command[0]).name} ended by {how}: {said[-1]}")
-        log.unlink()
+        log.unlink(missing_ok=True)
 
     def train(self, folder: Path, settings: dict, seed: int) -> Generator[list[dict[str, Any]]]:
         """Train to the end, or go on from a checkpoint; after each iteration, yield all metrics."""
@@ -528,9 +547,10 @@ def run_trial(
     """
     trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), START])
     frozen = next(x for x in trial.study.get_trials(deepcopy=False) if x.number == trial.number)
-    before = sum(x.number < trial.number for x in counted(trial.study))
-    if before >= runner.args.trials and first_number(frozen) == trial.number:
-        trial.set_user_attr("surplus", True)  # two machines counted at once, and both began one
+    before = [x for x in counted(trial.study) if x.number < trial.number]
+    twins = [x for x in before if history(x) == history(frozen)] if history(frozen) else []
+    if twins or (len(before) >= runner.args.trials and not history(frozen)):
+        trial.set_user_attr("surplus", True)  # two commands counted at once, and both made one
         raise TrialError
     settings = {name: suggest(trial, name, x) for name, x in runner.plan.space.items()}
     claim.close()
@@ -547,7 +567,7 @@ def run_trial(
         with shared.pruning:
             trial.report(value, step)
             # Hyperband goes by a trial's number, so one that repeats another is no longer judged.
-            if first_number(frozen) == trial.number and trial.should_prune():
+            if not history(frozen) and trial.should_prune():
                 raise optuna.TrialPruned
 
     recent: list[float] = []
@@ -595,13 +615,12 @@ def best_of(study: optuna.Study, plan: Plan) -> FrozenTrial | None:
 
 def repeat(study: optuna.Study, trial: FrozenTrial) -> None:
     """Queue what a trial that was interrupted had to do; the new one goes on in its folders."""
-    before = trial.system_attrs.get("retry_history", [])
     attrs: dict[str, Any] = {"failed_trial": first_number(trial)}
     again = optuna.create_trial(
         state=TrialState.WAITING,
         params=trial.params,
         distributions=trial.distributions,
-        system_attrs=attrs | {"retry_history": [*before, trial.number]},
+        system_attrs=attrs | {"retry_history": [*history(trial), trial.number]},
         intermediate_values=trial.intermediate_values,
     )
     study.add_trial(again)
@@ -670,12 +689,14 @@ def describe(study: optuna.Study, runner: Runner, seconds: float, ended: int) ->
 def open_storage(url: str | None, folder: Path) -> optuna.storages.BaseStorage:
     """A database, by default SQLite in the study's folder, or a journal file."""
     if url is not None and "://" not in url:
-        backend = optuna.storages.journal.JournalFileBackend(url)
+        path = Path(url).absolute()  # of a relative one in a folder, Optuna's lock would not be
+        if path.exists() and not path.is_file():
+            raise Problem(f"--storage {url} is no file")
+        backend = optuna.storages.journal.JournalFileBackend(str(path))
         return optuna.storages.JournalStorage(backend)
-    if url is not None and url.startswith("redis"):
-        backend = optuna.storages.journal.JournalRedisBackend(url)
-        return optuna.storages.JournalStorage(backend)
-    url = url or f"sqlite:///{folder.absolute() / 'study.db'}"
+    url = url or f"sqlite:///{quote(str(folder.absolute() / 'study.db'))}"
+    if url.startswith("redis") or url == "sqlite://" or ":memory:" in url:
+        raise Problem("--storage must last, and be none that unpickles, as Optuna does with Redis")
     options: dict[str, Any] = {"heartbeat_interval": HEARTBEAT, "grace_period": GRACE}
     options["heartbeat_stale_trial_callback"] = repeat
     engine: dict[str, Any] = {"pool_pre_ping": True}
@@ -711,7 +732,8 @@ def open_study(name: str, args: Args, plan: Plan, storage: Any, folder: Path) ->
         study = optuna.load_study(**options)
         # Begun again by the same seed, the sampler would propose the same again.
         seeds = [args.seed, len(study.get_trials(deepcopy=False)), time.time_ns() % 2**32]
-    made = dict(study.user_attrs.get("settings", settings))
+    vet(study)
+    made = study.user_attrs.get("settings", settings)
     for x in [x for x in settings if settings[x] != made.get(x)]:
         was = f"other {x.replace('_', ' ')} ({plain(made.get(x))}, now {plain(settings[x])})"
         was = f"another version of {plan.script.name}" if x == "version" else was
@@ -734,6 +756,24 @@ def open_study(name: str, args: Args, plan: Plan, storage: Any, folder: Path) ->
     random, tpe = optuna.samplers.RandomSampler, optuna.samplers.TPESampler
     study.sampler = random(seed) if args.sampler == "random" else tpe(seed=seed, n_startup_trials=5)
     return study
+
+
+def vet(study: optuna.Study) -> None:
+    """Raise Problem where the attributes that tune.py reads are not what it writes."""
+
+    def right(trial: FrozenTrial) -> bool:
+        host, pid, _ = trial.user_attrs.get("worker", ("", 0, 0.0))
+        numbers = [trial.system_attrs.get("failed_trial", 0), *history(trial), pid]
+        return isinstance(host, str) and all(type(x) is int and x >= 0 for x in numbers)
+
+    try:
+        fine = study.direction == optuna.study.StudyDirection.MAXIMIZE
+        fine = fine and isinstance(study.user_attrs.get("settings", {}), dict)
+        fine = fine and all(map(right, study.get_trials(deepcopy=False)))
+    except (TypeError, ValueError, RuntimeError):
+        fine = False
+    if not fine:
+        raise Problem(f"study {study.study_name} is none of tune.py: name another by --study")
 
 
 def holds(values: Values, value: Any) -> bool:
@@ -842,15 +882,15 @@ def read_words(words: list[str]) -> tuple[Args, list[str]]:
 
 def main() -> None:
     """Tune, and report what the best settings give with fresh seeds."""
+    forgive_terminals()
     args, words = read_words(sys.argv[1:])
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=end_with_parent) as pool:
         plan = make_plan(args, words, pool)
     name = args.study or f"{plan.script.stem}__{plan.own['env_id']}".replace("/", "-")
     folder = Path(args.studies_dir, name.replace(":", "-"))
-    if "?" in str(folder):
-        raise Problem(f"{folder} must have no ? in it, for the database's address")
     folder.mkdir(parents=True, exist_ok=True)
     runner, signals = Runner(args, plan, folder, threading.Event()), []
     try:
@@ -863,7 +903,7 @@ def main() -> None:
     about = {"script": plan.script.name, "flags": shlex.join(words), "num_seeds": args.num_seeds}
     about |= {"episodes": args.episodes} | {f"space/{x}": y for x, y in plan.texts.items()}
     own = {x: y for x, y in plan.own.items() if x not in OURS}
-    tracker = Tracker(args.mlflow, study, folder, own, about) if args.mlflow else None
+    tracker = Tracker(args.mlflow, study, folder, own, about) if args.mlflow is not None else None
 
     def stop(number: int, _: Any) -> None:
         """Let every process save and end; at a third signal, without waiting for them."""
@@ -892,11 +932,10 @@ def main() -> None:
             said = said if value is None else f"{value:.4g}"
             progress = describe(study, runner, time.monotonic() - start, len(ended))
             print(f"trial {trial.number}: {said} | {progress}", flush=True)
-            for seed in range(1, args.num_seeds + 1):
+            for seed in range(1, args.num_seeds + 1) if trial.state != TrialState.FAIL else ():
                 path = folder_of(trial, folder, seed)
                 (path / "checkpoint.npz").unlink(missing_ok=True)
-                if trial.state != TrialState.FAIL:
-                    beside(path, ".log").unlink(missing_ok=True)
+                beside(path, ".log").unlink(missing_ok=True)
             if tracker:
                 tracker.sync()
             if set(ended) == {TrialState.FAIL} and len(ended) == HOPELESS:
@@ -942,7 +981,10 @@ def finish(study: optuna.Study, runner: Runner, tracker: Tracker | None) -> None
             return
         result = verdict(study, best, runner)
     write_whole(folder / "best.json", json.dumps(result, indent=2).encode())
-    draw(study, folder)
+    try:
+        draw(study, folder)
+    except Exception as error:  # others draw, of what others may have written
+        print(f"no figures: {plain(error)}", file=sys.stderr)
     if tracker:
         tracker.sync(result)
     print(f"greedy return with {len(result['fresh_seeds'])} fresh seeds, interquartile mean [95%]")

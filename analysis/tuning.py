@@ -21,6 +21,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from analysis.render import csv_text, write_whole
 
+PAUSE = 300  # seconds without MLflow after it failed: some of its stores take minutes to give up
+
 
 def plain(text: object) -> str:
     """Other people's text as one short line, without what a terminal would obey."""
@@ -31,12 +33,17 @@ def plain(text: object) -> str:
 def counted(study: optuna.Study) -> list[FrozenTrial]:
     """The study's trials, without those that a later one repeats, or that were too many."""
     trials = study.get_trials(deepcopy=False)
-    again = {x for trial in trials for x in trial.system_attrs.get("retry_history", [])}
+    again = {x for trial in trials for x in history(trial)}
     return [x for x in trials if x.number not in again and "surplus" not in x.user_attrs]
 
 
 def states(trials: list[FrozenTrial], *which: TrialState) -> list[FrozenTrial]:
     return [trial for trial in trials if trial.state in which]
+
+
+def history(trial: FrozenTrial) -> list[int]:
+    """The numbers of the interrupted trials that a trial repeats, one after the other."""
+    return list(trial.system_attrs.get("retry_history", []))
 
 
 def first_number(trial: FrozenTrial) -> int:
@@ -100,7 +107,7 @@ def draw(study: optuna.Study, folder: Path) -> None:
             continue
         figure = getattr(html, plot)(study, **options)
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
-        settings: Any = {"savefig.bbox": "tight"}
+        settings: Any = {"savefig.bbox": "tight", "text.parse_math": False}
         with mpl.rc_context(settings), warnings.catch_warnings(action="ignore"):  # of one value
             axes = np.ravel(getattr(png, plot)(study, **options))[0]
             axes.figure.set_size_inches((12, 10) if name == "contour" else (14, 6))
@@ -130,7 +137,7 @@ class Tracker:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self.uri, self.study, self.folder, self.own, self.about = uri, study, folder, own, about
         self.logged: set[int] = set()
-        self.parent, self.well = "", True
+        self.parent, self.well, self.pause = "", True, 0.0
         self.me: tuple = (socket.gethostname(), os.getpid())
         # Each command logs its own trials, and those of commands that had ended before it began.
         workers = {self.worker_of(trial) for trial in counted(study)} - {self.me}
@@ -138,11 +145,14 @@ class Tracker:
 
     def sync(self, result: dict[str, Any] | None = None) -> None:
         """Log what MLflow does not have; with the verdict, finish the parent run."""
+        if result is None and time.monotonic() < self.pause:
+            return
         try:
             import mlflow
 
             logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of making its tables
-            self.client = mlflow.MlflowClient(None if self.uri == "default" else self.uri)
+            uri = None if self.uri in ("default", "") else self.uri
+            self.client = mlflow.MlflowClient(uri)
             self.begin()
             for trial in counted(self.study):
                 ours = self.worker_of(trial) in (self.me, *self.dead)
@@ -157,6 +167,7 @@ class Tracker:
                 said = plain(error) or type(error).__name__
                 print(f"--mlflow: {said}; the study goes on, and is logged later", file=sys.stderr)
             self.well, self.parent = False, ""  # what is half logged is found and made anew
+            self.pause = time.monotonic() + PAUSE
 
     def worker_of(self, trial: FrozenTrial) -> tuple:
         return tuple(trial.user_attrs.get("worker", ["", 0]))[:2]

@@ -503,19 +503,51 @@ def test_two_commands_share_a_storage(project, kind):
     assert (status, err) == (0, "")  # they are of one study
 
 
-def test_two_commands_go_on_after_an_interruption(project):
-    """What was interrupted is repeated once, though both look for it at the same moment."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_commands_go_on_after_an_interruption(project, sent):
+    """What was interrupted is repeated once, though all look for it at the same moment."""
     words = [*QUICK, "--trials", "6", "--workers", "2", "--seconds", "0.3"]
     command = fakes.Command(project, *words)
     wait_for(lambda: len(traced(project, "start")) >= 4)
-    os.kill(command.pid, signal.SIGINT)
-    assert command.wait()[0] == 130
-    commands = [fakes.Command(project, *words, own={"SLOW": "1"}) for _ in range(2)]
+    os.kill(command.pid, sent)
+    assert command.wait()[0] == (130 if sent == signal.SIGINT else -sent)
+    commands = [fakes.Command(project, *words, own={"SLOW": "1"}) for _ in range(3)]
     ended = [x.wait() for x in commands]
-    assert [x[::2] for x in ended] == [(0, "")] * 2, ended
+    assert [x[::2] for x in ended] == [(0, "")] * 3, ended
     check_runs(project)
     trials = counted(load(project))
     assert len(trials) == 6 and {x.state for x in trials} == {TrialState.COMPLETE}
+
+
+def test_runs_of_another_study_are_not_taken_for_this_one_s(project, command):
+    words = [*QUICK, "--trials", 1]
+    assert command(*words)[0] == 0
+    (project / "studies" / NAME / "study.db").unlink()
+    sentence = f"studies/{NAME} has the runs of another study: name another by --study\n"
+    assert command(*words)[::2] == (2, sentence)
+
+
+@pytest.mark.parametrize("kind", ["worker", "settings", "minimize", "retry_history"])
+def test_a_study_that_others_wrote_is_refused(project, command, kind):
+    place = project / "studies" / NAME
+    place.mkdir(parents=True)
+    direction = "minimize" if kind == "minimize" else "maximize"
+    study = optuna.create_study(
+        study_name=NAME, storage=f"sqlite:///{place}/study.db", direction=direction
+    )
+    users = {"worker": [["../../x"]]} if kind == "worker" else {}
+    systems = {kind: "../../x"} if kind == "retry_history" else {}
+    study.add_trial(optuna.create_trial(value=1.0, user_attrs=users, system_attrs=systems))
+    if kind == "settings":
+        study.set_user_attr("settings", [1])
+    sentence = f"study {NAME} is none of tune.py: name another by --study\n"
+    assert command(*QUICK)[::2] == (2, sentence)
+
+
+def test_a_place_with_any_name_has_the_database(project, command):
+    place = "w?at %41 #'é"
+    assert command(*QUICK, "--trials", 1, "--studies-dir", place)[0] == 0
+    assert (project / place / NAME / "study.db").is_file()
 
 
 @pytest.fixture
@@ -604,7 +636,6 @@ def test_wrong_values_are_refused(project, command, words, sentence):
         (["--run_name=x"], "--run-name cannot be set: tune.py gives it to each run"),
         (["--resume", "x"], "--resume cannot be set: tune.py gives it to each run"),
         (["--runs-dir", "x"], "--runs-dir cannot be set: tune.py gives it to each run"),
-        (["--studies-dir", "a?b"], f"a?b/{NAME} must have no ? in it, for the database's address"),
         (["--studies-dir", "/dev/null"], f"Not a directory: '/dev/null/{NAME}'"),
         (
             ["--gamma", "0.9", "--space", "gamma=0.9,1"],

@@ -48,7 +48,7 @@ def environment(project: Path, **misbehave: str) -> dict[str, str]:
 class InProcess(futures.Executor):
     """Stands in for the pool of one process that asks the script for its arguments."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **options: Any) -> None:
         pass
 
     def submit(self, fn: Callable, /, *args: Any, **options: Any) -> futures.Future:
