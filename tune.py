@@ -71,6 +71,7 @@ except ImportError as error:
 
 from analysis.render import forgive_terminals, write_whole
 from analysis.runs import last_return
+from analysis.stats import mean_interval
 from analysis.tuning import (
     Tracker,
     counted,
@@ -608,7 +609,8 @@ def best_of(study: optuna.Study, plan: Plan) -> FrozenTrial | None:
 
     def rank(trial: FrozenTrial) -> tuple[float, float, int]:
         returns = trial.user_attrs.get("returns", [])
-        return float(trial.value or 0), sum(x for x in returns if type(x) is float), -trial.number
+        value = float(f"{trial.value:.6g}")  # at a ceiling, rounding alone tells values apart
+        return value, sum(x for x in returns if type(x) is float), -trial.number
 
     return max(complete, key=rank, default=None)
 
@@ -831,7 +833,7 @@ def verdict(study: optuna.Study, best: FrozenTrial, runner: Runner) -> dict[str,
         "best_trial": best.number,
         "best_settings": best.params,
         "own_settings": own,
-        "value_in_study": best.value,  # the largest of all, so more than the settings are worth
+        "value_in_study": best.value,  # the largest of all: on average more than they are worth
         "own_value_in_study": next((x.value for x in complete if x.params == own), None),
         "fresh_seeds": list(seeds),
         "best_runs": [folder.name for folder in folders["best"]],
@@ -843,24 +845,30 @@ def verdict(study: optuna.Study, best: FrozenTrial, runner: Runner) -> dict[str,
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
-    """Interquartile mean of a number per seed, its 95% interval, and what it hides.
+    """Interquartile mean of a number per seed, mean, their 95% intervals, and the numbers.
 
-    The interval is Student's t with the winsorized variance (Tukey and McLaughlin 1963). It is None
-    for one seed, and where so many are alike that none of that variance is left.
+    Intervals are Student's t, of the interquartile mean with the winsorized variance (after Tukey
+    and McLaughlin 1963, as SciPy has it). They are None for one seed, and where so many are alike
+    that no variance is left.
     """
-    cut = (len(returns) // 4 + 1e-9) / len(returns)
-    found = {"iqm": iqm(returns), "interval": None, "mean": float(np.mean(returns))}
-    if len(returns) > 1:
-        low, high = map(float, stats.mstats.trimmed_mean_ci(returns, (cut, cut)))
-        found["interval"] = [low, high] if low < high else None
-    return found | {"min": min(returns), "max": max(returns), "returns": returns}
+    cut, n = (len(returns) // 4 + 1e-9) / len(returns), len(returns)
+    found: dict[str, Any] = {"iqm": iqm(returns), "interval": None, "mean": float(np.mean(returns))}
+    found |= {"mean_interval": None, "min": min(returns), "max": max(returns), "returns": returns}
+    if n > 1:
+        of_iqm = map(float, stats.mstats.trimmed_mean_ci(returns, (cut, cut)))
+        of_mean = mean_interval(np.array(returns), [""] * n)[1:]
+        for name, (low, high) in {"interval": of_iqm, "mean_interval": of_mean}.items():
+            found[name] = [low, high] if low < high else None
+    return found
 
 
 def spoken(part: dict[str, Any]) -> str:
-    interval = "no interval"
-    if part["interval"]:
-        interval = "[{:.4g}, {:.4g}]".format(*part["interval"])
-    return "{iqm:.4g} {}, mean {mean:.4g}, from {min:.4g} to {max:.4g}".format(interval, **part)
+    def within(interval: list[float] | None) -> str:
+        return "[{:.4g}, {:.4g}]".format(*interval) if interval else "no interval"
+
+    text = f"{part['iqm']:.4g} {within(part['interval'])}, mean {part['mean']:.4g}"
+    text += f" {within(part['mean_interval'])}"
+    return f"{text}, from {part['min']:.4g} to {part['max']:.4g}"
 
 
 # === Command ====================================================================================

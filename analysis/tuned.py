@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import figures
+from analysis import figures, stats
 from analysis.schema import SourceError
 
 PARTS = ("best", "own", "best_minus_own")
@@ -25,14 +25,22 @@ def load_verdict(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / "best.json").read_text())
         for part in PARTS:
-            numbers = [found[part][x] for x in ("iqm", "mean", "min", "max")]
-            numbers += [*(found[part]["interval"] or []), *found[part]["returns"]]
+            numbers = [
+                found[part]["iqm"],
+                *(found[part]["interval"] or []),
+                *found[part]["returns"],
+            ]
             if not all(math.isfinite(x) for x in numbers):
                 raise ValueError("a return is no number")
         float(found["value_in_study"])
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise SourceError(f"{folder} has no best.json of tune.py: {error}") from error
     return found
+
+
+def within(interval: Any) -> str:
+    known = interval is not None and np.isfinite(interval).all()
+    return " [{:.2f}, {:.2f}]".format(*interval) if known else ""
 
 
 def verdict_table(folder: Path) -> pd.DataFrame:
@@ -48,13 +56,19 @@ def verdict_table(folder: Path) -> pd.DataFrame:
         names = ("the script's own", f"trial {found['best_trial']}", "difference, by seed")
         values = zip(names, ("own", "best", "best_minus_own"), (own, best, gain), strict=True)
         for name, part, value in values:
-            fresh, interval = found[part], "-"
-            if fresh["interval"]:
-                interval = "[{:.2f}, {:.2f}]".format(*fresh["interval"])
+            fresh = found[part]
+            returns = np.array(fresh["returns"])
+            mean = stats.mean_interval(returns, [""] * len(returns))
             row = {"study": path.parent.name, "settings": name}
             row["value in the study"] = "-" if value is None else f"{value:.2f}"
-            row |= {"fresh seeds": f"{fresh['iqm']:.2f}", "95% interval": interval}
-            rows.append(row | {x: f"{fresh[x]:.2f}" for x in ("mean", "min", "max")})
+            row["fresh seeds, interquartile mean"] = f"{fresh['iqm']:.2f}" + within(
+                fresh["interval"]
+            )
+            row["mean"] = f"{mean.estimate:.2f}" + within(mean[1:])
+            row["standard deviation"] = (
+                f"{np.std(returns, ddof=1):.2f}" if len(returns) > 1 else "-"
+            )
+            rows.append(row | {"least": f"{returns.min():.2f}", "most": f"{returns.max():.2f}"})
     return pd.DataFrame(rows)
 
 

@@ -132,9 +132,13 @@ def test_summary(n):
     assert result["iqm"] == pytest.approx(mean) and result["returns"] == values
     assert result["interval"] == pytest.approx([low, high])
     assert result["mean"] == pytest.approx(np.mean(values))
+    reach = stats.t.ppf(0.975, n - 1) * stats.sem(values)
+    assert result["mean_interval"] == pytest.approx(
+        [np.mean(values) - reach, np.mean(values) + reach]
+    )
     assert (result["min"], result["max"]) == (min(values), max(values))
     alike = tune.summary([2.0] * n)  # no interval, and not one of no width
-    assert (alike["iqm"], alike["interval"]) == (2, None)
+    assert (alike["iqm"], alike["interval"], alike["mean_interval"]) == (2, None, None)
 
 
 def test_a_trial_is_worth_the_interquartile_mean_of_its_seeds(project, command):

@@ -8,7 +8,6 @@ from analysis import docs, tuned
 from analysis.schema import SourceError
 
 PART = {"iqm": 15.212, "interval": [15.1, 15.3], "returns": [15.2, 15.224]}
-PART |= {"mean": 15.212, "min": 15.2, "max": 15.224}
 VERDICT = {
     "trials": {"complete": 9, "pruned": 30, "failed": 1},
     **{"best_trial": 17, "value_in_study": 15.5, "own_value_in_study": 10.0},
@@ -26,11 +25,11 @@ def write(folder, **changes):
 
 def test_rows_say_what_was_claimed_and_what_fresh_seeds_give(tmp_path):
     write(tmp_path)
-    fresh = ["15.21", "[15.10, 15.30]", "15.21", "15.20", "15.22"]
+    mean = ["15.21 [15.06, 15.36]", "0.02", "15.20", "15.22"]  # 15.212 +- 12.706 * 0.012
     assert tuned.verdict_table(tmp_path).values.tolist() == [
-        ["one", "the script's own", "10.00", "15.21", "-", *fresh[2:]],
-        ["one", "trial 17", "15.50", *fresh],
-        ["one", "difference, by seed", "5.50", *fresh],
+        ["one", "the script's own", "10.00", "15.21", *mean],
+        ["one", "trial 17", "15.50", "15.21 [15.10, 15.30]", *mean],
+        ["one", "difference, by seed", "5.50", "15.21 [15.10, 15.30]", *mean],
     ]
     write(tmp_path, own_value_in_study=None)  # the script's own settings were no trial's, or pruned
     assert list(tuned.verdict_table(tmp_path)["value in the study"]) == ["-", "15.50", "-"]
