@@ -741,9 +741,10 @@ def open_study(name: str, args: Args, plan: Plan, storage: Any, folder: Path) ->
         was = f"another version of {plan.script.name}" if x == "version" else was
         raise Problem(f"study {name} was begun with {was}: name another by --study")
     study.set_user_attr("settings", settings)
-    for _ in range(0 if len(seeds) == 1 else 50):
-        if "id" not in study.user_attrs:  # the command that made the study is about to write it
-            time.sleep(0.1)
+    patience = 0 if len(seeds) == 1 else 50
+    while "id" not in study.user_attrs and patience:  # who made the study is about to write it
+        patience -= 1
+        time.sleep(0.1)
     key = study.user_attrs.get("id") or uuid.uuid4().hex
     study.set_user_attr("id", key)
     mark = folder / "study_id"
@@ -797,7 +798,8 @@ def verdict(study: optuna.Study, best: FrozenTrial, runner: Runner) -> dict[str,
     fresh = runner.folder / "fresh"
     folders = {x: [fresh / f"{names[x]}-seed-{seed}" for seed in seeds] for x in settings}
     jobs = {folders[x][i]: (settings[x], seed) for x in settings for i, seed in enumerate(seeds)}
-    print(f"{len(jobs)} runs with fresh seeds, by the best settings and by the script's own")
+    said = f"{len(jobs)} runs with fresh seeds, by the best settings and by the script's own"
+    print(said, flush=True)
 
     def train(folder: Path) -> None:
         for _ in runner.train(folder, *jobs[folder]):
@@ -922,7 +924,7 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    print(f"{name}: {', '.join(f'{x}={y}' for x, y in plan.texts.items())}")
+    print(f"{name}: {', '.join(f'{x}={y}' for x, y in plan.texts.items())}", flush=True)
     shared = Shared(set(), threading.Lock(), threading.Lock(), threading.Lock())
     start, ended = time.monotonic(), []
 
