@@ -347,7 +347,7 @@ def make_plan(args: Args, words: list[str], pool: Executor) -> Plan:
 
     space, trials = {}, []
     for name, text in texts.items():
-        text = texts[name] = re.sub(r"(\d+)%", of_total, text)
+        text = texts[name] = re.sub(r"(\d+(?:\.\d+)?)%", of_total, text)
         values = parse_range(name, text, *known[name])
         if isinstance(values, CategoricalDistribution):
             if name not in asked and own[name] not in values.choices:
@@ -497,12 +497,12 @@ class Runner(NamedTuple):
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[bool]:
     """Hold a folder, as a script holds its run's; False where another process has it."""
-    place = os.open(folder, os.O_RDONLY)
+    place, free = os.open(folder, os.O_RDONLY), False
     try:
-        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        yield free
     finally:
         os.close(place)
 
@@ -546,14 +546,20 @@ def run_trial(
     seed trains, its recent return is reported; after that, whenever a seed has ended, the
     interquartile mean of those that have.
     """
+    most = runner.args.trials
     trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), START])
     frozen = next(x for x in trial.study.get_trials(deepcopy=False) if x.number == trial.number)
-    before = [x for x in counted(trial.study) if x.number < trial.number]
-    twins = [x for x in before if history(x) == history(frozen)] if history(frozen) else []
-    if twins or (len(before) >= runner.args.trials and not history(frozen)):
+    first, others = first_number(frozen), counted(trial.study)
+    twins = [x for x in others if x.number < trial.number and first_number(x) == first]
+    if twins or len({first_number(x) for x in others if first_number(x) < first}) >= most:
         trial.set_user_attr("surplus", True)  # two commands counted at once, and both made one
         raise TrialError
-    settings = {name: suggest(trial, name, x) for name, x in runner.plan.space.items()}
+    try:
+        settings = {name: suggest(trial, name, x) for name, x in runner.plan.space.items()}
+    except (ValueError, TypeError) as error:
+        said = f"the storage has other values of a setting: {plain(error)}"
+        trial.set_user_attr("error", said)
+        raise TrialError(said) from error
     claim.close()
     seeds = range(1, runner.args.num_seeds + 1)
     folders = [folder_of(frozen, runner.folder, seed) for seed in seeds]
@@ -617,7 +623,9 @@ def best_of(study: optuna.Study, plan: Plan) -> FrozenTrial | None:
 
 def repeat(study: optuna.Study, trial: FrozenTrial) -> None:
     """Queue what a trial that was interrupted had to do; the new one goes on in its folders."""
-    attrs: dict[str, Any] = {"failed_trial": first_number(trial)}
+    # Killed before it had its settings, the script's own must be proposed again.
+    attrs = {x: y for x, y in trial.system_attrs.items() if x == "fixed_params"}
+    attrs["failed_trial"] = first_number(trial)
     again = optuna.create_trial(
         state=TrialState.WAITING,
         params=trial.params,
@@ -661,10 +669,14 @@ def work(study: optuna.Study, runner: Runner, shared: Shared, tell: Callable) ->
                 return
             # A machine that slept may find its trial taken for dead, and given to another.
             with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-                caught = (TrialError, Stopped, *STORAGE_ERRORS)
-                study.optimize(
-                    partial(objective, claim=claim), 1, catch=caught, callbacks=callbacks
+                caught, once = (
+                    (TrialError, Stopped, *STORAGE_ERRORS),
+                    partial(objective, claim=claim),
                 )
+                try:
+                    study.optimize(once, 1, catch=caught, callbacks=callbacks)
+                except AssertionError as error:  # Optuna could not even say that the trial failed
+                    raise error.__context__ or error from None
 
 
 def describe(study: optuna.Study, runner: Runner, seconds: float, ended: int) -> str:
@@ -697,7 +709,8 @@ def open_storage(url: str | None, folder: Path) -> optuna.storages.BaseStorage:
         backend = optuna.storages.journal.JournalFileBackend(str(path))
         return optuna.storages.JournalStorage(backend)
     url = url or f"sqlite:///{quote(str(folder.absolute() / 'study.db'))}"
-    if url.startswith("redis") or url == "sqlite://" or ":memory:" in url:
+    memory = sqlalchemy.engine.make_url(url).database in (None, "", ":memory:")
+    if url.startswith("redis") or (url.startswith("sqlite") and (memory or "mode=memory" in url)):
         raise Problem("--storage must last, and be none that unpickles, as Optuna does with Redis")
     options: dict[str, Any] = {"heartbeat_interval": HEARTBEAT, "grace_period": GRACE}
     options["heartbeat_stale_trial_callback"] = repeat
@@ -726,25 +739,26 @@ def open_study(name: str, args: Args, plan: Plan, storage: Any, folder: Path) ->
     }
     try:
         study, seeds = optuna.create_study(direction="maximize", **options), [args.seed]
-        if all(holds(values, plan.own[x]) for x, values in plan.space.items()):
-            study.enqueue_trial(plan.own_settings)  # the first trial: what the script does anyway
-        else:
-            print("the script's own settings are not in the space, so no trial has them")
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(**options)
         # Begun again by the same seed, the sampler would propose the same again.
         seeds = [args.seed, len(study.get_trials(deepcopy=False)), time.time_ns() % 2**32]
     vet(study)
+    patience = 0 if len(seeds) == 1 else 50
+    while "id" not in study.user_attrs and patience:  # who made the study is about to write it
+        patience -= 1
+        time.sleep(0.1)
+    if "id" not in study.user_attrs and not study.get_trials(deepcopy=False):
+        if all(holds(values, plan.own[x]) for x, values in plan.space.items()):
+            study.enqueue_trial(plan.own_settings)  # the first trial: what the script does anyway
+        else:
+            print("the script's own settings are not in the space, so no trial has them")
     made = study.user_attrs.get("settings", settings)
     for x in [x for x in settings if settings[x] != made.get(x)]:
         was = f"other {x.replace('_', ' ')} ({plain(made.get(x))}, now {plain(settings[x])})"
         was = f"another version of {plan.script.name}" if x == "version" else was
         raise Problem(f"study {name} was begun with {was}: name another by --study")
     study.set_user_attr("settings", settings)
-    patience = 0 if len(seeds) == 1 else 50
-    while "id" not in study.user_attrs and patience:  # who made the study is about to write it
-        patience -= 1
-        time.sleep(0.1)
     key = study.user_attrs.get("id") or uuid.uuid4().hex
     study.set_user_attr("id", key)
     mark = folder / "study_id"
@@ -766,14 +780,17 @@ def vet(study: optuna.Study) -> None:
 
     def right(trial: FrozenTrial) -> bool:
         host, pid, _ = trial.user_attrs.get("worker", ("", 0, 0.0))
-        numbers = [trial.system_attrs.get("failed_trial", 0), *history(trial), pid]
-        return isinstance(host, str) and all(type(x) is int and x >= 0 for x in numbers)
+        before = history(trial) + [first_number(trial)] * bool(history(trial))
+        fine = all(type(x) is int and 0 <= x < trial.number for x in before)
+        fine = fine and isinstance(trial.user_attrs.get("returns", []), list)
+        return fine and isinstance(host, str) and type(pid) is int and pid >= 0
 
     try:
         fine = study.direction == optuna.study.StudyDirection.MAXIMIZE
         fine = fine and isinstance(study.user_attrs.get("settings", {}), dict)
+        fine = fine and isinstance(study.user_attrs.get("id", ""), str)
         fine = fine and all(map(right, study.get_trials(deepcopy=False)))
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         fine = False
     if not fine:
         raise Problem(f"study {study.study_name} is none of tune.py: name another by --study")
@@ -899,7 +916,7 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=end_with_parent) as pool:
         plan = make_plan(args, words, pool)
-    name = args.study or f"{plan.script.stem}__{plan.own['env_id']}".replace("/", "-")
+    name = args.study or plain(f"{plan.script.stem}__{plan.own['env_id']}").replace("/", "-")
     folder = Path(args.studies_dir, name.replace(":", "-"))
     folder.mkdir(parents=True, exist_ok=True)
     runner, signals = Runner(args, plan, folder, threading.Event()), []

@@ -149,8 +149,10 @@ class Tracker:
             return
         try:
             import mlflow
+            from mlflow.store.db import utils
 
-            logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of making its tables
+            logging.getLogger("mlflow").setLevel(logging.ERROR)  # it tells of tables and retries
+            vars(utils)["MAX_RETRY_COUNT"] = 1  # else minutes go by for a database that is down
             uri = None if self.uri in ("default", "") else self.uri
             self.client = mlflow.MlflowClient(uri)
             self.begin()

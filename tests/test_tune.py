@@ -531,7 +531,27 @@ def test_runs_of_another_study_are_not_taken_for_this_one_s(project, command):
     assert command(*words)[::2] == (2, sentence)
 
 
-@pytest.mark.parametrize("kind", ["worker", "settings", "minimize", "retry_history"])
+def test_who_dies_with_the_script_s_own_settings_leaves_them_to_another(project, command):
+    """Killed between Optuna's ask and its first proposal, the trial has no settings yet."""
+    assert command(*QUICK, "--trials", 1)[0] == 0
+    study = load(project)
+    study.enqueue_trial({"learning_rate": 0.005, "anneal_lr": True})
+    dead = study.ask()
+    dead.set_user_attr("worker", [socket.gethostname(), 2**22 + 1, 1.0])  # no such process
+    assert command(*QUICK, "--trials", 2)[0] == 0
+    (_, again) = counted(load(project))
+    assert again.params["learning_rate"] == 0.005 and again.system_attrs["failed_trial"] == 1
+
+
+def test_values_that_the_space_has_not_fail_with_a_sentence(project, command):
+    assert command(*QUICK, "--trials", 1)[0] == 0
+    load(project).enqueue_trial({"learning_rate": "abc"})
+    assert command(*QUICK, "--trials", 2)[0] == 0
+    error = table(project)["error"].iloc[1]
+    assert error.startswith("the storage has other values of a setting: ")
+
+
+@pytest.mark.parametrize("kind", ["worker", "settings", "minimize", "retry_history", "returns"])
 def test_a_study_that_others_wrote_is_refused(project, command, kind):
     place = project / "studies" / NAME
     place.mkdir(parents=True)
@@ -539,7 +559,8 @@ def test_a_study_that_others_wrote_is_refused(project, command, kind):
     study = optuna.create_study(
         study_name=NAME, storage=f"sqlite:///{place}/study.db", direction=direction
     )
-    users = {"worker": [["../../x"]]} if kind == "worker" else {}
+    users = {"worker": [["../../x"]], "returns": 5}
+    users = {kind: users[kind]} if kind in users else {}
     systems = {kind: "../../x"} if kind == "retry_history" else {}
     study.add_trial(optuna.create_trial(value=1.0, user_attrs=users, system_attrs=systems))
     if kind == "settings":
