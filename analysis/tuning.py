@@ -107,10 +107,10 @@ def draw(study: optuna.Study, folder: Path) -> None:
             continue
         figure = getattr(html, plot)(study, **options)
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
-        settings: Any = {"savefig.bbox": "tight", "text.parse_math": False}
+        settings: Any = {"savefig.bbox": "tight"}
         with mpl.rc_context(settings), warnings.catch_warnings(action="ignore"):  # of one value
             axes = np.ravel(getattr(png, plot)(study, **options))[0]
-            axes.figure.set_size_inches((12, 10) if name == "contour" else (14, 6))
+            axes.figure.set_size_inches((16, 13) if name == "contour" else (14, 6))
             axes.figure.savefig(folder / f"{name}.png")
             pyplot.close(axes.figure)
 
