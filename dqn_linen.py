@@ -632,23 +632,21 @@ class RunLog:
     """Writes metrics and checkpoints as a run goes; run.json last, where it is complete."""
 
     def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
-        self.args, self.start, self.saving = args, time.perf_counter(), 0.0
-        self.signals: list[int] = []
+        self.args, self.start, self.saving, self.signals = args, time.perf_counter(), 0.0, []
+        self.steps = args.num_envs * args.num_steps  # of environments, per iteration
         now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
         self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
         self.dir, shell = Path(args.runs_dir, str(args.run_name)), subprocess.getoutput
         git = f"git -C {shlex.quote(str(Path(__file__).parent))} describe --always --dirty"
-        query = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
+        gpu = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
         self.info: dict[str, Any] = {
             **{"args": asdict(args), "script": Path(__file__).stem},
             **{"framework": framework, "compile_mode": compile_mode, "device": device},
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            **{"resumed": [], "wandb_id": None},  # iterations it went on from, W&B's id of the run
+            **{"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "resumed": [], "wandb_id": None},
             "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
             **{"python": platform.python_version(), "os": platform.platform()},
             "versions": {package.name: package.version for package in metadata.distributions()},
-            "gpu": shell(query + "name") or None,
-            "driver": shell(query + "driver_version") or None,
+            **{"gpu": shell(gpu + "name") or None, "driver": shell(gpu + "driver_version") or None},
             "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
             **{"cores": psutil.cpu_count(logical=False), "load": os.getloadavg()[0]},
             "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
@@ -662,26 +660,30 @@ class RunLog:
 
     def begin(self, **state: Any) -> tuple[Any, ...]:
         """Return the first iteration and the parts of state, as they are or as they were saved."""
-        first, names, lines = 0, list(state), []  # jax.tree sorts names
+        first, names = 0, list(state)  # jax.tree sorts names
         if self.args.resume:
             _, info, state = load_checkpoint(self.dir, state, self.args.env_id)
             first = info["iteration"]
-            lines = (self.dir / "metrics.jsonl").read_bytes().split(b"\n")  # the last is not whole
-            if len(lines) <= first:
-                fail(f"{self.dir}/metrics.jsonl is shorter than its checkpoint says")
-            replace_file(self.dir / "metrics.jsonl", b"\n".join([*lines[:first], b""]))
             self.start -= info["elapsed"]
             self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
             self.info["resumed"] = [*info["resumed"], first]
+        self.open_metrics(first)
+        self.handlers = {x: signal.signal(x, self.stop) for x in (signal.SIGINT, signal.SIGTERM)}
+        return first, *(state[name] for name in names)
+
+    def open_metrics(self, first: int) -> None:
+        """Open what metrics go to; of a run that goes on, keep those of the first iterations."""
+        path, lines = self.dir / "metrics.jsonl", []
+        if self.args.resume:
+            lines = path.read_bytes().split(b"\n")  # the last is not whole
+            if len(lines) <= first:
+                fail(f"{path} is shorter than its checkpoint says")
+            replace_file(path, b"\n".join([*lines[:first], b""]))
         self.wandb: Any = self.start_wandb() if self.args.track else None
         for row in map(json.loads, lines[self.wandb.step : first] if self.wandb else ()):
             self.wandb.log(row, step=row["iteration"])  # a kill came before W&B had sent it
-        self.metrics = open(self.dir / "metrics.jsonl", "a", buffering=1)
+        self.metrics = open(path, "a", buffering=1)
         self.tensorboard = Writer(str(self.dir))
-        self.handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
-        for number in self.handlers:
-            signal.signal(number, self.stop)
-        return first, *(state[name] for name in names)
 
     def start_wandb(self) -> Any:
         import wandb  # half a second that only --track pays
@@ -690,7 +692,7 @@ class RunLog:
         os.environ.setdefault("WANDB_PROJECT", "ppo-rosetta")
         own: dict[str, Any] = {"name": self.dir.name, "id": self.info["wandb_id"], "dir": self.dir}
         try:
-            run = wandb.init(**own, resume="allow", config=self.info)
+            run = wandb.init(**own, resume="allow", reinit="create_new", config=self.info)
         except (wandb.Error, ValueError) as error:
             if not self.args.resume:
                 shutil.rmtree(self.dir)
@@ -708,11 +710,10 @@ class RunLog:
     def write(self, iteration: int, times: tuple[float, float | None, float], values) -> bool:
         """Log METRICS and times (start, rollout's end or None, end); return whether to save."""
         args, done, (start, middle, end) = self.args, iteration + 1, times
-        steps = args.num_envs * args.num_steps  # of environments, per iteration
         lr = args.learning_rate * (1 - iteration / args.num_iterations if args.anneal_lr else 1)
         row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
-        row |= {"iteration": iteration, "global_step": done * steps}
-        row |= {"charts/learning_rate": lr, "charts/SPS": steps / (end - start)}
+        row |= {"iteration": iteration, "global_step": done * self.steps}
+        row |= {"charts/learning_rate": lr, "charts/SPS": self.steps / (end - start)}
         row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
         if middle is not None:
             row |= {"time/rollout": middle - start, "time/update": end - middle}
@@ -752,11 +753,10 @@ class RunLog:
     def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
         """Write run.json, and return what it holds."""
         total = time.perf_counter() - self.start
-        durations = {"imports": self.imports, "total": total, "saving": self.saving}
+        results: dict[str, Any] = {"status": "completed", "peak_device_bytes": peak_device_bytes}
+        results["durations"] = {"imports": self.imports, "total": total, "saving": self.saving}
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        results: dict[str, Any] = {"status": "completed", "durations": durations}
         results["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
-        results["peak_device_bytes"] = peak_device_bytes
         replace_file(self.dir / "run.json", json.dumps(self.info | results, indent=2).encode())
         if self.wandb:
             self.wandb.summary.update(results)
