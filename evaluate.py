@@ -122,6 +122,12 @@ def nnx_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callab
     return jax.jit(agent.get_logits)
 
 
+def equinox_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
+    make = partial(script.make_agent, args, env)
+    template = {"train_state": jax.eval_shape(make, jax.random.PRNGKey(0))}
+    return jax.jit(jax.vmap(read(template)[2]["train_state"].agent.get_logits))
+
+
 def torch_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Callable:
     is_dqn = hasattr(script, "QNetwork")
     name, make = ("q_network", script.QNetwork) if is_dqn else ("agent", script.Agent)
@@ -136,7 +142,7 @@ def torch_agent(script: ModuleType, args: Any, env: Any, read: Callable) -> Call
 
 
 # A script's framework shows in what it imports.
-AGENTS = {"TrainState": linen_agent, "nnx": nnx_agent, "torch": torch_agent}
+AGENTS = {"eqx": equinox_agent, "TrainState": linen_agent, "nnx": nnx_agent, "torch": torch_agent}
 
 
 def load_run(folder: str, env_ids: tuple[str, ...] = ()) -> Run:

@@ -9,6 +9,7 @@ from itertools import count, pairwise
 from types import ModuleType
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -195,6 +196,43 @@ class NNX(Linen):
         return np.array(jax.nn.softmax(logits)), np.array(value)
 
 
+class Equinox(Linen):
+    def start(self) -> None:
+        super().start()
+        script, args = self.script, self.args
+        self.rollout_fn = eqx.filter_jit(partial(script.rollout, env=self.env, args=args))
+        self.update_fn = eqx.filter_jit(partial(script.update, args=args))
+
+    def _layers(self, agent: Any) -> dict[str, list]:
+        return {name: [*x.hidden, x.output] for name, x in vars(agent).items()}
+
+    def get_weights(self, agent: Any = None) -> Weights:
+        return {
+            name: [(np.array(x.weight).T, np.array(x.bias)) for x in layers]
+            for name, layers in self._layers(agent or self.state.agent).items()
+        }
+
+    def set_weights(self, weights: Weights) -> None:
+        leaves = [
+            jnp.array(x)
+            for layers in weights.values()
+            for kernel, bias in layers
+            for x in (kernel.T, bias)
+        ]
+        agent = jax.tree.unflatten(jax.tree.structure(self.state.agent), leaves)
+        self.state = eqx.tree_at(lambda x: x.agent, self.state, agent)
+
+    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+        batch = self.script.Batch(*map(jnp.array, batch))
+        grad_fn = eqx.filter_value_and_grad(self.script.ppo_loss, has_aux=True)
+        (loss, losses), grads = grad_fn(self.state.agent, batch, self.args)
+        return float(loss), np.array(losses), self.get_weights(grads)
+
+    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logits, value = jax.vmap(self.state.agent)(jnp.array(obs))
+        return np.array(jax.nn.softmax(logits)), np.array(value)
+
+
 class Torch:
     def __init__(self, script: ModuleType, args: Any) -> None:
         self.script, self.args = script, args
@@ -300,6 +338,7 @@ class TorchGymnasium(Torch):
 
 
 LEARNERS: dict[str, Any] = {"ppo_linen": Linen, "ppo_nnx": NNX, "ppo_nnx_cached": NNX}
+LEARNERS["ppo_equinox"] = Equinox
 LEARNERS |= {"ppo_linen_gymnasium": LinenGymnasium, "ppo_torch_gymnasium": TorchGymnasium}
 
 

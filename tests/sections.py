@@ -13,8 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
+SCRIPTS += ("ppo_equinox",)
 JAX_SCRIPTS = SCRIPTS[2:]
 TORCH_SCRIPTS = SCRIPTS[:2]
+NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached")
 GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
@@ -33,14 +35,14 @@ SHARED = {
         ("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]),
         (*GYMNASIUM_SCRIPTS[::-1], *DQN_GYMNASIUM_SCRIPTS),
     ],
-    "Agent": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
+    "Agent": [TORCH_PAIR, LINEN_PAIR, NNX_SCRIPTS, *DQN_PAIRS],
     "Replay": DQN_PAIRS,
     "Act": DQN_PAIRS,
     "Storage": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
-    "Rollout": [TORCH_SCRIPTS, JAX_SCRIPTS[1:]],
+    "Rollout": [TORCH_SCRIPTS, NNX_SCRIPTS],
     "GAE": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
-    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
-    "Update": [TORCH_PAIR, LINEN_PAIR, JAX_SCRIPTS[1:], *DQN_PAIRS],
+    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_PAIR, NNX_SCRIPTS, *DQN_PAIRS],
+    "Update": [TORCH_PAIR, LINEN_PAIR, NNX_SCRIPTS, *DQN_PAIRS],
     "Run log": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:], *GYMNASIUM_SCRIPTS, *DQN_SCRIPTS)],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.

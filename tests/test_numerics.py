@@ -96,7 +96,7 @@ def test_update_equals_numpy(updates, name):
 
 @pytest.mark.parametrize("name", ALL_SCRIPTS)
 def test_updates_agree_across_frameworks(updates, name):
-    tolerance = 1e-6 if "nnx" in name or "linen" in name else 1e-5
+    tolerance = 1e-5 if "torch" in name else 1e-6
     weights, metrics = updates[name]
     np.testing.assert_allclose(weights, updates["ppo_linen"][0], atol=tolerance)
     np.testing.assert_allclose(metrics, updates["ppo_linen"][1], rtol=1e-5, atol=1e-5)
