@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 
 from analysis import schema
-from analysis.runs import Data
+from analysis.runs import Data, is_untimed
 
 BASELINES = ("ppo_linen", "dqn_linen")
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
     *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_torch_compile", "ppo_torch"),
+    *("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap"),
     *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
     *("dqn_linen", "dqn_torch --compile", "dqn_torch", "dqn_linen_gymnasium"),
     *("dqn_torch_gymnasium --compile", "dqn_torch_gymnasium"),
@@ -113,8 +114,8 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def timed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that count for durations: those that were never stopped and resumed."""
-    return runs[~runs["resumed"]]
+    """Return the runs that count for durations: never resumed, and one of each program's agents."""
+    return runs[~is_untimed(runs)]
 
 
 def under_load(runs: pd.DataFrame) -> pd.DataFrame:

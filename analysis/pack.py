@@ -16,7 +16,7 @@ import matplotlib as mpl
 import pandas as pd
 
 from analysis import learning, render, report
-from analysis.bench import as_object, mode_order, timed, under_load
+from analysis.bench import as_object, mode_order, under_load
 from analysis.readings import counted, join, some
 from analysis.runs import SPEEDS, TABLES, Data, load, save
 from analysis.schema import RUNS, VERSIONS, SourceError
@@ -38,7 +38,7 @@ def problems(data: Data) -> list[str]:
         found.append("different versions of Python or packages")
     if (runs["commit"] == "").any() or runs["commit"].str.endswith("-dirty").any():
         found.append("runs of scripts that are not committed, so nobody can make them again")
-    resumed = len(runs) - len(timed(runs))
+    resumed = runs["resumed"].sum()
     if resumed:
         found.append(f"{counted([resumed], 'run')} stopped and resumed")
     busy = len(under_load(runs))

@@ -405,4 +405,9 @@ def scope(runs: pd.DataFrame) -> str:
         f"of {counted(runs['num_iterations'], 'iteration')}",
     ]
     of = f"{counted([len(runs)], 'run')} of {counted([len(modes)], 'script')}"
-    return f"{of} in {', '.join(parts)}."
+    words = f"{of} in {', '.join(parts)}."
+    agents = runs["num_agents"].dropna()
+    if len(agents):
+        words += f" A program trained {counted(agents, 'agent')} at once, each a run: "
+        words += "durations and memory are the program's."
+    return words

@@ -151,7 +151,9 @@ def read_folder(folder: Path) -> list[Data]:
             continue
         run = name or path.resolve().name
         try:
-            records.append(Record(run, str(path), *read_run(path)))
+            record = Record(run, str(path), *read_run(path))
+            if not is_program(record.info):
+                records.append(record)
         except (OSError, ValueError) as error:
             left_out[run] = str(error)
     left_out |= {schema.clean(str(x.filename)): "it cannot be opened" for x in closed}
@@ -181,9 +183,10 @@ def find_runs(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, bool]
     """
     for path, folders, files in os.walk(folder, onerror=closed.append):
         is_study = bool(set(TABLES) & set(files))
-        if is_study or {"run.json", "metrics.jsonl"} & set(files):
+        if is_study:
             folders.clear()
-            yield Path(path), is_study
+        if is_study or {"run.json", "metrics.jsonl"} & set(files):
+            yield Path(path), is_study  # a run of many agents has a run of each inside
         # Hidden folders are the driver's: warm-ups, and what killed runs left behind.
         folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
 
@@ -228,6 +231,12 @@ def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
     return found
 
 
+def is_program(info: Any) -> bool:
+    """Return whether it is of a program that trained agents, each of which is a run of its own."""
+    args = info.get("args") if isinstance(info, dict) else None
+    return isinstance(args, dict) and "num_agents" in args and info.get("agent") is None
+
+
 # === Weights & Biases ===========================================================================
 def read_wandb(path: str, filters: dict[str, Any] | None) -> tuple[list[Record], dict[str, str]]:
     """Return the finished runs of path, "entity/project", and why the others are left out.
@@ -253,6 +262,7 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> tuple[list[Record],
     records = [
         Record(run.id, run.url, run.config | dict(run.summary_metrics), history)
         for run, history in zip(finished, histories, strict=True)
+        if not is_program(run.config)
     ]
     return records, left_out
 
@@ -284,8 +294,8 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
     runs = fill(pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object))
     metrics = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
     iterations = schema.complete(metrics, ITERATIONS)
-    stopped = iterations["run"].isin(runs.loc[runs["resumed"], "run"])
-    iterations.loc[stopped, list(SPEEDS)] = float("nan")
+    without = iterations["run"].isin(runs.loc[is_untimed(runs), "run"])
+    iterations.loc[without, list(SPEEDS)] = float("nan")
     return Data(runs, iterations, left_out)
 
 
@@ -297,17 +307,17 @@ def merge(parts: Sequence[Data]) -> Data:
     left_out |= dict.fromkeys(runs.loc[twice, "run"], "its name is there twice: the first counts")
     runs = number_repeats(runs[~twice])
     started = pd.to_datetime(runs["started"], format="ISO8601", utc=True, errors="coerce")
-    # A run without a stop has all that a resumed one has, and durations: old or not, it counts.
-    order = runs.assign(started=started).sort_values(
-        ["resumed", "started"], ascending=[False, True], kind="stable", na_position="first"
+    # A run with durations has all that one without has: old or not, it counts.
+    order = runs.assign(started=started, untimed=is_untimed(runs)).sort_values(
+        ["untimed", "started"], ascending=[False, True], kind="stable", na_position="first"
     )
     copies = order.index[order.duplicated(list(IDENTITY), keep="last")]
-    cells = order.groupby(list(IDENTITY), dropna=False)[["run", "resumed", "started"]]
+    cells = order.groupby(list(IDENTITY), dropna=False)[["run", "untimed", "started"]]
     better = cells.transform("last")
     for i in copies:
         one, other = order.loc[i], better.loc[i]
         why = "is newer" if other["started"] > one["started"] else "comes after it"
-        why = why if other["resumed"] == one["resumed"] else "is not a resumed one"
+        why = why if other["untimed"] == one["untimed"] else "has durations"
         left_out[one["run"]] = f"same settings as {other['run']}, which {why}"
     runs = runs.drop(copies).sort_values("run", ignore_index=True)
     iterations = iterations[iterations["run"].isin(runs["run"])]
@@ -315,6 +325,11 @@ def merge(parts: Sequence[Data]) -> Data:
     left_out = {schema.clean(name): schema.clean(reason) for name, reason in left_out.items()}
     notes = tuple(schema.clean(x) for part in parts for x in part.notes)
     return Data(runs, iterations, left_out, notes)
+
+
+def is_untimed(runs: pd.DataFrame) -> pd.Series:
+    """Whether a run has no durations of its own: it was stopped, or another agent has them."""
+    return runs["resumed"] | (runs["agent"] > 0)
 
 
 def number_repeats(runs: pd.DataFrame) -> pd.DataFrame:
@@ -446,7 +461,8 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
         "last_100_return": last_return(record.metrics),
     }
     durations = [x.name for x in RUNS if x.kind == "seconds"]
-    return row | (dict.fromkeys([*durations, "saving"]) if row["resumed"] else measure(record))
+    untimed = row["resumed"] or (row["agent"] or 0) > 0
+    return row | (dict.fromkeys([*durations, "saving"]) if untimed else measure(record))
 
 
 def describe_platform(values: dict[str, Any]) -> str:

@@ -110,6 +110,13 @@ RUNS = (
         "repeat",
     ),
     Column("seed", "number", "`--seed`", "args.seed", "run"),
+    Column("num_agents", "count", "agents that its program trained at once", "args.num_agents"),
+    Column(
+        "agent",
+        "number",
+        "which of them it is, from 0; only the first has durations, which are the program's",
+        "agent",
+    ),
     Column(
         "num_iterations",
         "count",

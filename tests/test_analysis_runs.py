@@ -268,10 +268,58 @@ def test_an_uninterrupted_run_counts_before_a_newer_resumed_one(tmp_path):
     name = run_info()["args"]["run_name"]
     data = load(tmp_path)
     assert data.runs["run"].tolist() == [f"0/{name}"]
-    reason = f"same settings as 0/{name}, which is not a resumed one"
+    reason = f"same settings as 0/{name}, which has durations"
     assert data.left_out == {f"1/{name}": reason, f"2/{name}": reason}
     (tmp_path / "0" / name / "run.json").unlink()
     assert load(tmp_path).left_out[f"1/{name}"] == f"same settings as 2/{name}, which is newer"
+
+
+def write_program(folder, num_agents=3, seed=1, **changes):
+    """What a ppo_*_vmap.py leaves: its own log, and in that folder a run for each agent."""
+    info = run_info(seed=seed, **changes)
+    name = info["args"]["run_name"]
+    info["args"] |= {"num_agents": num_agents}
+    rows = metrics_rows(info, np.full(12, 0.5), np.full(12, 20.0))
+    path = write_run(folder, info, rows)
+    for k in range(num_agents):
+        own = info["args"] | {"seed": seed + k, "run_name": f"{name}-seed{seed + k}"}
+        write_run(path, info | {"args": own, "agent": k}, rows)
+    return path
+
+
+def test_agents_of_one_program_are_runs_and_the_first_has_its_durations(tmp_path):
+    path = write_program(tmp_path)
+    data = load(tmp_path)
+    assert data.runs["run"].tolist() == [f"{path.name}/{path.name}-seed{k}" for k in (1, 2, 3)]
+    assert data.runs["agent"].tolist() == [0, 1, 2] and not data.left_out
+    assert data.runs["num_agents"].tolist() == [3] * 3 and data.runs["seed"].tolist() == [1, 2, 3]
+    for name in ("total", "startup", "steady", "saving"):
+        assert data.runs[name].notna().tolist() == [True, False, False]
+    assert data.runs["final_return"].tolist() == [20] * 3
+    timed = data.iterations.dropna(subset=["time/iteration"])
+    assert set(timed["run"]) == {data.runs["run"][0]} and len(data.iterations) == 36
+    (path / "run.json").unlink()  # what the program has for itself is no run
+    assert len(load(tmp_path).runs) == 3
+    (path / f"{path.name}-seed2" / "run.json").unlink()
+    assert list(load(tmp_path).left_out) == [path.name, f"{path.name}/{path.name}-seed2"]
+
+
+def test_agents_are_never_mixed_with_runs_alone_or_of_programs_of_another_size(tmp_path):
+    for num_agents in (1, 2):
+        write_program(tmp_path / str(num_agents), num_agents)
+    write_plain(tmp_path / "alone")
+    data = load(tmp_path)
+    assert len(data.runs) == 4 and data.runs["settings"].nunique() == 3 and not data.left_out
+
+
+def test_of_agents_made_twice_the_one_with_durations_counts(tmp_path):
+    """Seeds 1 to 3, and later 2 to 4: of seed 2, the second program's first agent has them."""
+    for i, day in [(1, 2), (2, 1)]:  # the first program is the newer one
+        write_program(tmp_path / str(i), seed=i, started=f"2026-01-0{day}T00:00:00+0000")
+    runs = load(tmp_path).runs.set_index("seed")
+    programs = runs["run"].str.partition("/")[0].to_dict()
+    assert programs == {1: "1", 2: "2", 3: "1", 4: "2"}
+    assert runs["total"].notna().to_dict() == {1: True, 2: True, 3: False, 4: False}
 
 
 def test_runs_that_failed_are_named_from_the_drivers_log(tmp_path):
