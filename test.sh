@@ -20,4 +20,4 @@ if [[ ${1:-} == fast ]]; then
     tests/test_dqn_structure.py tests/test_dqn_numerics.py)
   set -- "${files[@]}" -k "not torch_compile" "${@:2}"
 fi
-exec python -m pytest -n 2 "$@"
+exec python -m pytest -n 2 --dist worksteal "$@"

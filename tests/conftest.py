@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads crawl where tests share the cores
@@ -12,3 +14,18 @@ os.environ.pop("WANDB_API_KEY", None)
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory):
+    """What JAX compiles in the tests' own processes, all of them keep until the session ends.
+
+    It still counts as compiled: JAX reports a compilation whether it is new or found.
+    """
+    import jax
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of the session, where each of its processes has a folder
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

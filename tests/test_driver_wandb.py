@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -13,6 +14,7 @@ from test_driver import ROOT, bench, cell_of, completed, environment, project, t
 __all__ = ["project"]  # a fixture
 
 KEY = "a" * 40
+TIMEOUT = shutil.which("timeout")
 GRID = ["--scripts", "linen", "--iterations", "1", "--track", "--notes", "a note", "--no-report"]
 
 
@@ -118,7 +120,13 @@ def test_a_server_that_goes_away_does_not_stop_the_grid(tmp_path):
 
 
 def test_a_server_that_never_answers_does_not_stop_the_grid(project):
-    """It takes the connection, and then says nothing; the stand-ins only show which mode is set."""
+    """It takes the connection, and then says nothing; the stand-ins only show which mode is set.
+
+    The driver waits for it for 30 s, of which a stand-in for that one call of timeout makes 5.
+    """
+    sooner = project / "tools/timeout"
+    sooner.write_text(f'#!/bin/sh\n[ "$1" = 30 ] && shift && set -- 5 "$@"\nexec {TIMEOUT} "$@"\n')
+    sooner.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         os.environ |= {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
