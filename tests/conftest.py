@@ -17,8 +17,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_once(tmp_path_factory):
-    """What JAX compiles in the tests' own processes, all of them keep until the session ends.
+def compiled(tmp_path_factory):
+    """Where the session's processes keep what JAX compiles, which they all find.
 
     It still counts as compiled: JAX reports a compilation whether it is new or found.
     """
@@ -26,6 +26,7 @@ def compile_once(tmp_path_factory):
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of the session, where each of its processes has a folder
+        folder = folder.parent  # of the session; a process has a folder in it
     jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    return folder / "compiled"

@@ -34,11 +34,11 @@ BATCH = 128
 
 # === Real processes =============================================================================
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, compiled):
     """Start scripts in tmp_path; they find compiled what another process has compiled."""
     processes = []
     cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.read("jax_compilation_cache_dir")),
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
