@@ -216,22 +216,26 @@ class VecEnv:
 
 
 # === Agent ======================================================================================
-def linear(num_inputs, num_outputs, scale, key):
-    """A layer for one sample. It takes no initialiser, so its weights are replaced."""
-    layer = eqx.nn.Linear(num_inputs, num_outputs, key=key)
-    new = orthogonal(scale)(key, layer.weight.shape), jnp.zeros(num_outputs)
-    return eqx.tree_at(lambda x: (x.weight, x.bias), layer, new)
+class Linear(eqx.Module):
+    bias: jax.Array  # first, as in Linen: in this order the gradient's norm is summed
+    weight: jax.Array  # eqx.nn.Linear has its transpose, and a batch takes longer
+
+    def __init__(self, num_inputs, num_outputs, key, scale=2**0.5):
+        self.bias = jnp.zeros(num_outputs)
+        self.weight = orthogonal(scale)(key, (num_inputs, num_outputs))
+
+    def __call__(self, x):
+        return x @ self.weight + self.bias
 
 
 class MLP(eqx.Module):
-    hidden: list[eqx.nn.Linear]
-    output: eqx.nn.Linear
+    hidden: list[Linear]
+    output: Linear
 
-    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale, key):
-        sizes = (num_inputs, *hidden_sizes, num_outputs)
-        scales = [*[math.sqrt(2)] * len(hidden_sizes), output_scale]
-        keys = jax.random.split(key, len(scales))
-        *self.hidden, self.output = map(linear, sizes, sizes[1:], scales, keys)
+    def __init__(self, sizes, output_scale, key):
+        *keys, output_key = jax.random.split(key, len(sizes) - 1)
+        self.hidden = list(map(Linear, sizes, sizes[1:], keys))
+        self.output = Linear(*sizes[-2:], output_key, output_scale)
 
     def __call__(self, x):
         for layer in self.hidden:
@@ -242,11 +246,6 @@ class MLP(eqx.Module):
 class Agent(eqx.Module):
     actor: MLP
     critic: MLP
-
-    def __init__(self, obs_dim, hidden_sizes, num_actions, key):
-        actor_key, critic_key = jax.random.split(key)
-        self.actor = MLP(obs_dim, hidden_sizes, num_actions, output_scale=0.01, key=actor_key)
-        self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0, key=critic_key)
 
     def get_logits(self, obs):
         return self.actor(obs)  # (obs_dim,) -> (num_actions,)
@@ -266,7 +265,8 @@ class TrainState(eqx.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = eqx.filter_jit(Agent)(env.obs_dim, args.hidden_sizes, env.num_actions, key)
+    sizes, keys = (env.obs_dim, *args.hidden_sizes), jax.random.split(key)
+    agent = Agent(MLP((*sizes, env.num_actions), 0.01, keys[0]), MLP((*sizes, 1), 1.0, keys[1]))
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     adam = optax.adam(decay if args.anneal_lr else args.learning_rate, eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)

@@ -208,7 +208,7 @@ class Equinox(Linen):
 
     def get_weights(self, agent: Any = None) -> Weights:
         return {
-            name: [(np.array(x.weight).T, np.array(x.bias)) for x in layers]
+            name: [(np.array(x.weight), np.array(x.bias)) for x in layers]
             for name, layers in self._layers(agent or self.state.agent).items()
         }
 
@@ -217,7 +217,7 @@ class Equinox(Linen):
             jnp.array(x)
             for layers in weights.values()
             for kernel, bias in layers
-            for x in (kernel.T, bias)
+            for x in (bias, kernel)
         ]
         agent = jax.tree.unflatten(jax.tree.structure(self.state.agent), leaves)
         self.state = eqx.tree_at(lambda x: x.agent, self.state, agent)

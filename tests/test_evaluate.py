@@ -108,9 +108,9 @@ def stand_in(env_id, name="stand-in"):
 def numpy_logits(folder, obs):
     """The actor by the names in the file alone: tanh between layers, none after the last."""
     with np.load(folder / "checkpoint.npz") as file:
-        own = ("train_state/params/", "state/agent/", "tensors/agent/")
+        own = ("train_state/params/", "train_state/agent/", "state/agent/", "tensors/agent/")
         arrays = {x: file[x] for x in sorted(file.files) if x.startswith(own) and "actor" in x}
-    kernels = [x.T if "weight" in name else x for name, x in arrays.items() if x.ndim == 2]
+    kernels = [x.T if "tensors" in name else x for name, x in arrays.items() if x.ndim == 2]
     biases = [x for x in arrays.values() if x.ndim == 1]
     assert len(kernels) == len(biases) == 4
     for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):

@@ -102,6 +102,12 @@ def test_updates_agree_across_frameworks(updates, name):
     np.testing.assert_allclose(metrics, updates["ppo_linen"][1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", JAX_SCRIPTS[1:])
+def test_in_jax_an_update_is_the_same_to_the_last_digit(updates, name):
+    for values, expected in zip(updates[name], updates["ppo_linen"], strict=True):
+        np.testing.assert_array_equal(values, expected)
+
+
 @pytest.mark.parametrize("name", JAX_SCRIPTS)
 def test_shuffle(name):
     """An order holds each index once, and every index is as likely in every minibatch."""
