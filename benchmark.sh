@@ -23,6 +23,7 @@ Presets (runs for one repeat):
           learn (14); 10 repeats
 Or your own grid, each as LIST or one,two,...:
   --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
+                    equinox-none equinox
                     torch_gymnasium linen_gymnasium, and with dqn_ before it: linen torch
                     linen_gymnasium torch_gymnasium
   --envs LIST       default CartPole-v1
@@ -61,7 +62,7 @@ all_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0 DiscountingChain-bsuite 
 all_scripts=(torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached)
 gymnasium_scripts=(torch_gymnasium linen_gymnasium dqn_torch_gymnasium dqn_linen_gymnasium)
 dqn_scripts=(dqn_torch dqn_linen dqn_torch_gymnasium dqn_linen_gymnasium)
-known_scripts=("${all_scripts[@]}" dqn_torch dqn_linen "${gymnasium_scripts[@]}")
+known_scripts=("${all_scripts[@]}" equinox-none equinox dqn_torch dqn_linen "${gymnasium_scripts[@]}")
 gymnasium_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0)
 all_sizes=(small medium large)
 declare -A hidden_sizes=([small]="64 64" [medium]="256 256 256"

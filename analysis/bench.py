@@ -18,12 +18,12 @@ from analysis.runs import Data, is_untimed
 BASELINES = ("ppo_linen", "dqn_linen")
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
-    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_torch_compile", "ppo_torch"),
+    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_equinox", "ppo_torch_compile", "ppo_torch"),
     *("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap"),
     *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
     *("dqn_linen", "dqn_torch --compile", "dqn_torch", "dqn_linen_gymnasium"),
     *("dqn_torch_gymnasium --compile", "dqn_torch_gymnasium"),
-    *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_torch --no-jit-env"),
+    *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_equinox --no-jit", "ppo_torch --no-jit-env"),
 )
 SIZES = ("small", "medium", "large")
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import bench, runs, schema
 
-LINEN, NNX, CACHED, COMPILE, TORCH = bench.MODES[:5]
+LINEN, NNX, CACHED, _, COMPILE, TORCH = bench.MODES[:6]
 FRAMEWORKS = {LINEN: "linen", NNX: "nnx", CACHED: "nnx", COMPILE: "torch", TORCH: "torch"}
 
 

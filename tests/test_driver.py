@@ -164,6 +164,7 @@ def processes_in(project):
         (["--scripts", "linen nnx ppo_torch.py", "--repeats=2"], 6),
         (["--envs", "CartPole-v1,CartPole-v1", "--sizes", "small,small"], 5),
         (["--scripts", "linen,ppo_linen.py,linen"], 1),
+        (["--scripts", "equinox-none,ppo_equinox.py,linen"], 3),
         (["--envs", "Acrobot-v1\nCartPole-v1\n", "--sizes", "small\tlarge"], 20),
         (["async", "--only", "ppo_linen.*Acrobot"], 3),
         (["async", "--from", "101"], 8),
@@ -200,6 +201,16 @@ def test_presets_hold_what_they_say(project):
         assert ("--no-jit-env" in line) == (cell["script"] == "torch-none")
         assert f"ppo_{cell['script'].removesuffix('-none')}.py --env-id {cell['env']} " in line
         assert f"--seed {cell['seed']} --total-timesteps 819200 " in line
+
+
+def test_equinox_is_run_only_where_it_is_named(project):
+    for preset in ("quick", "async", "full", "dqn"):
+        assert "equinox" not in bench(project, preset, "--list").stdout
+    lines = bench(project, "--scripts", "equinox,equinox-none", "--list").stdout.splitlines()
+    assert all(line.split()[1] == "ppo_equinox.py" for line in lines)
+    assert {cell_of(x.split()[-1])["script"]: "--no-jit " in x for x in lines} == {
+        **{"equinox": False, "equinox-none": True}
+    }
 
 
 def test_the_presets_of_dqn(project):
