@@ -248,6 +248,11 @@ def test_looks_tell_modes_apart_and_stay_with_their_names():
     assert {mode: looks(FIVE[::-1])[mode] for mode in FIVE} == {mode: eight[mode] for mode in FIVE}
     assert eight["ppo_linen"].colour == "#0072b2" and eight["ppo_nnx"].colour == "#009e73"
     assert list(looks(FIVE[::-1])) == FIVE[::-1]
+    ours = pd.DataFrame({"mode": ["ppo_equinox", "ppo_equinox --no-jit"], "framework": "equinox"})
+    both = figures.looks(ours).values()
+    assert len({x.marker for x in [*eight.values(), *both]}) == 10
+    assert len({x.colour for x in [*eight.values(), *both]}) == 10
+    assert next(iter(both)).colour == "#cc79a7"  # the same whatever else is shown
     others = looks(["ppo_torch", "mine", "yours"])
     assert len({x.colour for x in others.values()}) == 3
 
