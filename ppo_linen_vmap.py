@@ -655,6 +655,7 @@ class RunLog:
         os.close(self.lock)
 
 
+# === Run logs =====================================================================================
 class RunLogs(RunLog):
     """The program's log, of means over its agents; in its folder, each agent's own, like a run's.
 
@@ -666,15 +667,16 @@ class RunLogs(RunLog):
         agents: list[RunLog] = []
         for k in range(self.args.num_agents):
             seed, agent = self.info["args"]["seed"] + k, RunLog.__new__(RunLog)
-            name = f"{self.dir.name}-seed{seed}"
-            own = {"seed": seed, "runs_dir": str(self.dir), "run_name": name}
+            own = {"seed": seed, "runs_dir": str(self.dir), "run_name": f"seed{seed}"}
             info = self.info | {"args": self.info["args"] | own, "agent": k}
             info["wandb_id"] = self.info["wandb_id"] and f"{self.info['wandb_id']}-{seed}"
-            vars(agent).update(vars(self) | {"dir": self.dir / name, "info": info})
+            vars(agent).update(vars(self) | {"dir": self.dir / f"seed{seed}", "info": info})
             agent.signals, agent.handlers = [], {}  # it is the program that ends
             agent.dir.mkdir(exist_ok=bool(self.args.resume))
             agent.lock = os.open(agent.dir, os.O_RDONLY | os.O_NOFOLLOW)
             agent.open_metrics(first)
+            if agent.wandb:
+                agent.wandb.name = f"{self.dir.name}-seed{seed}"
             agents.append(agent)
         self.agents, self.steps = agents, self.steps * len(agents)
 

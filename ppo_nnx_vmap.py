@@ -656,6 +656,7 @@ class RunLog:
         os.close(self.lock)
 
 
+# === Run logs =====================================================================================
 class RunLogs(RunLog):
     """The program's log, of means over its agents; in its folder, each agent's own, like a run's.
 
@@ -667,15 +668,16 @@ class RunLogs(RunLog):
         agents: list[RunLog] = []
         for k in range(self.args.num_agents):
             seed, agent = self.info["args"]["seed"] + k, RunLog.__new__(RunLog)
-            name = f"{self.dir.name}-seed{seed}"
-            own = {"seed": seed, "runs_dir": str(self.dir), "run_name": name}
+            own = {"seed": seed, "runs_dir": str(self.dir), "run_name": f"seed{seed}"}
             info = self.info | {"args": self.info["args"] | own, "agent": k}
             info["wandb_id"] = self.info["wandb_id"] and f"{self.info['wandb_id']}-{seed}"
-            vars(agent).update(vars(self) | {"dir": self.dir / name, "info": info})
+            vars(agent).update(vars(self) | {"dir": self.dir / f"seed{seed}", "info": info})
             agent.signals, agent.handlers = [], {}  # it is the program that ends
             agent.dir.mkdir(exist_ok=bool(self.args.resume))
             agent.lock = os.open(agent.dir, os.O_RDONLY | os.O_NOFOLLOW)
             agent.open_metrics(first)
+            if agent.wandb:
+                agent.wandb.name = f"{self.dir.name}-seed{seed}"
             agents.append(agent)
         self.agents, self.steps = agents, self.steps * len(agents)
 
@@ -719,16 +721,14 @@ def train(args: Args) -> dict[str, Any]:
     seeds = np.uint32(args.seed) + np.arange(args.num_agents, dtype=np.uint32)
     split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)  # what it gives has a row
     key, agent_key, env_key = split(jax.vmap(jax.random.PRNGKey)(seeds), 3)  # for each agent
-    vmap = partial(
-        nnx.vmap, graph=True, graph_updates=True
-    )  # today's defaults, which are to change
+    vmap = partial(nnx.vmap, graph=True, graph_updates=True)
     agent, optimizer = vmap(partial(make_agent, args, env))(agent_key)
     obs, env_state = jax.jit(jax.vmap(env.reset))(env_key)
     objects = {"agent": agent, "optimizer": optimizer}
     first, state, obs, env_state = log.begin(state=nnx.state(objects), obs=obs, env_state=env_state)
     nnx.update(objects, state)
     # env and args are bound: to the compiler they are constants. Donating would save no time.
-    jit = partial(nnx.jit, graph=True, graph_updates=True)
+    jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
     rollout_fn = partial(jit(vmap(partial(rollout, env=env, args=args))), agent)
     update_fn = partial(jit(vmap(partial(update, args=args))), agent, optimizer)
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))

@@ -16,34 +16,44 @@ SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_ca
 SCRIPTS += ("ppo_equinox",)
 JAX_SCRIPTS = SCRIPTS[2:]
 TORCH_SCRIPTS = SCRIPTS[:2]
-NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached")
+NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap")
 GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
+VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Run log", "Training"]
+VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Training"]
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
 LINEN_PAIR = ("ppo_linen", "ppo_linen_gymnasium")
+LINEN_SCRIPTS = (*LINEN_PAIR, "ppo_linen_vmap")
 DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymnasium")]
 DQN_SCRIPTS = tuple(name for pair in DQN_PAIRS for name in pair)
 DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
 
+OTHERS = (*TORCH_SCRIPTS, *JAX_SCRIPTS[1:])  # that are like ppo_linen where frameworks are not seen
+
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
-    "Arguments": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]), GYMNASIUM_SCRIPTS[::-1]],
+    "Arguments": [
+        ("ppo_linen", *OTHERS),
+        GYMNASIUM_SCRIPTS[::-1],
+        VMAP_SCRIPTS,
+    ],
     "Environment": [
-        ("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:]),
+        ("ppo_linen", *OTHERS, *VMAP_SCRIPTS),
         (*GYMNASIUM_SCRIPTS[::-1], *DQN_GYMNASIUM_SCRIPTS),
     ],
-    "Agent": [TORCH_PAIR, LINEN_PAIR, NNX_SCRIPTS, *DQN_PAIRS],
+    "Agent": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
     "Replay": DQN_PAIRS,
     "Act": DQN_PAIRS,
-    "Storage": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
-    "Rollout": [TORCH_SCRIPTS, NNX_SCRIPTS],
-    "GAE": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1])],
-    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_PAIR, NNX_SCRIPTS, *DQN_PAIRS],
-    "Update": [TORCH_PAIR, LINEN_PAIR, NNX_SCRIPTS, *DQN_PAIRS],
-    "Run log": [("ppo_linen", *TORCH_SCRIPTS, *JAX_SCRIPTS[1:], *GYMNASIUM_SCRIPTS, *DQN_SCRIPTS)],
+    "Storage": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS)],
+    "Rollout": [TORCH_SCRIPTS, LINEN_SCRIPTS[::2], NNX_SCRIPTS],
+    "GAE": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS)],
+    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
+    "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
+    "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *DQN_SCRIPTS, *VMAP_SCRIPTS)],
+    "Run logs": [VMAP_SCRIPTS],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.
 OWN = {

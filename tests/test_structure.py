@@ -16,15 +16,17 @@ from sections import (
     LINEN_PAIR,
     SECTIONS,
     TORCH_PAIR,
+    VMAP_SCRIPTS,
+    VMAP_SECTIONS,
     differences,
     read,
     sections,
 )
 
 
-@pytest.mark.parametrize("name", ALL_SCRIPTS)
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS])
 def test_sections_and_main(name):
-    assert list(sections(read(name))) == SECTIONS
+    assert list(sections(read(name))) == (VMAP_SECTIONS if name in VMAP_SCRIPTS else SECTIONS)
     *_, main = read(name).split('if __name__ == "__main__":\n')
     assert main == "    main(tyro.cli(Args))\n"
 
@@ -34,7 +36,7 @@ def test_shared_sections_are_the_same_to_the_letter():
 
 
 def test_an_edit_of_a_shared_section_is_shown_and_copied(tmp_path, monkeypatch, capsys):
-    scripts = [*ALL_SCRIPTS, *DQN_SCRIPTS]
+    scripts = [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS]
     for name in scripts:
         (tmp_path / f"{name}.py").write_text(read(name))
     monkeypatch.setattr(module, "ROOT", tmp_path)
@@ -68,6 +70,15 @@ def test_diff_budgets():
     assert sum(block.size for block in blocks) >= len(torch) / 2
 
 
+@pytest.mark.parametrize(("alone", "budget"), [("ppo_linen", 45), ("ppo_nnx", 70)])
+def test_diff_budgets_from_one_agent_to_many(alone, budget):
+    """What vmap asks for; how many agents keep a log each is a section of its own."""
+    many = f"{alone}_vmap"
+    run_logs = len(sections(read(many))["Run logs"].splitlines())
+    assert changed_lines(alone, many) - run_logs <= budget
+    assert run_logs <= 57
+
+
 @pytest.mark.parametrize("pair", [LINEN_PAIR, TORCH_PAIR])
 def test_diff_budgets_from_gymnax_to_gymnasium(pair):
     """Most of it is the environment: gymnax has a reset that goes into a compiled step."""
@@ -86,7 +97,7 @@ def test_diff_budget_from_linen_to_torch_on_gymnasium():
     assert changed_lines(*pair) <= 280 < changed_lines("ppo_linen", "ppo_torch")
 
 
-@pytest.mark.parametrize("name", ALL_SCRIPTS)
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS])
 def test_length(name):
     """Whoever adds lines takes others out.
 
@@ -96,21 +107,22 @@ def test_length(name):
     """
     ceilings = {"ppo_torch": 744, "ppo_torch_compile": 803, "ppo_equinox": 706}
     ceilings |= {"ppo_torch_gymnasium": 759, "ppo_linen_gymnasium": 744}
+    ceilings |= {"ppo_linen_vmap": 747, "ppo_nnx_vmap": 752}
     assert len(read(name).splitlines()) <= ceilings.get(name, 694)
 
 
-@pytest.mark.parametrize("name", ALL_SCRIPTS)
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS])
 def test_every_flag_is_read_and_explained(name):
     text = read(name)
     fields = re.findall(
         r"^    (\w+): [^=\n]+ = [^\n]*?  # (.+)$", sections(text)["Arguments"], re.M
     )
-    assert len(fields) == 29
+    assert len(fields) == (30 if name in VMAP_SCRIPTS else 29)
     for field, _ in fields:
         assert re.search(rf"\b(args|self)\.{field}\b", text), field
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *DQN_SCRIPTS])
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS])
 def test_functions_nest_at_most_twice(name):
     def depth(node):
         inner = max(map(depth, ast.iter_child_nodes(node)), default=0)
@@ -119,7 +131,7 @@ def test_functions_nest_at_most_twice(name):
     assert depth(ast.parse(read(name))) <= 2
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *DQN_SCRIPTS])
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS])
 def test_imports_no_file_of_this_project(name):
     ours = {"analysis", "tests", *(path.stem for path in ROOT.glob("*.py"))}
     for node in ast.walk(ast.parse(read(name))):
@@ -146,7 +158,7 @@ def imported(name):
     return {"pillow" if package == "PIL" else package for package in packages}
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *DQN_SCRIPTS, "evaluate"])
+@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS, "evaluate"])
 def test_the_metadata_block_is_what_the_script_imports(name):
     """PEP 723: exactly the packages that it imports, in the tested versions.
 

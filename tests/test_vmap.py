@@ -1,0 +1,241 @@
+"""Many agents in one program: each trains as it would alone, and leaves a run of its own."""
+
+import importlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from sections import VMAP_SCRIPTS
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_training import Counts, train
+
+from analysis.runs import load
+
+ALONE = {"ppo_linen_vmap": "ppo_linen", "ppo_nnx_vmap": "ppo_nnx"}
+AGENTS, SEED, ITERATIONS = 3, 5, 6
+
+
+class Program(NamedTuple):
+    """A run of train() with AGENTS agents, and what it looked like on the way."""
+
+    name: str
+    folder: Path
+    saved: list[Path]  # copies of the folder after iterations 2, 4 and 6
+    counts: list[dict[str, int]]  # of compilations and transfers, per iteration
+
+
+@pytest.fixture(scope="module")
+def program_of(tmp_path_factory) -> Callable[[str], Program]:
+    """Train each script once, and keep what that left."""
+    made: dict[str, Program] = {}
+
+    def make(name: str) -> Program:
+        script, runs_dir, saved = importlib.import_module(name), tmp_path_factory.mktemp(name), []
+        flags = {"seed": SEED, "num_agents": AGENTS, "run_name": "program", "save_every": 2}
+        save = script.RunLogs.save
+
+        def keep(log, iteration, **state):
+            save(log, iteration, **state)
+            saved.append(runs_dir / f"saved{iteration + 1}" / "program")
+            shutil.copytree(log.dir, saved[-1])
+
+        with pytest.MonkeyPatch.context() as patch:
+            counts = Counts(patch)
+            counts.watch(patch, SimpleNamespace(RunLog=script.RunLogs))
+            patch.setattr(script.RunLogs, "save", keep)
+            train(name, runs_dir, **flags)
+        return Program(name, runs_dir / "program", saved, counts.per_iteration)
+
+    def program(name: str) -> Program:
+        if name not in made:
+            made[name] = make(name)
+        return made[name]
+
+    return program
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """What was logged, without the durations."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    timed = ("time/iteration", "time/elapsed", "charts/SPS")
+    return [{name: x for name, x in row.items() if name not in timed} for row in rows]
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "checkpoint.npz") as file:
+        return dict(file)
+
+
+def assert_close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    """Equal but for rounding, and null where the other is."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        for name, x in one.items():
+            assert (x is None) == (other[name] is None), name
+            assert x is None or x == pytest.approx(other[name], rel=1e-3, abs=1e-6), name
+
+
+@pytest.fixture
+def resume(compiled) -> Callable[[str, Path], subprocess.CompletedProcess[str]]:
+    """Go on in a process of its own, which finds compiled what this one has compiled."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+
+    def resume(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, ROOT / f"{name}.py", "--resume", folder]
+        return subprocess.run(command, env=os.environ | cache, **options)
+
+    return resume
+
+
+# === Training ===================================================================================
+@pytest.mark.parametrize("name", VMAP_SCRIPTS)
+def test_each_agent_trains_as_alone_with_its_seed(name, program_of, tmp_path):
+    """From the same keys: the same episodes, and numbers that differ by rounding."""
+    program = program_of(name)
+    for k in range(AGENTS):
+        *_, one = train(ALONE[name], tmp_path, seed=SEED + k)
+        agent = program.folder / f"seed{SEED + k}"
+        assert_close(rows_of(agent), rows_of(one))
+        ours, theirs = arrays_of(agent), arrays_of(one)
+        assert ours.keys() == theirs.keys()
+        for place in ours.keys() - {"info"}:
+            shape, dtype = theirs[place].shape, theirs[place].dtype
+            assert (ours[place].shape, ours[place].dtype) == (shape, dtype)
+            np.testing.assert_allclose(ours[place], theirs[place], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VMAP_SCRIPTS)
+def test_nothing_compiles_again_and_one_transfer_brings_all_metrics(name, program_of):
+    first, *rest = program_of(name).counts
+    assert first["compilations"] > 0 and len(rest) == ITERATIONS - 1
+    for i, row in enumerate(rest, 1):
+        saved = i % 2 == 0  # the iteration before wrote a checkpoint, which takes transfers
+        assert row.get("compilations", 0) == 0
+        assert saved or row["transfers"] == 1
+
+
+@pytest.mark.parametrize("name", VMAP_SCRIPTS)
+def test_an_agent_that_diverges_leaves_the_others_untouched(name, program_of, resume, tmp_path):
+    """To the last digit: its weights become NaN in a checkpoint from which all go on."""
+    program, folder = program_of(name), tmp_path / "program"
+    shutil.copytree(program.saved[0], folder)
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = arrays_of(folder)
+    weights = [x for x in arrays if (arrays[x].ndim == 3 and "kernel" in x) or "weight" in x]
+    assert len(weights) >= 6
+    for place in weights:
+        arrays[place][1] = np.nan
+    np.savez(buffer, **arrays)
+    (folder / "checkpoint.npz").write_bytes(buffer.getvalue())
+    done = resume(name, folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    for k in (0, 2):
+        seed = f"seed{SEED + k}"
+        assert rows_of(folder / seed) == rows_of(program.folder / seed)
+    lost = rows_of(folder / f"seed{SEED + 1}")[2:]
+    assert all(row["losses/value_loss"] is None for row in lost)
+    assert all(row["losses/value_loss"] > 0 for row in rows_of(folder))  # of those that have one
+
+
+def test_op_by_op_and_with_the_highest_seeds_an_agent_trains_as_alone(tmp_path):
+    last, flags = 2**32 - 1, {"num_steps": 2, "num_minibatches": 1, "update_epochs": 1}
+    flags |= {"hidden_sizes": (4,), "total_timesteps": 8}
+    own = {"num_agents": 2, "seed": last - 1, "jit": False}
+    *_, program = train("ppo_linen_vmap", tmp_path, **flags, **own)
+    *_, alone = train("ppo_linen", tmp_path, **flags, seed=last)
+    assert_close(rows_of(program / f"seed{last}"), rows_of(alone))
+
+
+# === Run logs ===================================================================================
+@pytest.mark.parametrize("name", VMAP_SCRIPTS)
+def test_every_agent_has_a_folder_that_is_like_a_runs(name, program_of):
+    folder = program_of(name).folder
+    program = json.loads((folder / "run.json").read_text())
+    means = rows_of(folder)
+    agents = [rows_of(folder / f"seed{SEED + k}") for k in range(AGENTS)]
+    assert sorted(x.name for x in folder.iterdir() if x.is_dir()) == ["seed5", "seed6", "seed7"]
+    for k, rows in enumerate(agents):
+        path = folder / f"seed{SEED + k}"
+        info = json.loads((path / "run.json").read_text())
+        assert (info["agent"], info["args"]["num_agents"]) == (k, AGENTS)
+        own = {"seed": SEED + k, "runs_dir": str(folder), "run_name": path.name}
+        assert info["args"] == program["args"] | own
+        assert info["durations"]["total"] <= program["durations"]["total"]
+        assert [row["global_step"] for row in rows] == [128 * (i + 1) for i in range(ITERATIONS)]
+        events = EventAccumulator(str(path), size_guidance={"tensors": 0}).Reload()
+        assert len(events.Tensors("losses/entropy")) == ITERATIONS
+    assert "agent" not in program and program["durations"]["saving"] > 0
+    for i, row in enumerate(means):
+        for name in ("losses/entropy", "charts/episodic_return"):
+            values = [rows[i][name] for rows in agents if rows[i][name] is not None]
+            assert row[name] == pytest.approx(np.mean(values)) if values else row[name] is None
+        assert row["global_step"] == AGENTS * 128 * (i + 1)
+
+
+@pytest.mark.parametrize("name", VMAP_SCRIPTS)
+def test_a_program_goes_on_from_its_checkpoint_to_the_last_digit(
+    name, program_of, resume, tmp_path
+):
+    """Even where a kill came between the agents' checkpoints, which are ahead, and its own."""
+    program, folder = program_of(name), tmp_path / "moved"
+    shutil.copytree(program.saved[1], folder)  # after 4 iterations
+    shutil.copy(program.saved[0] / "checkpoint.npz", folder)  # after 2
+    done = resume(name, folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in (".", *(f"seed{SEED + k}" for k in range(AGENTS))):
+        assert rows_of(folder / path) == rows_of(program.folder / path)
+        ours, theirs = arrays_of(folder / path), arrays_of(program.folder / path)
+        assert ours.keys() == theirs.keys()
+        assert all((ours[x] == theirs[x]).all() for x in ours if x != "info")
+        assert json.loads((folder / path / "run.json").read_text())["resumed"] == [2]
+
+
+def test_evaluate_plays_all_agents_of_a_program_and_the_report_reads_them(program_of):
+    folder = program_of("ppo_linen_vmap").folder
+    command = [sys.executable, ROOT / "evaluate.py", folder, folder / "seed6", "--episodes", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [line.split()[0] for line in done.stdout.splitlines()[2:]]
+    assert names == [f"program/seed{x}" for x in (5, 6, 7, 6)]
+    assert json.loads((folder / "seed7" / "evaluation.json").read_text())["run_seed"] == 7
+    data = load(folder)
+    assert data.runs["run"].tolist() == ["seed5", "seed6", "seed7"] and not data.left_out
+    assert data.runs["total"].notna().tolist() == [True, False, False]
+
+
+def test_a_link_in_an_agents_place_is_not_followed(program_of, resume, tmp_path):
+    program, folder = program_of("ppo_linen_vmap"), tmp_path / "program"
+    shutil.copytree(program.saved[0], folder)
+    (folder / "seed6").rename(tmp_path / "elsewhere")
+    (folder / "seed6").symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere" / "metrics.jsonl").read_bytes()
+    done = resume("ppo_linen_vmap", folder)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "elsewhere" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"num_agents": 0}, "--num-agents must lie between 1 and 2**31 - 1, not 0"),
+        ({"num_agents": 2, "seed": 2**32 - 1}, "--seed must lie between 0 and 4294967294, not"),
+    ],
+)
+@pytest.mark.parametrize("name", VMAP_SCRIPTS)
+def test_bad_numbers_of_agents_are_refused(name, flags, sentence):
+    with pytest.raises(ValueError, match=r"^--") as error:
+        importlib.import_module(name).Args(**flags)
+    assert str(error.value).startswith(sentence)
