@@ -9,6 +9,7 @@
     python evaluate.py runs/first runs/second     # 100 episodes of each, as a table
     python evaluate.py runs/first --gif first.gif
     python evaluate.py runs/first --epsilon 1     # the same games, by a random agent
+    python evaluate.py runs/eight                 # each of the agents that a ppo_*_vmap.py trained
     python evaluate.py runs/mine --env-id my_module:MyEnv    # which is code, and run
 
 A run is a folder with the checkpoint.npz of a ppo_*.py or dqn_*.py beside this file, finished or
@@ -174,6 +175,12 @@ def load_run(folder: str, env_ids: tuple[str, ...] = ()) -> Run:
     return Run(Path(folder).resolve(), script, args, iteration, get_logits)
 
 
+def agents_of(folder: str) -> list[str]:
+    """The folders of the agents that a program trained at once, by seed; of a run, its own."""
+    found = [x.parent for x in Path(folder).glob("seed*/checkpoint.npz")]
+    return [str(x) for x in sorted(found, key=lambda x: (len(x.name), x.name))] or [folder]
+
+
 def make_env(script: ModuleType, args: Any, num_envs: int, seed: int = 0) -> Any:
     """The script's VecEnv, with the environments that the run had."""
     if not is_gymnasium(script):
@@ -185,6 +192,12 @@ def make_env(script: ModuleType, args: Any, num_envs: int, seed: int = 0) -> Any
 
 def is_gymnasium(script: ModuleType) -> bool:
     return hasattr(script, "gymnasium")
+
+
+def name_of(run: Run) -> str:
+    """The folder's name; of one of many agents, with their program's before it."""
+    parts = run.folder.parts[-2 if hasattr(run.args, "num_agents") else -1 :]
+    return plain("/".join(parts))
 
 
 def steps_of(run: Run) -> int:
@@ -358,7 +371,7 @@ def print_table(runs: list[Run], results: list[dict[str, Any]]) -> None:
     rows[0] += ["min", "max", "length", *["capped"] * some_capped]
     for run, result in zip(runs, results, strict=True):
         total, steps = result["return"], f"{result['global_step']:,}"
-        row = [plain(run.folder.name), result["script"], result["env_id"], str(result["run_seed"])]
+        row = [name_of(run), result["script"], result["env_id"], str(result["run_seed"])]
         row += [steps, f"{total['mean']:.2f}", "-", "-", f"{total['min']:g}", f"{total['max']:g}"]
         if total["interval"]:
             row[6:8] = "[{:.2f}, {:.2f}]".format(*total["interval"]), f"{total['std']:.2f}"
@@ -467,7 +480,7 @@ def draw(runs: list[Run], args: Args) -> bytes:
     length = max(first for _, first in recorded)
     images = [Image.new("RGB", size, "white") for _ in range(length)]
     for i, (run, (frames, _)) in enumerate(zip(runs, recorded, strict=True)):
-        x, name = i * width + 8, plain(run.folder.name)[:38]
+        x, name = i * width + 8, name_of(run)[-38:]
         trained = f"{run.script.__name__}, {steps_of(run):,} steps"
         if args.epsilon > 0:
             trained = "random actions" if args.epsilon == 1 else f"{trained}, {said(args)}"
@@ -498,7 +511,7 @@ def draw(runs: list[Run], args: Args) -> bytes:
 def main() -> None:
     """Evaluate the runs that the command line names, and draw them if it says so."""
     args = tyro.cli(Args, description=__doc__)
-    runs = [load_run(folder, args.env_id) for folder in args.runs]
+    runs = [load_run(x, args.env_id) for folder in args.runs for x in agents_of(folder)]
     for env_id in [x for x in args.env_id if x not in {run.args.env_id for run in runs}]:
         fail(f"--env-id {env_id}: no run was trained in it")
     if args.sample and any(hasattr(run.script, "QNetwork") for run in runs):

@@ -151,7 +151,8 @@ def test_an_agent_that_diverges_leaves_the_others_untouched(name, program_of, re
 
 
 def test_op_by_op_and_with_the_highest_seeds_an_agent_trains_as_alone(tmp_path):
-    last, flags = 2**32 - 1, {"num_steps": 2, "num_minibatches": 1, "update_epochs": 1}
+    last = 2**32 - 1
+    flags: dict[str, Any] = {"num_steps": 2, "num_minibatches": 1, "update_epochs": 1}
     flags |= {"hidden_sizes": (4,), "total_timesteps": 8}
     own = {"num_agents": 2, "seed": last - 1, "jit": False}
     *_, program = train("ppo_linen_vmap", tmp_path, **flags, **own)
