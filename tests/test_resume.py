@@ -102,9 +102,9 @@ def checkpoint_info(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_a_wrapper_sends_twice_saves(number, start, tmp_path):
-    """An iteration op by op takes a second or more, in which both come."""
-    slow = ("--no-jit", "--num-steps", 64, "--update-epochs", 4)
-    process = start(*command("ppo_linen", "twice", 80, *slow))
+    """An iteration op by op takes seconds, in which both come."""
+    slow = ("--no-jit", "--num-steps", 128, "--update-epochs", 8)
+    process = start(*command("ppo_linen", "twice", 40, *slow))
     wait_for_lines(process, tmp_path / "runs" / "twice", 1)
     for _ in range(2):
         process.send_signal(number)
