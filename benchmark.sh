@@ -21,11 +21,14 @@ Presets (runs for one repeat):
   doors   a gridworld: the four DQN scripts with 64 environments and with 1,024; a public study's
           settings; a slow target network; PyTorch compiled; judged on all layouts as they
           learn (14); 10 repeats
+  agents  1, 2, 4, ... 64 agents on CartPole-v1: linen_vmap, nnx_vmap, torch_vmap and a whole training
+          in one scan; one process of linen, nnx and torch_compile; as many of each at once as there
+          are cores (34); 3 repeats, whose first seeds are 1, 1001, 2001
 Or your own grid, each as LIST or one,two,...:
   --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
                     equinox-none equinox
-                    torch_gymnasium linen_gymnasium, and with dqn_ before it: linen torch
-                    linen_gymnasium torch_gymnasium
+                    torch_gymnasium linen_gymnasium; linen_vmap nnx_vmap torch_vmap, which train
+                    8 agents; with dqn_ before it: linen torch linen_gymnasium torch_gymnasium
   --envs LIST       default CartPole-v1
   --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024); default small
   --sync            wait for the device after each rollout, to time both phases
@@ -33,8 +36,9 @@ Or your own grid, each as LIST or one,two,...:
   --iterations N    of 8192 steps each, DQN's 5000, those in doors 5120; default 100, quick and
                     dqn 25, doors 125
   --frames LIST     minatar's lengths, in multiples of 5000
+  --agents LIST     how many agents the programs of the preset agents train, of 1 to 1000 each
   --repeats N       the whole grid N times, at most 1000; repeat r uses seed r in every script;
-                    default 1, quick and dqn 3, doors 10; minatar: the most seeds, default 10
+                    default 1, quick, dqn and agents 3, doors 10; minatar: the most seeds, default 10
   --seed N          seed of the order inside each (environment, size) block; default 1
   --only REGEX      keep the commands that match (extended regular expression); folders and --track
                     do not count
@@ -61,8 +65,9 @@ all_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0 DiscountingChain-bsuite 
   Freeway-MinAtar SpaceInvaders-MinAtar)
 all_scripts=(torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached)
 gymnasium_scripts=(torch_gymnasium linen_gymnasium dqn_torch_gymnasium dqn_linen_gymnasium)
+vmap_scripts=(linen_vmap nnx_vmap torch_vmap)
 dqn_scripts=(dqn_torch dqn_linen dqn_torch_gymnasium dqn_linen_gymnasium)
-known_scripts=("${all_scripts[@]}" equinox-none equinox dqn_torch dqn_linen "${gymnasium_scripts[@]}")
+known_scripts=("${all_scripts[@]}" equinox-none equinox dqn_torch dqn_linen "${gymnasium_scripts[@]}" "${vmap_scripts[@]}")
 gymnasium_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0)
 all_sizes=(small medium large)
 declare -A hidden_sizes=([small]="64 64" [medium]="256 256 256"
@@ -114,6 +119,19 @@ doors() { # all that one seed has is one block: nothing in it always comes first
   } | shuffle " doors own"
 }
 
+agents() { # one block for each repeat, of which no two share the seed of an agent
+  local script repeat=$((1000 * (repeat - 1) + 1))
+  {
+    for count in "${counts[@]}"; do
+      for script in "${vmap_scripts[@]}" one_scan; do cell "agents-$count" CartPole-v1 small "$script"; done
+    done
+    for script in linen nnx torch_compile; do
+      cell "" CartPole-v1 small "$script"
+      cell side_by_side CartPole-v1 small "$script"
+    done
+  } | shuffle " agents small"
+}
+
 minatar() { # all repeats at once: the shortest runs of all seeds come first
   local most=$repeats length linen torch repeat iterations racers
   for length in "${frames[@]}"; do
@@ -163,6 +181,9 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   if [[ $size == own ]]; then words=("$file" --env-id "$env"); fi
   if [[ $env == minatar ]]; then words=("$file" minatar); fi # a configuration of the script
   if [[ $env == doors-* ]]; then words=(-m analysis.doors_run "$file" doors) steps=5120; fi
+  if [[ $script == one_scan ]]; then words=(-m analysis.one_scan "${words[@]:1}"); fi
+  if [[ $study == side_by_side ]]; then words=(-m analysis.side_by_side "${words[@]}"); fi
+  case $study in agents-*) words+=(--num-agents "${study#agents-}") ;; esac
   case $env in
   doors-compiled-*) words+=(--compile) ;;
   doors-slow_target) words+=(--gamma 0.99 --target-network-frequency 200) ;;
@@ -182,7 +203,8 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   case $study in sync*) words+=(--sync-for-timing) ;; esac
   if [[ $env == minatar ]] && ((iterations * steps > pace_frames)); then words+=(--save-every 20); fi
   key="${words[*]} --run-name $name"
-  if [[ $track ]]; then words+=(--track); fi
+  # W&B would not tell those side by side from runs that had the machine for themselves.
+  if [[ $track && $study != side_by_side ]]; then words+=(--track); fi
   path=$(path_of "$name")
   words+=(--runs-dir "${path%/*}" --run-name "$name")
   printf '%s\t%s\t%s\n' "$name" "$key" "$(quoted "$python" "${words[@]}")"
@@ -265,7 +287,8 @@ check_locks() {
 }
 
 preset="" action=run iterations="" repeats="" seed=1 only="" from=1 to="" runs_dir=runs
-timeout=86400 gpus=("") track="" notes="" report=yes sync="" own_grid="" own_frames=""
+timeout=86400 gpus=("") track="" notes="" report=yes sync="" own_grid="" own_frames="" own_counts=""
+counts=(1 2 4 8 16 32 64)
 pace_frames=100000 frames=("$((pace_frames))" 500000 5000000) # up to pace_frames for speed alone
 environments=(CartPole-v1) sizes=(small) scripts=(torch torch_compile linen nnx nnx_cached)
 invocation=$(quoted "$0" "$@")
@@ -273,7 +296,7 @@ while (($# > 0)); do
   case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
   case $1 in
   -h | --help) usage && exit ;;
-  quick | async | sync | full | dqn | minatar | doors)
+  quick | async | sync | full | dqn | minatar | doors | agents)
     if [[ $preset ]]; then fail "there is one preset, not both '$preset' and '$1'."; fi
     preset=$1
     ;;
@@ -282,7 +305,7 @@ while (($# > 0)); do
   --no-report) report="" ;;
   --list | --count | --dry-run) action=${1#--} ;;
   --scripts | --envs | --sizes | --iterations | --repeats | --seed | --only | --from | --to | \
-    --runs-dir | --timeout | --gpus | --notes | --frames)
+    --runs-dir | --timeout | --gpus | --notes | --frames | --agents)
     if (($# < 2)); then fail "$1 needs a value."; fi
     case $1 in
     --scripts)
@@ -301,6 +324,16 @@ while (($# > 0)); do
         fi
       done
       mapfile -t frames < <(printf '%s\n' "${frames[@]}" | awk '!seen[$0]++')
+      ;;
+    --agents)
+      IFS=$', \t\n' read -rd '' -a counts <<<"$2" || true
+      own_counts=yes
+      for value in "${counts[@]:-none}"; do
+        if [[ ! $value =~ ^([1-9][0-9]{0,2}|1000)$ ]]; then
+          fail "--agents must be whole numbers from 1 to 1000, as 1,2,4; not '$value'."
+        fi
+      done
+      mapfile -t counts < <(printf '%s\n' "${counts[@]}" | awk '!seen[$0]++')
       ;;
     --only) only=$2 ;;
     --notes) notes=$2 ;;
@@ -332,9 +365,11 @@ if ((from > ${to:-from})); then fail "--from is $from, which is after --to $to."
 preset=${preset:-${own_grid:+custom}}
 preset=${preset:-quick}
 if [[ $own_frames && $preset != minatar ]]; then fail "--frames is for the preset minatar."; fi
+if [[ $own_counts && $preset != agents ]]; then fail "--agents is for the preset agents."; fi
 if [[ $iterations && $preset == minatar ]]; then fail "minatar has --frames, and not --iterations."; fi
 case $preset in
 quick | dqn) iterations=${iterations:-25} repeats=${repeats:-3} ;;
+agents) repeats=${repeats:-3} ;;
 minatar) repeats=${repeats:-10} ;;
 doors) iterations=${iterations:-125} repeats=${repeats:-10} ;;
 custom)
@@ -641,6 +676,10 @@ main() {
     if [[ $preset == doors ]]; then
       python -m analysis.doors "$runs_dir" "$runs_dir/report/layouts.csv" &
       wait $! || echo "The layouts could not be gathered; the runs are in $runs_dir."
+    fi
+    if [[ $preset == agents ]]; then
+      python -m analysis.agents "$runs_dir" "$runs_dir/report/agents.csv" &
+      wait $! || echo "What the agents cost could not be gathered; the runs are in $runs_dir."
     fi
   fi
   offline=("$runs_dir"/*/wandb/offline-run-*)

@@ -41,6 +41,7 @@ EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
     "random": ("evaluation-epsilon-1.json", 1),
 }
+SIDE_BY_SIDE, MOST_PROCESSES = "side_by_side.json", 4096  # what analysis.side_by_side leaves
 LAST_EPISODES = 100  # MinAtar's measure of learning
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
 # Runs that agree in all of these are made twice: the latest counts.
@@ -50,6 +51,7 @@ IDENTITY = (
 PARTS = ("imports", "setup", "first")  # of startup
 SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
+ALGORITHMS = {"one_scan": "ppo"}  # of scripts whose names do not begin with it
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
 # Text that a spreadsheet would run is quoted in a study's runs.csv, as spreadsheets do it.
 FORMULA, QUOTED = re.compile("'*[=+@-]"), "^'(?='*[=+@-])"
@@ -141,23 +143,27 @@ def read_folder(folder: Path) -> list[Data]:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs, nor a table (.csv or .parquet)")
-    records, left_out, studies = [], {}, []
+    records, left_out, studies, programs = [], {}, [], set()
     closed: list[OSError] = []
     for path, is_study in find_runs(folder, closed):
         name = str(path.relative_to(folder)) if path != folder else ""
         if is_study:
             tables = [path / x for x in TABLES if (path / x).exists()]
             studies.append(load_table((tables or [path / TABLES[0]])[0], name))
-            continue
-        run = name or path.resolve().name
-        try:
-            record = Record(run, str(path), *read_run(path))
-            if not is_program(record.info):
-                records.append(record)
-        except (OSError, ValueError) as error:
-            left_out[run] = str(error)
+        elif is_side_by_side(path):
+            programs |= {name} if (path / "run.json").exists() else set()
+        else:
+            run = name or path.resolve().name
+            try:
+                record = Record(run, str(path), *read_run(path))
+                if is_program(record.info):
+                    programs.add(run)
+                else:
+                    records.append(record)
+            except (OSError, ValueError) as error:
+                left_out[run] = str(error)
     left_out |= {schema.clean(str(x.filename)): "it cannot be opened" for x in closed}
-    complete_runs = {record.run for record in records}
+    complete_runs = programs | {record.run for record in records}
     failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
     return [tabulate(records, left_out | failed), *studies]
 
@@ -185,7 +191,7 @@ def find_runs(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, bool]
         is_study = bool(set(TABLES) & set(files))
         if is_study:
             folders.clear()
-        if is_study or {"run.json", "metrics.jsonl"} & set(files):
+        if is_study or {"run.json", "metrics.jsonl", SIDE_BY_SIDE} & set(files):
             yield Path(path), is_study  # a run of many agents has a run of each inside
         # Hidden folders are the driver's: warm-ups, and what killed runs left behind.
         folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
@@ -211,7 +217,31 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError("metrics.jsonl is not JSON lines") from None
     if isinstance(info, dict):
         info["evaluations"] = read_evaluations(path, len(metrics))
+        info["side_by_side"] = read_side_by_side(path.resolve().parent)
     return info, metrics
+
+
+def is_side_by_side(path: Path) -> bool:
+    """Return whether it is the folder of runs side by side, which are in it, and no run itself."""
+    return (path / SIDE_BY_SIDE).exists() and not (path / "metrics.jsonl").exists()
+
+
+def read_side_by_side(folder: Path) -> int | None:
+    """Return how many processes a folder's runs shared the machine with; None if it is a usual one.
+
+    Raise ValueError where that cannot be known: their durations are no others'.
+    """
+    if not is_side_by_side(folder):
+        return None
+    path = folder / SIDE_BY_SIDE
+    try:
+        processes = json.loads(path.read_text())["processes"] if path.is_file() else None
+        if type(processes) is int and 0 < processes <= MOST_PROCESSES:
+            return processes
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    rule = f"must say how many processes there were, 1 to {MOST_PROCESSES}"
+    raise ValueError(f"{SIDE_BY_SIDE} of its folder {rule}")
 
 
 def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
@@ -384,7 +414,7 @@ def count_iterations(args: dict[str, Any]) -> int:
 
 def algorithm_of(script: Any) -> str:
     name = str(script).partition("_")[0]
-    return name if name in ("ppo", "dqn") else ""
+    return name if name in ("ppo", "dqn") else ALGORITHMS.get(str(script), "")
 
 
 def name_environment(args: dict[str, Any]) -> str:
@@ -406,6 +436,10 @@ def name_mode(info: dict[str, Any], script: str) -> str | None:
         flags.append(f"--vectorization {args['vectorization']}")
     if args.get("compile"):
         flags.append("--compile")
+    if processes := info.get("side_by_side"):
+        if info["compile_mode"] == "none":
+            flags.append(OP_BY_OP.get(info["framework"], "--no-jit"))
+        return f"{' '.join([script, *flags])}, {processes} side by side"
     return " ".join([script, *flags]) if flags else None
 
 

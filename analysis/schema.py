@@ -64,8 +64,9 @@ RUNS = (
         "mode",
         "text",
         "what is compared: the script, with its flag if it ran op by op, as `ppo_linen --no-jit`, "
-        "or otherwise than it usually does, as `--vectorization async`; if missing, made of "
-        "`script`, or of `framework` and `compile_mode`",
+        "or otherwise than it usually does, as `--vectorization async`; `ppo_linen, 2 side by"
+        " side` ran beside another process; if missing, made of `script`, or of `framework` and "
+        "`compile_mode`",
     ),
     Column(
         "env_id",

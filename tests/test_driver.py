@@ -31,7 +31,7 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-8f3c7e21-0b7d-4c55-8a10-5e6f7a8b9c0d)
 GPUS
 """
 CELL = re.compile(
-    r"(?P<study>(sync|sync-sizes|warmup)__)?(?P<env>[\w-]+?)__(?P<size>[a-z]+)__(?P<script>[a-z_-]+)"
+    r"(?P<study>(sync|sync-sizes|warmup|side_by_side|agents-\d+)__)?(?P<env>[\w-]+?)__(?P<size>[a-z]+)__(?P<script>[a-z_-]+)"
     r"__(?P<iterations>\d+)it__seed(?P<seed>\d+)"
 )
 
@@ -156,6 +156,9 @@ def processes_in(project):
         (["full", "--repeats", "3"], 3 + 3 * 228),
         (["dqn"], 24),
         (["doors"], 140),
+        (["agents"], 3 * (7 * 4 + 6)),
+        (["agents", "--repeats", "1", "--agents", "2,64,2", "--iterations", "9"], 2 * 4 + 6),
+        (["--scripts", "linen_vmap,ppo_nnx_vmap.py,torch_vmap"], 3),
         (["--scripts", "dqn_linen,dqn_torch.py,linen_gymnasium"], 3),
         (["minatar"], 10 + 15 + 4),
         (["minatar", "--repeats", "2"], 4 + 4 + 3),
@@ -265,6 +268,42 @@ def test_the_preset_doors(project):
     assert cells[:14] != cells[14:] and sorted(cells[:14]) == sorted(cells[14:])
 
 
+def test_the_preset_agents(project):
+    """Its commands have what the programs take; no two repeats have an agent of the same seed."""
+    one, many = (importlib.import_module(x).Args for x in ("ppo_linen", "ppo_linen_vmap"))
+    flags = ("agents", "--repeats", "3", "--agents", "1,1000")
+    lines = bench(project, *flags, "--list").stdout.splitlines()
+    runs, seeds, order = Counter(), {}, {}
+    for line in lines:
+        _, *words = shlex.split(line)
+        cell = cell_of(words[-1])
+        way, script = cell["study"] or "", f"ppo_{cell['script']}.py"
+        if way == "side_by_side__":
+            assert words[:3] == ["-m", "analysis.side_by_side", script]
+        elif cell["script"] == "one_scan":
+            assert words[:2] == ["-m", "analysis.one_scan"]
+        else:
+            assert words[0] == script
+        first = next(i for i, x in enumerate(words) if x.startswith("--"))
+        args = tyro.cli(many if way.startswith("agents") else one, args=words[first:])
+        assert args.env_id == "CartPole-v1" and args.num_iterations == 100
+        assert args.hidden_sizes == (64, 64) and args.seed == int(cell["seed"])
+        count = args.num_agents if way.startswith("agents") else 1
+        assert way in ("", "side_by_side__", f"agents-{count}__")
+        repeat = (args.seed - 1) // 1000
+        seeds.setdefault(repeat, set()).update(range(args.seed, args.seed + count))
+        order.setdefault(repeat, []).append((way, cell["script"]))
+        runs[way, cell["script"]] += 1
+    assert set(runs.values()) == {3} and len(runs) == 2 * 4 + 6
+    single = {("", x) for x in ("linen", "nnx", "torch_compile")}
+    assert single | {("side_by_side__", x) for _, x in single} < set(runs)
+    assert len(set.union(*seeds.values())) == sum(map(len, seeds.values())) == 3000
+    assert list(order) == [0, 1, 2]  # repeats are outer, and each has an order of its own
+    assert order[0] != order[1] and sorted(order[0]) == sorted(order[1])
+    tracked = bench(project, *flags, "--track", "--list").stdout.splitlines()
+    assert [("--track" in x) != ("side_by_side" in x) for x in tracked] == [True] * len(lines)
+
+
 def test_blocks_are_whole_and_shuffled_by_the_seed(project):
     order = list_names(project, "sync", "--repeats", "2")
     assert order == list_names(project, "sync", "--repeats", "2", "--seed", "1")
@@ -323,6 +362,12 @@ def test_a_listed_line_can_be_pasted(project):
         (["minatar", "--frames", "1000"], "multiples of 5000, as 500000,5000000; not '1000'"),
         (["minatar", "--frames", ""], "--frames"),
         (["minatar", "--iterations", "9"], "--frames"),
+        (["--agents", "1,2"], "--agents is for the preset agents"),
+        (["agents", "--agents", "0"], "whole numbers from 1 to 1000, as 1,2,4; not '0'"),
+        (["agents", "--agents", "1,2 1001"], "not '1001'"),
+        (["agents", "--agents", ""], "--agents"),
+        (["agents", "--agents", "2;ls"], "not '2;ls'"),
+        (["agents", "--sizes", "small"], "--sizes"),
         (["--scripts", "dqn_linen", "--sync"], "--sync is for PPO, not for dqn_linen"),
         (["--scripts", "linen_gymnasium", "--envs", "Asterix-MinAtar"], "not in Asterix-MinAtar"),
         (["--gpus", "0;1"], "--gpus"),

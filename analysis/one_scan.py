@@ -1,0 +1,85 @@
+"""Many agents in the shape of PureJaxRL: the whole training is one compiled program.
+
+    python -m analysis.one_scan --env-id CartPole-v1 --num-agents 8
+
+It has ppo_linen_vmap.py's flags, functions and folders. They differ in who goes round the loop:
+there Python calls the compiled rollout and update for each iteration; here jax.lax.scan goes over
+all iterations, from the first weights on, under one jax.vmap over the agents and one jax.jit. So
+the program is called once, and returns the metrics of all iterations at the end.
+
+What that gives up: until the end nothing can be seen, logged or saved, and where it is stopped or
+killed nothing is left. The times of single iterations cannot be known: metrics.jsonl has their
+mean, to which the first adds the seconds of compiling. All metrics are kept on the device until
+the end, and another number of iterations is another program, compiled anew.
+"""
+
+import signal
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from ppo_linen_vmap import Args, RunLogs, VecEnv, fail, make_agent, rollout, update
+
+
+def whole_training(seed: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, jax.Array]:
+    """Train one agent; return train_state, obs, env_state and metrics (num_iterations, 13)."""
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(seed), 3)
+    train_state, (obs, env_state) = make_agent(args, env, agent_key), env.reset(env_key)
+
+    def one_iteration(carry, iteration):
+        train_state, obs, env_state = carry
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration), 2)
+        obs, env_state, storage = rollout(train_state, obs, env_state, rollout_key, env, args)
+        train_state, metrics = update(train_state, storage, update_key, args)
+        return (train_state, obs, env_state), metrics
+
+    start = train_state, obs, env_state
+    end, metrics = jax.lax.scan(one_iteration, start, jnp.arange(args.num_iterations))
+    return *end, metrics
+
+
+def train(args: Args) -> dict[str, Any]:
+    """Train the agents; return what run.json holds."""
+    device = jax.devices()[0]
+    log = RunLogs(args, "linen", "jit", device.device_kind)
+    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
+    env = VecEnv(args.env_id, args.num_envs)
+    seeds = np.uint32(args.seed) + np.arange(args.num_agents, dtype=np.uint32)
+    start = time.perf_counter()
+    training = jax.jit(jax.vmap(partial(whole_training, env=env, args=args)))
+    program = training.lower(seeds).compile()
+    compiled = time.perf_counter()
+    train_state, obs, env_state, metrics = jax.block_until_ready(program(seeds))  # sync
+    end = time.perf_counter()
+
+    rows = np.asarray(metrics).swapaxes(0, 1).tolist()  # (num_iterations, num_agents, 13)
+    log.begin(train_state=train_state, obs=obs, env_state=env_state)
+    marks = np.linspace(compiled, end, args.num_iterations + 1).tolist()
+    marks[0] = start  # the first iteration has the compiling, as those of the scripts do
+    for iteration, values in enumerate(rows):
+        log.write(iteration, (marks[iteration], None, marks[iteration + 1]), values)
+    log.save(args.num_iterations - 1, train_state=train_state, obs=obs, env_state=env_state)
+    for one in (*log.agents, log):  # checkpoints are as ppo_linen_vmap.py's, durations are not
+        one.info |= {"script": "one_scan", "compile_seconds": compiled - start}
+    return log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+def main(args: Args) -> None:
+    usual = Args(run_name="usual")
+    for name in ("jit", "sync_for_timing", "save_every", "resume"):
+        if getattr(args, name) != getattr(usual, name):
+            fail(f"--{name.replace('_', '-')}: one compiled program has no such thing")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to wait for
+    try:
+        train(args)
+    except OSError as error:
+        fail(f"{args.runs_dir}: {error}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, prog="python -m analysis.one_scan"))

@@ -1,0 +1,143 @@
+"""Train by one script in as many processes at once as there are cores, each with its own seed.
+
+    python -m analysis.side_by_side ppo_linen.py --seed 1 --runs-dir runs --run-name pair
+
+Flags are the script's. With two cores that is seeds 1 and 2, in runs/pair/pair-seed1 and -seed2.
+The folder runs/pair gets side_by_side.json as they start, by which the analysis knows that their
+durations are not those of a process alone; and at the end, if all of them are complete, run.json:
+processes, seconds (from the start of the first to the end of the last) and peak_host_bytes (the sum
+of theirs). A signal that ends this process kills them, and all that they started; SIGKILL, which
+nobody can catch, kills them alone.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+PR_SET_PDEATHSIG = 1
+
+
+def usable_cores() -> int:
+    """How many physical cores this process, and those that it starts, may run on."""
+    if not hasattr(os, "sched_getaffinity"):  # not on macOS, where nothing keeps it from any
+        return psutil.cpu_count(logical=False) or 1
+    cpus = os.sched_getaffinity(0)
+    try:
+        parts = ("physical_package_id", "core_id")
+        return len({tuple(Path(TOPOLOGY.format(x, y)).read_text() for y in parts) for x in cpus})
+    except OSError:  # a container may hide it
+        return min(len(cpus), psutil.cpu_count(logical=False) or len(cpus))
+
+
+def die_with(parent: int) -> None:
+    """In a new process: let the kernel kill it when its parent dies, be it by SIGKILL."""
+    with suppress(AttributeError, OSError):  # Linux alone has this
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it is dead already
+        os._exit(1)
+
+
+def fail(reason: str, status: int = 2) -> NoReturn:
+    print(f"analysis.side_by_side: {reason}", file=sys.stderr)
+    sys.exit(status)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file in one piece: it is there as a whole, or not at all."""
+    partial = path.with_suffix(".partial")
+    with open(partial, "w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def train(script: str, flags: list[str], seed: int, folder: Path, processes: int) -> None:
+    """Run the script in so many processes at once; end this one where any of them fails."""
+    children: dict[str, subprocess.Popen] = {}
+
+    def stop(number: int, _: Any) -> None:
+        for child in children.values():
+            with suppress(ProcessLookupError):  # it leads a group, which may outlive it
+                os.killpg(child.pid, signal.SIGKILL)
+        os._exit(128 + number)  # at once: what it interrupts may be waiting for one of them
+
+    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    for number in ends:
+        signal.signal(number, stop)
+    # JAX would take most of a GPU's memory for the first process.
+    environ, parent = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ, os.getpid()
+    start = time.perf_counter()
+
+    def begin() -> None:  # in the new process
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+        die_with(parent)
+
+    for own_seed in range(seed, seed + processes):
+        name = f"{folder.name}-seed{own_seed}"
+        words = [sys.executable, script, *flags, "--seed", str(own_seed)]
+        words += ["--runs-dir", str(folder), "--run-name", name]
+        # A signal waits until the process is on the list of those that it kills.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        children[name] = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=begin,
+        )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+    codes = {name: child.wait() for name, child in children.items()}
+    seconds = time.perf_counter() - start
+    failed = [f"{name} ended with status {code}" for name, code in codes.items() if code]
+    if failed:
+        fail(f"{' and '.join(failed)}: {shlex.join([script, *flags])}", 1)
+    memory = 0
+    for name in children:
+        memory += json.loads((folder / name / "run.json").read_text())["peak_host_bytes"]
+    own = {"status": "completed", "processes": processes, "seconds": seconds}
+    write_json(folder / "run.json", own | {"peak_host_bytes": memory})
+
+
+def main() -> None:
+    name, lines = "python -m analysis.side_by_side", (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog=name, description=lines[0], allow_abbrev=False)
+    parser.add_argument("script", help="such as ppo_linen.py; its flags follow")
+    parser.add_argument("--seed", type=int, default=1, help="of the first process")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    parser.add_argument("--run-name", help="folder in it; default side_by_side__SCRIPT__SEED__TIME")
+    args, flags = parser.parse_known_args()
+    if Path(args.script).suffix != ".py" or not Path(args.script).is_file():
+        fail(f"the first word must be a script, such as ppo_linen.py, not {args.script}")
+    if Path(args.script).stem.endswith("_vmap"):
+        fail(f"{args.script} trains several agents already")
+    for flag in ("--resume", "--track"):
+        if any(x.partition("=")[0] == flag for x in flags):
+            fail(f"{flag} is for a process alone")
+    stem = Path(args.script).stem
+    own = args.run_name or f"side_by_side__{stem}__{args.seed}__{time.time():.0f}"
+    folder, processes = args.runs_dir / own, usable_cores()
+    try:
+        folder.mkdir(parents=True)
+        write_json(folder / "side_by_side.json", {"processes": processes})
+        train(args.script, flags, args.seed, folder, processes)
+    except OSError as error:
+        fail(f"{folder}: {error.strerror}")
+    except (ValueError, KeyError, TypeError) as error:
+        fail(f"{folder} has a run.json that says no memory: {error!r}", 1)
+
+
+if __name__ == "__main__":
+    main()
