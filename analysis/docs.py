@@ -10,13 +10,14 @@ A block begins with a comment such as <!-- answer of results/cpu in CartPole-v1 
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
 from analysis import (
+    agents,
     doors,
     learning,
     readings,
@@ -40,6 +41,7 @@ FILES = (
     "docs/dqn.md",
     "docs/minatar.md",
     "docs/doors.md",
+    "docs/agents.md",
     "docs/tuning.md",
     "analysis/README.md",
 )
@@ -74,6 +76,12 @@ DOORS = {
     "doors_seconds": doors.seconds_table,
     "doors_contrasts": doors.contrasts_table,
 }
+AGENTS = {
+    "agents": agents.seconds_table,
+    "agents_ratios": agents.ratio_table,
+    "agents_rates": agents.rate_table,
+    "agents_memory": agents.memory_table,
+}
 TUNING = {
     "verdicts": tuned.verdict_table,
     "settings": tuned.settings_table,
@@ -105,6 +113,10 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return render.markdown_table(table)
     if name in DOORS:
         return render.markdown_table(DOORS[name](pd.read_csv(ROOT / source)).cells)
+    if name in AGENTS:
+        return render.markdown_table(AGENTS[name](agents.study(load(ROOT / source))).cells)
+    if name == "agents_sentences":
+        return listed(agents.sentences(agents.study(load(ROOT / source))))
     if name in TUNING:
         return render.markdown_table(TUNING[name](ROOT / source))
     if name == "vectorization":
@@ -117,9 +129,12 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     if name in TABLES:
         return render.markdown_table(TABLES[name](bench, known).cells)
     if name in SENTENCES:
-        lines = SENTENCES[name](bench, known)
-        return "\n".join(f"- {render.markdown_value(x)}" for x in lines)
+        return listed(SENTENCES[name](bench, known))
     raise SourceError(f"no block is called {name}")
+
+
+def listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {render.markdown_value(x)}" for x in lines)
 
 
 def renewed(text: str) -> str:

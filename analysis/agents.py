@@ -1,0 +1,465 @@
+"""What N agents cost: one program for all of them, or a process for each.
+
+    python -m analysis.agents results/agents results/agents/agents.csv
+
+The source is a folder of runs by `./benchmark.sh agents`, or a study of them. It prints what can be
+said, writes a table of all numbers, and draws a figure beside it. There are four ways to train N:
+
+    vmap               one program, whose arrays have an axis of agents
+    one scan           the same in Linen, and all iterations in one call (analysis.one_scan)
+    side by side       a process for each, as many at once as there are cores, P: measured with P
+                       processes, which is taken ceil(N / P) times
+    one after another  a process for each: measured with one process, which is taken N times
+
+Seconds are those of processes from start to end; of several at once, those of the longest. Steps
+per second are of all agents together, once nothing compiles any more; memory is the most of the
+host's that is in use at a time. Ratios pair within a repeat.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import figures, learning, readings, stats
+from analysis.bench import as_object, timed
+from analysis.render import Table
+from analysis.runs import Data, load
+from analysis.schema import SourceError
+
+FRAMEWORKS = {  # framework -> its name, program of many agents, script of one
+    "linen": ("Flax Linen", "ppo_linen_vmap", "ppo_linen"),
+    "nnx": ("Flax NNX", "ppo_nnx_vmap", "ppo_nnx"),
+    "torch": ("PyTorch", "ppo_torch_vmap", "ppo_torch_compile"),
+}
+VMAP, SCAN, BESIDE, AFTER = WAYS = "vmap", "one scan", "side by side", "one after another"
+LOOKS = {  # way -> line, marker
+    VMAP: ("-", "o"),
+    SCAN: ((0, (5, 1.6)), "^"),
+    BESIDE: ((0, (1.2, 1.2)), "s"),
+    AFTER: ((0, (5, 1.5, 1, 1.5)), "D"),
+}
+PROCESSES = re.compile(r"(\w+), ([1-9]\d{0,3}) side by side")
+CELL = ["platform", "env_id", "size", "sync", "num_iterations", "common"]
+VALUES = ("seconds", "rate", "bytes")  # seconds to the end, steps per second, of memory
+KEYS = ["framework", "way", "agents"]
+
+
+class Study(NamedTuple):
+    """What was found in the runs."""
+
+    runs: pd.DataFrame  # with the columns way, of (a mode's framework) and processes
+    costs: pd.DataFrame  # a row per way, N and repeat; columns of KEYS, repeat, measured and VALUES
+    summary: pd.DataFrame  # a row per way and N, over repeats
+    notes: list[str]  # what was left out, in sentences
+
+
+# === What was measured ==========================================================================
+def way_of(mode: str) -> tuple[str, str, float]:
+    """The way, framework and number of processes at once of a mode; ("", "", NaN) of another."""
+    scripts = {"one_scan": (SCAN, "linen", 1.0)}
+    for framework, (_, many, one) in FRAMEWORKS.items():
+        scripts |= {many: (VMAP, framework, 1.0), one: (AFTER, framework, 1.0)}
+    if match := PROCESSES.fullmatch(mode):
+        way, framework, _ = scripts.get(match[1], ("", "", 1.0))
+        return (BESIDE, framework, float(match[2])) if way == AFTER else ("", "", math.nan)
+    return scripts.get(mode, ("", "", math.nan))
+
+
+def of_study(data: Data) -> tuple[pd.DataFrame, list[str]]:
+    """Return the runs of the study's largest cell, and in sentences what else there was."""
+    ways = [way_of(mode) for mode in data.runs["mode"]]
+    columns = dict(zip(("way", "of", "processes"), zip(*ways, strict=True), strict=True))
+    runs = data.runs.assign(**columns, common=data.runs["settings"].map(without_agents))
+    runs = runs[runs["way"] != ""]
+    if not (runs["way"] == VMAP).any():
+        raise SourceError("no run is of a program of many agents, such as ppo_linen_vmap")
+    cells = [cell for _, cell in runs.groupby(CELL, sort=False, dropna=False)]
+    cells.sort(key=lambda x: ((x["way"] == VMAP).any(), len(x)), reverse=True)
+    rest = len(runs) - len(cells[0])
+    others = f"{readings.counted([rest], 'run')} of other machines, settings or lengths left out."
+    return cells[0], [others] if rest else []
+
+
+def without_agents(settings: str) -> str:
+    return json.dumps({x: y for x, y in as_object(settings).items() if x != "num_agents"})
+
+
+def programs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return a row per program, or per group side by side; and which groups are not whole.
+
+    Its repeat is the seed of its first agent.
+    """
+    rows, notes = [], []
+    shown = timed(runs).dropna(subset=["process"])
+    shown = shown[shown["num_agents"].notna() | ~shown["way"].isin((VMAP, SCAN))]
+    shown = shown.assign(first=shown["seed"].fillna(shown["repeat"]))
+    # Of one folder are the processes of a group; a program has one row with durations.
+    group = shown["run"].where(shown["way"] != BESIDE, "in " + shown["run"].str.rpartition("/")[0])
+    group = group.where(shown["way"] == BESIDE, "run " + shown["run"])
+    for _, part in shown.groupby([group, "way", "of", "processes"], sort=False):
+        one = part.iloc[0]
+        if len(part) != one["processes"]:
+            name = str(one["run"]).rpartition("/")[0]
+            notes.append(f"{name} has {len(part)} of {one['processes']:.0f} runs: left out.")
+            continue
+        agents = len(part) if one["way"] in (BESIDE, AFTER) else one["num_agents"]
+        row = {"framework": one["of"], "way": one["way"], "agents": agents}
+        row |= {"repeat": part["first"].min(), "seconds": part["process"].max()}
+        each = len(part) if one["way"] in (BESIDE, AFTER) else agents
+        row["rate"] = (part["batch_size"] / part["steady"]).mean() * each
+        row["bytes"] = part["peak_host_bytes"].sum(skipna=False)
+        rows.append(row)
+    return pd.DataFrame(rows), notes
+
+
+def costs(found: pd.DataFrame) -> pd.DataFrame:
+    """Return what N agents cost in every way, for each N that a program of many was run with."""
+    counts = sorted(set(found.loc[found["way"].isin((VMAP, SCAN)), "agents"]))
+    rows = found[found["way"].isin((VMAP, SCAN))].assign(measured=True).to_dict("records")
+    alone = found[found["way"] == AFTER].groupby(["framework", "repeat"])[[*VALUES]].mean()
+    for one in alone.reset_index().to_dict("records"):
+        for count in counts:
+            own = one | {"way": AFTER, "agents": count, "measured": count == 1}
+            own["seconds"] = count * one["seconds"]
+            rows.append(own)
+            if count == 1:  # one process beside no other
+                rows.append(own | {"way": BESIDE})
+    for group in found[found["way"] == BESIDE].to_dict("records"):
+        most = group["agents"]
+        for count in counts:
+            if most > 1 and count > 1:
+                share = min(count, most) / most  # of fewer than P, seconds are an upper bound
+                own = {"agents": count, "seconds": math.ceil(count / most) * group["seconds"]}
+                own |= {"rate": share * group["rate"], "bytes": share * group["bytes"]}
+                rows.append(group | own | {"measured": count == most})
+    table = pd.DataFrame(rows)
+    with_others = set(found.loc[(found["way"] == BESIDE) & (found["agents"] > 1), "framework"])
+    table = table[(table["way"] != BESIDE) | table["framework"].isin(with_others)]
+    place = {name: i for i, name in enumerate((*FRAMEWORKS, *WAYS))}
+    keys = [table["framework"].map(place), table["way"].map(place), table["agents"]]
+    order = np.lexsort([table["repeat"], *keys[::-1]])
+    return table.iloc[order].reset_index(drop=True)
+
+
+# === Over repeats ===============================================================================
+def mean(values: pd.Series) -> stats.Interval:
+    """The geometric mean over repeats, and Student's interval."""
+    known = values[(values > 0) & np.isfinite(values)].to_numpy(float)
+    return stats.geometric_mean(known) if len(known) else stats.Interval(*[math.nan] * 3)
+
+
+def against(table: pd.DataFrame, value: str, key: tuple, other: tuple) -> stats.Interval:
+    """How many times the value of another it is, by repeats that both have; keys are of KEYS."""
+    sides = [
+        table[(table[KEYS] == list(x)).all(axis=1)].groupby("repeat")[value].mean()
+        for x in (key, other)
+    ]
+    return mean((sides[0] / sides[1]).dropna())
+
+
+def summarise(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per framework, way and N: means of VALUES, and ratios, each with its interval.
+
+    after and beside are the seconds over those of one after another and side by side; of one scan,
+    vmap is the seconds over vmap's, and vmap_iteration those of a steady iteration; growth is the
+    steps per second over those of one agent.
+    """
+    rows = []
+    for _, group in table.groupby(KEYS, sort=False):
+        key = framework, way, agents = tuple(group.iloc[0][KEYS])
+        row = dict(zip(KEYS, key, strict=True))
+        row |= {"repeats": group["repeat"].nunique(), "measured": bool(group["measured"].all())}
+        parts = {name: mean(group[name]) for name in VALUES}
+        parts["after"] = against(table, "seconds", key, (framework, AFTER, agents))
+        parts["beside"] = against(table, "seconds", key, (framework, BESIDE, agents))
+        parts["vmap"] = against(table, "seconds", key, (framework, VMAP, agents))
+        slower = against(table, "rate", (framework, VMAP, agents), key)
+        parts["vmap_iteration"] = slower  # of as many steps: fewer a second are more seconds
+        parts["growth"] = against(table, "rate", key, (framework, way, 1))
+        for name, three in parts.items():
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(float, three), strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def study(data: Data) -> Study:
+    """Return what N agents cost, by runs; raise SourceError if none is of a program of many."""
+    if data.runs.empty:
+        raise SourceError("there are no runs")
+    runs, others = of_study(data)
+    found, broken = programs(runs)
+    if found.empty or not found["way"].isin((VMAP, SCAN)).any():
+        raise SourceError("no program of many agents has durations")
+    table = costs(found)
+    return Study(runs, table, summarise(table), others + broken)
+
+
+# === Tables =====================================================================================
+def wide(own: Study, name: str, caption: str, form: Callable, ways: Sequence[str] = WAYS) -> Table:
+    """A row per framework and way, and a column per N."""
+    cells = []
+    for _, part in own.summary.groupby(["framework", "way"], sort=False):
+        framework, way = part.iloc[0][["framework", "way"]]
+        row = {"framework": FRAMEWORKS[framework][0], "way": way}
+        row |= {f"{x:,.0f}": "-" for x in sorted(set(own.summary["agents"]))}
+        for one in part.to_dict("records"):
+            row[f"{one['agents']:,.0f}"] = form(one)
+        if way in ways:
+            cells.append(row)
+    return Table(name, caption, own.summary, pd.DataFrame(cells))
+
+
+def three(row: dict[Any, Any], name: str, scale: float = 1.0) -> tuple[float, float, float]:
+    low, high = (row[f"{name}_{x}"] * scale for x in ("low", "high"))
+    return row[name] * scale, low, high
+
+
+def seconds_table(own: Study) -> Table:
+    """Seconds to train N agents to the end."""
+
+    def form(row: dict[Any, Any]) -> str:
+        return readings.interval(*three(row, "seconds"))
+
+    return wide(own, "agents", "Seconds to train N agents to the end", form)
+
+
+def ratio_table(own: Study) -> Table:
+    """Seconds over those of one process after another."""
+
+    def form(row: dict[Any, Any]) -> str:
+        same = row["way"] == BESIDE and row["agents"] == 1
+        return "-" if same else readings.interval(*three(row, "after"))
+
+    caption = "Times as long as one process after another"
+    return wide(own, "agents_ratios", caption, form, WAYS[:-1])
+
+
+def rate_table(own: Study) -> Table:
+    """Thousands of environment steps per second, of all agents together."""
+
+    def form(row: dict[Any, Any]) -> str:
+        return readings.interval(*three(row, "rate", 1e-3))
+
+    caption = "Thousands of steps per second, all agents together, in steady state"
+    return wide(own, "agents_rates", caption, form)
+
+
+def memory_table(own: Study) -> Table:
+    """Megabytes of the host's memory."""
+
+    def form(row: dict[Any, Any]) -> str:
+        return readings.number(row["bytes"] / 1e6)
+
+    return wide(own, "agents_memory", "Most memory of the host in use at a time (MB)", form)
+
+
+# === Sentences ==================================================================================
+def numbers(counts: Sequence[float]) -> str:
+    return readings.join([f"{x:,.0f}" for x in counts])
+
+
+def of_n(count: float) -> str:
+    return readings.counted([count], "agent")
+
+
+def verdict(rows: pd.DataFrame, name: str, what: str, other: str) -> str:
+    """Say from which N on what is done before the other, and where it is not, as intervals show."""
+    rows = rows.dropna(subset=[name])
+    if rows.empty:
+        return ""
+    rows = rows[rows[f"{name}_low"].notna()]
+    if rows.empty:
+        return f"{what} against {other}: one repeat has no interval, so nothing can be claimed."
+    ratio = {row["agents"]: readings.interval(*three(row, name)) for row in rows.to_dict("records")}
+    wins = list(rows.loc[rows[f"{name}_high"] < 1, "agents"])
+    loses = list(rows.loc[rows[f"{name}_low"] > 1, "agents"])
+    open_ = [x for x in ratio if x not in (*wins, *loses)]
+    counts, parts = sorted(ratio), []
+    on = [x for i, x in enumerate(counts) if set(counts[i:]) <= set(wins)]
+    if on and len(on) > 1:
+        some = [f"{ratio[x]} of its time at {x:,.0f}" for x in (on[0], on[-1])]
+        parts.append(f"is done sooner than {other} from {of_n(on[0])} on ({readings.join(some)})")
+    more = [x for x in wins if x not in on or len(on) == 1]
+    if more:
+        each = [f"{x:,.0f} ({ratio[x]} of its time)" for x in more]
+        parts.append(f"is done sooner than {other} with N = {readings.join(each)}")
+    if loses:
+        each = [f"{x:,.0f} ({ratio[x]} times as long)" for x in loses]
+        parts.append(f"takes longer than {other} with N = {readings.join(each)}")
+    if open_:
+        each = [f"{x:,.0f} ({ratio[x]})" for x in open_]
+        parts.append(f"cannot be told from {other} with N = {readings.join(each)}")
+    return f"{what} {'; it '.join(parts)}."
+
+
+def growth(rows: pd.DataFrame, name: str) -> str:
+    """Say how steps per second change with N."""
+    rows = rows.dropna(subset=["growth", "rate"]).sort_values("agents")
+    if len(rows) < 2 or rows["agents"].iloc[0] != 1:
+        return ""
+    first, last = rows.iloc[0], rows.iloc[-1]
+    best = rows.loc[rows["rate"].idxmax()]
+    found = readings.interval(*three(last.to_dict(), "growth"))
+    words = f"{name}: {of_n(last['agents'])} in one program take {found} times as many steps per"
+    words += f" second as one ({readings.number(last['rate'])} against"
+    words += f" {readings.number(first['rate'])})"
+    if best["agents"] != last["agents"]:
+        words += f"; most with {best['agents']:,.0f} ({readings.number(best['rate'])})"
+    if np.isnan(last["growth_low"]):
+        words += "; without repeats, this is no claim"
+    return words + "."
+
+
+def scan_sentences(summary: pd.DataFrame) -> list[str]:
+    """Say what one scan changes, against a call for each rollout and update."""
+    rows = summary[summary["way"] == SCAN]
+    whole = verdict(rows, "vmap", "Linen's whole training in one scan", "vmap")
+    steady = verdict(
+        rows, "vmap_iteration", "In steady state, an iteration in one scan", "one in vmap"
+    )
+    return [x for x in (whole, steady) if x]
+
+
+def memory_sentence(rows: pd.DataFrame, name: str) -> str:
+    """Say how much memory the first and the last N take in one program, and in processes."""
+    own = rows[rows["way"] == VMAP].dropna(subset=["bytes"]).sort_values("agents")
+    alone = rows[(rows["way"] == AFTER)].dropna(subset=["bytes"])
+    if own.empty or alone.empty:
+        return ""
+    ends = own.iloc[[0, -1]].drop_duplicates("agents")
+    parts = [f"{x['bytes'] / 1e6:,.0f} MB with {x['agents']:,.0f}" for _, x in ends.iterrows()]
+    words = f"{name}: one program takes up to {readings.join(parts)}, a process of one agent"
+    words += f" {alone['bytes'].iloc[0] / 1e6:,.0f} MB"
+    beside = rows[rows["way"] == BESIDE].sort_values("agents")
+    if len(beside) and beside["agents"].iloc[-1] > 1:
+        words += f", those side by side together {beside['bytes'].iloc[-1] / 1e6:,.0f} MB"
+    return words + "."
+
+
+def learned(own: Study, framework: str) -> str:
+    """Say whether the agents of programs of many learn what those of the script of one do.
+
+    Each seed counts once; of the programs, those with the most agents.
+    """
+    name, many, _ = FRAMEWORKS[framework]
+    runs = own.runs[own.runs["of"] == framework].dropna(subset=["final_return"])
+    single = runs[runs["way"].isin((AFTER, BESIDE))].drop_duplicates("seed")
+    agents = runs[runs["way"] == VMAP]
+    agents = agents[agents["num_agents"] == agents["num_agents"].max()].drop_duplicates("seed")
+    if single.empty or agents.empty:
+        return ""
+    env_id = str(runs["env_id"].iloc[0])
+    known = learning.load_environments().get(env_id)
+    values = [x["final_return"].to_numpy(float) for x in (single, agents)]
+    test = stats.equivalence(*values, known.margin if known else math.nan)
+    each = [readings.number(float(x.mean())) for x in values]
+    words = f"{name}: the final returns of {of_n(len(agents))} of {many} have the mean {each[1]},"
+    words += f" those of {len(single):,} {'process' if len(single) == 1 else 'processes'}"
+    words += f" {each[0]}: "
+    if known is None:
+        return f"{words}no margin is fixed for {env_id}, so there is no test of equivalence."
+    if test.verdict == "too few runs":
+        return words + "too few for a test of equivalence."
+    ends = f"{readings.number(test.low)} to {readings.number(test.high)}"
+    return words + f"{test.verdict} (difference {ends} at 90%, margin {known.margin:g})."
+
+
+def sentences(own: Study) -> list[str]:
+    """Return what the study says, in sentences that follow from its numbers."""
+    found = []
+    for framework, (name, *_) in FRAMEWORKS.items():
+        rows = own.summary[own.summary["framework"] == framework]
+        vmap = rows[rows["way"] == VMAP]
+        found.append(verdict(vmap, "after", f"{name}: vmap", "one process after another"))
+        several = vmap[vmap["agents"] > 1]
+        found.append(verdict(several, "beside", f"{name}: vmap", "processes side by side"))
+        found.append(growth(vmap, name))
+    found += scan_sentences(own.summary)
+    for framework, (name, *_) in FRAMEWORKS.items():
+        rows = own.summary[own.summary["framework"] == framework]
+        found += [memory_sentence(rows, name), learned(own, framework)]
+    return [x for x in found if x] + own.notes
+
+
+# === Figure =====================================================================================
+def draw_lines(axes: Any, rows: pd.DataFrame, value: str, scale: float, hue: str) -> None:
+    """Draw a framework's ways against N; markers are where it was measured, lines everywhere."""
+    for way, (line, marker) in LOOKS.items():
+        part = rows[rows["way"] == way].sort_values("agents")
+        low, high = (part[f"{value}_{x}"] * scale for x in ("low", "high"))
+        axes.fill_between(part["agents"], low, high, color=hue, alpha=0.15, lw=0)
+        colour = figures.mix(hue, "black", 0.45) if way == SCAN else hue
+        axes.plot(part["agents"], part[value] * scale, color=colour, ls=line)
+        dots = part[part["measured"]]
+        style = {"color": colour, "marker": marker, "ls": "", "mec": "white"}
+        axes.plot(dots["agents"], dots[value] * scale, **style)
+
+
+@figures.styled
+def draw(own: Study) -> Figure:
+    """Plot seconds against the number of agents, a panel per framework, and memory in another."""
+    summary = own.summary
+    frameworks = [x for x in FRAMEWORKS if x in set(summary["framework"])]
+    titles = [f"{FRAMEWORKS[x][0]}: seconds to the end" for x in frameworks]
+    figure, panels = figures.make_panels([*titles, "Memory of the host (MB)"], 2, 3.4, sharey=False)
+    counts = sorted(set(summary["agents"]))
+    ends = summary[["seconds", "seconds_low", "seconds_high"]]
+    for axes, framework in zip(panels, frameworks, strict=False):
+        hue = figures.FAMILIES[framework][0]
+        draw_lines(axes, summary[summary["framework"] == framework], "seconds", 1, hue)
+        figures.set_log(axes, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, 8)
+        axes.set_ylabel("seconds")
+    for framework in frameworks:
+        rows, hue = summary[summary["framework"] == framework], figures.FAMILIES[framework][0]
+        draw_lines(panels[-1], rows, "bytes", 1e-6, hue)
+    memory = summary["bytes"].dropna() / 1e6
+    if len(memory):
+        figures.set_log(panels[-1], "y", memory.min() / 1.3, memory.max() * 1.3, 8)
+    panels[-1].set_ylabel("MB")
+    for axes in panels:
+        figures.set_log(axes, "x", counts[0] / 1.3, counts[-1] * 1.3, 10)
+        axes.set_xticks(counts)
+        axes.set_xlabel("agents")
+    entries: list[tuple[Any, str]] = [
+        (Line2D([], [], color=figures.DARK, ls=line, marker=marker, mec="white"), way)
+        for way, (line, marker) in LOOKS.items()
+        if way in set(summary["way"])
+    ]
+    entries += [
+        (Line2D([], [], color=figures.FAMILIES[x][0], lw=4), FRAMEWORKS[x][0]) for x in frameworks
+    ]
+    figures.add_legend(figure, entries)
+    return figure
+
+
+def main() -> None:
+    name, lines = "python -m analysis.agents", (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog=name, description=lines[0])
+    parser.add_argument("source", help="folder of runs, or a study of them")
+    parser.add_argument("out", type=Path, help=".csv file to write; the figure goes beside it")
+    args = parser.parse_args()
+    if args.out.suffix != ".csv" or args.out.name == "runs.csv":
+        parser.error(f"the file must end in .csv, and not be runs.csv, not {args.out}")
+    try:
+        own = study(load(args.source))
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        own.summary.to_csv(args.out, index=False)
+        args.out.with_suffix(".png").write_bytes(figures.png(draw(own)))
+    except (SourceError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    print("\n".join(sentences(own)))
+
+
+if __name__ == "__main__":
+    main()
