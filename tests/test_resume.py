@@ -25,8 +25,11 @@ import pytest
 import torch
 from conftest import ROOT
 from frameworks import ALL_SCRIPTS, GYMNASIUM_SCRIPTS, JAX_SCRIPTS
+from sections import VMAP_SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_server import WandbServer
+
+from analysis.runs import load
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
@@ -131,7 +134,8 @@ GYMNASIUM += [(name, "vector") for name in GYMNASIUM_SCRIPTS]
 
 
 @pytest.mark.parametrize(
-    ("name", "vectorization"), [*((name, None) for name in ALL_SCRIPTS), *GYMNASIUM]
+    ("name", "vectorization"),
+    [*((name, None) for name in (*ALL_SCRIPTS, *VMAP_SCRIPTS)), *GYMNASIUM],
 )
 def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(
     name, vectorization, start, tmp_path
@@ -140,6 +144,7 @@ def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(
     if vectorization == "envpool":
         pytest.importorskip("envpool")
     flags = ["--vectorization", vectorization] if vectorization else []
+    flags += ["--num-agents", 2] if name in VMAP_SCRIPTS else []
     rng, iterations = random.Random(name), 600 if name in JAX_SCRIPTS else 250
     whole = metrics(train(name, "runs", "whole", *flags, iterations=iterations))
     folder = tmp_path / "runs" / "stopped"
@@ -167,6 +172,9 @@ def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(
     status, output, errors = end(process)
     assert (status, errors) == (0, "")
     assert metrics(folder) == whole
+    agents = sorted(Path("runs", "whole").glob("seed*"))
+    assert len(agents) == 2 * (name in VMAP_SCRIPTS)
+    assert all(metrics(folder / agent.name) == metrics(agent) for agent in agents)
     assert [row["iteration"] for row in whole] == list(range(iterations))
     info = json.loads((folder / "run.json").read_text())
     assert info["resumed"] == resumed
@@ -767,3 +775,26 @@ def test_wandb_offline_leaves_folders_of_one_run(start, server, tmp_path, monkey
         assert end(start(sys.executable, "-m", "wandb", "sync", path))[0] == 0
     (run,) = server.runs.values()
     check_run(run, folder, [done])
+
+
+def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(
+    start, server, tmp_path, monkeypatch
+):
+    """All go on under the ids that they had."""
+    monkeypatch.setenv("WANDB_MODE", "online")
+    folder, flags = tmp_path / "runs/many", ("--num-agents", 2, "--track", "--save-every", 10)
+    process = start(*command("ppo_linen_vmap", "many", 200, *flags))
+    wait_for_lines(process, folder, 30)
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 128 + signal.SIGTERM
+    done = checkpoint_info(folder)["iteration"]
+    assert end(start(sys.executable, ROOT / "ppo_linen_vmap.py", "--resume", folder))[0] == 0
+    (program, *_) = server.runs
+    folders = {program: folder} | {f"{program}-{x}": folder / f"seed{x}" for x in (1, 2)}
+    assert server.runs.keys() == folders.keys()
+    for run_id, path in folders.items():
+        check_run(server.runs[run_id], path, [done])
+    names = {server.runs[run_id]["name"] for run_id in folders}
+    assert names == {"many", "many-seed1", "many-seed2"}
+    data = load("wandb:team/project")
+    assert data.runs["agent"].tolist() == [0, 1] and not data.left_out
