@@ -454,6 +454,7 @@ class Compilations:
         ("ppo_linen", "--env-id Breakout-MinAtar"),  # booleans and integers
         ("ppo_nnx", "--env-id MountainCar-v0"),  # whose state is weakly typed when it is reset
         ("ppo_nnx_cached", "--no-anneal-lr"),
+        ("ppo_equinox", "--env-id Breakout-MinAtar"),
         ("ppo_torch", "--env-id MountainCar-v0 --no-anneal-lr"),
         ("ppo_torch", "--env-id Breakout-MinAtar"),
         ("ppo_torch_compile", "--env-id Breakout-MinAtar"),
