@@ -18,7 +18,7 @@ JAX_SCRIPTS = SCRIPTS[2:]
 TORCH_SCRIPTS = SCRIPTS[:2]
 NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap")
 GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
-VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap")
+VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Run log", "Training"]
@@ -47,9 +47,15 @@ SHARED = {
     "Agent": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
     "Replay": DQN_PAIRS,
     "Act": DQN_PAIRS,
-    "Storage": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS)],
+    "Storage": [
+        (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
+        (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2]),
+    ],
     "Rollout": [TORCH_SCRIPTS, LINEN_SCRIPTS[::2], NNX_SCRIPTS],
-    "GAE": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS)],
+    "GAE": [
+        (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
+        (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2]),
+    ],
     "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
     "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
     "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *DQN_SCRIPTS, *VMAP_SCRIPTS)],

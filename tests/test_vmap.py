@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 from sections import VMAP_SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -22,6 +23,7 @@ from test_training import Counts, train
 from analysis.runs import load
 
 ALONE = {"ppo_linen_vmap": "ppo_linen", "ppo_nnx_vmap": "ppo_nnx"}
+ALONE |= {"ppo_torch_vmap": "ppo_torch_compile"}
 AGENTS, SEED, ITERATIONS = 3, 5, 6
 
 
@@ -32,6 +34,7 @@ class Program(NamedTuple):
     folder: Path
     saved: list[Path]  # copies of the folder after iterations 2, 4 and 6
     counts: list[dict[str, int]]  # of compilations and transfers, per iteration
+    graph_breaks: dict[str, int]  # of torch.compile, by reason
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +52,15 @@ def program_of(tmp_path_factory) -> Callable[[str], Program]:
             saved.append(runs_dir / f"saved{iteration + 1}" / "program")
             shutil.copytree(log.dir, saved[-1])
 
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
         with pytest.MonkeyPatch.context() as patch:
             counts = Counts(patch)
             counts.watch(patch, SimpleNamespace(RunLog=script.RunLogs))
             patch.setattr(script.RunLogs, "save", keep)
             train(name, runs_dir, **flags)
-        return Program(name, runs_dir / "program", saved, counts.per_iteration)
+        breaks = dict(torch._dynamo.utils.counters["graph_break"])
+        return Program(name, runs_dir / "program", saved, counts.per_iteration, breaks)
 
     def program(name: str) -> Program:
         if name not in made:
@@ -119,8 +125,12 @@ def test_each_agent_trains_as_alone_with_its_seed(name, program_of, tmp_path):
 
 @pytest.mark.parametrize("name", VMAP_SCRIPTS)
 def test_nothing_compiles_again_and_one_transfer_brings_all_metrics(name, program_of):
-    first, *rest = program_of(name).counts
+    program = program_of(name)
+    first, *rest = program.counts
     assert first["compilations"] > 0 and len(rest) == ITERATIONS - 1
+    # Compiled by torch: the policy of all agents, and a minibatch step of all; both are whole.
+    assert {row["graphs"] for row in program.counts} == {2 if name == "ppo_torch_vmap" else 0}
+    assert not program.graph_breaks
     for i, row in enumerate(rest, 1):
         saved = i % 2 == 0  # the iteration before wrote a checkpoint, which takes transfers
         assert row.get("compilations", 0) == 0
