@@ -11,7 +11,8 @@ from conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    ("name", "iterations"), [("ppo_linen", 3000), ("ppo_linen_gymnasium", 600)]
+    ("name", "iterations"),
+    [("ppo_linen", 3000), ("ppo_equinox", 3000), ("ppo_linen_gymnasium", 600)],
 )
 def test_trains_is_stopped_and_goes_on(name, iterations, tmp_path):
     """As a new user would; PyTorch's scripts are tried by hand, since uv takes 5 GB of CUDA."""
