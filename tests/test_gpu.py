@@ -10,6 +10,7 @@ import sys
 import pytest
 from conftest import ROOT
 from frameworks import SCRIPTS, TORCH_SCRIPTS
+from sections import VMAP_SCRIPTS
 
 pytestmark = pytest.mark.skipif(not shutil.which("nvidia-smi"), reason="no NVIDIA GPU")
 
@@ -36,14 +37,14 @@ def read(folder):
     return json.loads((folder / "run.json").read_text()), rows
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [*SCRIPTS, *VMAP_SCRIPTS])
 def test_runs_on_the_gpu_and_learns(name, tmp_path):
     done, rows = run(name, tmp_path, "run")
     assert done["device"] != "cpu" and done["peak_device_bytes"] > 0
     assert rows[-1]["charts/episodic_return"] > 100
 
 
-@pytest.mark.parametrize("name", TORCH_SCRIPTS)
+@pytest.mark.parametrize("name", [*TORCH_SCRIPTS, "ppo_torch_vmap"])
 def test_no_race_between_the_frameworks(name, tmp_path):
     """Waiting for each kernel changes nothing, to the bit: no stream reads what another writes."""
     _, overlapped = run(name, tmp_path, "overlapped")
@@ -60,7 +61,18 @@ def test_cuda_graphs_compute_what_eager_torch_computes(tmp_path):
         assert graphs[0][key] == pytest.approx(x, rel=1e-2, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+def test_agents_in_cuda_graphs_train_as_alone(tmp_path):
+    """From the same seeds, and until rounding makes an action differ."""
+    flags = "--matmul-precision highest"
+    run("ppo_torch_vmap", tmp_path, "many", f"{flags} --num-agents 2")
+    for seed in (1, 2):
+        _, alone = run("ppo_torch_compile", tmp_path, f"alone{seed}", f"{flags} --seed {seed}")
+        _, agent = read(tmp_path / "many" / f"seed{seed}")
+        for key, x in alone[0].items():
+            assert agent[0][key] == pytest.approx(x, rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *VMAP_SCRIPTS])
 def test_a_run_that_is_stopped_goes_on_to_the_last_digit(name, tmp_path):
     """The state of both frameworks' random numbers on the device is in the checkpoint."""
     _, whole = run(name, tmp_path, "whole")
