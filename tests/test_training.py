@@ -139,7 +139,7 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
 
 
 def test_nothing_compiles_again_on_any_environment(tmp_path, monkeypatch):
-    """One script stands for all five, whose environment sections are the same to the letter."""
+    """One script stands for all six, whose environment sections are the same to the letter."""
     from test_environment import ENV_IDS
 
     script = importlib.import_module("ppo_linen")
