@@ -4,8 +4,8 @@
 
 It has ppo_linen_vmap.py's flags, functions and folders. They differ in who goes round the loop:
 there Python calls the compiled rollout and update for each iteration; here jax.lax.scan goes over
-all iterations, from the first weights on, under one jax.vmap over the agents and one jax.jit. So
-the program is called once, and returns the metrics of all iterations at the end.
+all iterations, under one jax.vmap over the agents, and all that and the first weights are under one
+jax.jit. So the program is called once, and returns the metrics of all iterations at the end.
 
 What that gives up: until the end nothing can be seen, logged or saved, and where it is stopped or
 killed nothing is left. The times of single iterations cannot be known: metrics.jsonl has their
@@ -26,10 +26,21 @@ import tyro
 from ppo_linen_vmap import Args, RunLogs, VecEnv, fail, make_agent, rollout, update
 
 
-def whole_training(seed: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, jax.Array]:
+def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, jax.Array]:
+    """Train an agent for each seed; return their train_state, obs, env_state and metrics."""
+    keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed), 3))(seeds)
+    # Not under vmap: batched, the threads that make orthogonal matrices share that work among
+    # themselves and wait for each other, on a CPU now and then for ever (jaxlib 0.10.2).
+    train_state = jax.lax.map(partial(make_agent, args, env), keys[:, 1])
+    training = partial(whole_training, env=env, args=args)
+    return jax.vmap(training)(train_state, keys[:, 0], keys[:, 2])
+
+
+def whole_training(
+    train_state, key, env_key, env: VecEnv, args: Args
+) -> tuple[Any, Any, Any, jax.Array]:
     """Train one agent; return train_state, obs, env_state and metrics (num_iterations, 13)."""
-    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(seed), 3)
-    train_state, (obs, env_state) = make_agent(args, env, agent_key), env.reset(env_key)
+    obs, env_state = env.reset(env_key)
 
     def one_iteration(carry, iteration):
         train_state, obs, env_state = carry
@@ -51,8 +62,7 @@ def train(args: Args) -> dict[str, Any]:
     env = VecEnv(args.env_id, args.num_envs)
     seeds = np.uint32(args.seed) + np.arange(args.num_agents, dtype=np.uint32)
     start = time.perf_counter()
-    training = jax.jit(jax.vmap(partial(whole_training, env=env, args=args)))
-    program = training.lower(seeds).compile()
+    program = jax.jit(partial(train_all, env=env, args=args)).lower(seeds).compile()
     compiled = time.perf_counter()
     train_state, obs, env_state, metrics = jax.block_until_ready(program(seeds))  # sync
     end = time.perf_counter()
