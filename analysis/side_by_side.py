@@ -2,7 +2,7 @@
 
     python -m analysis.side_by_side ppo_linen.py --seed 1 --runs-dir runs --run-name pair
 
-Flags are the script's. With two cores that is seeds 1 and 2, in runs/pair/pair-seed1 and -seed2.
+Flags are the script's. With two cores that is seeds 1 and 2, in runs/pair/seed1 and seed2.
 The folder runs/pair gets side_by_side.json as they start, by which the analysis knows that their
 durations are not those of a process alone; and at the end, if all of them are complete, run.json:
 processes, seconds (from the start of the first to the end of the last) and peak_host_bytes (the sum
@@ -86,7 +86,7 @@ def train(script: str, flags: list[str], seed: int, folder: Path, processes: int
         die_with(parent)
 
     for own_seed in range(seed, seed + processes):
-        name = f"{folder.name}-seed{own_seed}"
+        name = f"seed{own_seed}"
         words = [sys.executable, script, *flags, "--seed", str(own_seed)]
         words += ["--runs-dir", str(folder), "--run-name", name]
         # A signal waits until the process is on the list of those that it kills.

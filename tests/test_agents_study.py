@@ -288,7 +288,7 @@ def test_real_processes_side_by_side(tmp_path):
     assert max(lasted) <= own["seconds"] < sum(lasted) + 10
     data = load(tmp_path)
     assert not data.left_out and set(data.runs["mode"]) == {f"ppo_linen, {cores} side by side"}
-    assert data.runs["run"].tolist() == [f"both/both-seed{7 + k}" for k in range(cores)]
+    assert data.runs["run"].tolist() == [f"both/seed{7 + k}" for k in range(cores)]
     again = run_side_by_side(tmp_path, *words)
     assert again.returncode == 2 and again.stderr.count("\n") == 1 and "exists" in again.stderr
 
@@ -296,7 +296,7 @@ def test_real_processes_side_by_side(tmp_path):
 def test_a_process_that_fails_fails_them_all(tmp_path):
     words = ["ppo_linen.py", "--num-envs", "0", "--run-name", "bad"]
     process = run_side_by_side(tmp_path, *words)
-    assert process.returncode == 1 and "bad-seed1 ended with status 2" in process.stderr
+    assert process.returncode == 1 and "seed1 ended with status 2" in process.stderr
     assert (tmp_path / "bad/side_by_side.json").exists()
     assert not (tmp_path / "bad/run.json").exists()
 
@@ -343,7 +343,7 @@ def test_what_cannot_run_side_by_side_is_one_sentence(words, said, tmp_path, mon
 
 def side_by_side_folder(tmp_path, content, metrics=False):
     info = run_info(seed=3)
-    info["args"]["run_name"] = "pair-seed3"
+    info["args"]["run_name"] = "seed3"
     write_run(tmp_path / "pair", info, metrics_rows(info, np.ones(12), np.arange(12.0)))
     (tmp_path / "pair/side_by_side.json").write_text(content)
     (tmp_path / "pair/run.json").write_text('{"status": "completed"}')
@@ -360,7 +360,7 @@ def test_runs_side_by_side_are_never_taken_for_runs_alone(tmp_path):
     assert not data.left_out  # not even their folder, which has a run.json
     [beside] = data.runs.index[data.runs["mode"] != "ppo_linen"]
     assert data.runs["algorithm"][beside] == "ppo" and data.runs["script"][beside] == "ppo_linen"
-    within = load(tmp_path / "pair/pair-seed3")  # the folder itself, too
+    within = load(tmp_path / "pair/seed3")  # the folder itself, too
     assert within.runs["mode"].tolist() == ["ppo_linen, 2 side by side"]
 
 
@@ -387,8 +387,8 @@ def test_what_does_not_say_how_many_there_were_leaves_its_runs_out(content, tmp_
         os.mkfifo(tmp_path / "pair/side_by_side.json")
     data = load(tmp_path)
     assert data.runs["mode"].tolist() == ["ppo_linen"]
-    assert list(data.left_out) == ["pair/pair-seed3"]
-    assert "must say how many processes there were" in data.left_out["pair/pair-seed3"]
+    assert list(data.left_out) == ["pair/seed3"]
+    assert "must say how many processes there were" in data.left_out["pair/seed3"]
 
 
 def test_a_run_cannot_hide_behind_that_file(tmp_path):
