@@ -310,9 +310,14 @@ def growth(rows: pd.DataFrame, name: str) -> str:
     first, last = rows.iloc[0], rows.iloc[-1]
     best = rows.loc[rows["rate"].idxmax()]
     found = readings.interval(*three(last.to_dict(), "growth"))
+    both = f"({readings.number(last['rate'])} against {readings.number(first['rate'])})"
+    if last["growth_low"] <= 1 <= last["growth_high"]:
+        words = f"{name}: no difference in steps per second can be shown between"
+        return (
+            f"{words} {of_n(last['agents'])} in one program and one: {found} times as many {both}."
+        )
     words = f"{name}: {of_n(last['agents'])} in one program take {found} times as many steps per"
-    words += f" second as one ({readings.number(last['rate'])} against"
-    words += f" {readings.number(first['rate'])})"
+    words += f" second as one {both}"
     if best["agents"] != last["agents"]:
         words += f"; most with {best['agents']:,.0f} ({readings.number(best['rate'])})"
     if np.isnan(last["growth_low"]):

@@ -158,6 +158,14 @@ def test_where_vmap_never_pays_it_is_said():
     assert re.search(r"takes longer than one process after another with N = 1 \(.*and 8 \(", said)
 
 
+def test_steps_per_second_that_vary_are_no_claim():
+    data = made_up()
+    last = (data.runs["mode"] == "ppo_linen_vmap") & (data.runs["num_agents"] == COUNTS[-1])
+    data.runs.loc[last, "steady"] *= data.runs.loc[last, "repeat"].map({1: 1, 1001: 30, 2001: 9})
+    [growth] = [x for x in agents.sentences(agents.study(data)) if "steps per second" in x]
+    assert "no difference in steps per second can be shown" in growth and "1.24 [" in growth
+
+
 def test_of_one_repeat_nothing_is_claimed():
     said = agents.sentences(agents.study(made_up(1)))
     assert sum("nothing can be claimed" in x for x in said) == 4
