@@ -28,7 +28,8 @@ Or your own grid, each as LIST or one,two,...:
   --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
                     equinox-none equinox
                     torch_gymnasium linen_gymnasium; linen_vmap nnx_vmap torch_vmap, which train
-                    8 agents; with dqn_ before it: linen torch linen_gymnasium torch_gymnasium
+                    8 agents; with dqn_ before it: linen torch linen_gymnasium torch_gymnasium;
+                    sb3 sb3-one-thread sbx, two libraries in environments that uv makes
   --envs LIST       default CartPole-v1
   --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024); default small
   --sync            wait for the device after each rollout, to time both phases
@@ -66,8 +67,9 @@ all_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0 DiscountingChain-bsuite 
 all_scripts=(torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached)
 gymnasium_scripts=(torch_gymnasium linen_gymnasium dqn_torch_gymnasium dqn_linen_gymnasium)
 vmap_scripts=(linen_vmap nnx_vmap torch_vmap)
+peers=(sb3 sb3-one-thread sbx)
 dqn_scripts=(dqn_torch dqn_linen dqn_torch_gymnasium dqn_linen_gymnasium)
-known_scripts=("${all_scripts[@]}" equinox-none equinox dqn_torch dqn_linen "${gymnasium_scripts[@]}" "${vmap_scripts[@]}")
+known_scripts=("${all_scripts[@]}" equinox-none equinox dqn_torch dqn_linen "${gymnasium_scripts[@]}" "${vmap_scripts[@]}" "${peers[@]}")
 gymnasium_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0)
 all_sizes=(small medium large)
 declare -A hidden_sizes=([small]="64 64" [medium]="256 256 256"
@@ -175,8 +177,12 @@ shuffle() { # SALT
 
 cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and the command
   local study=$1 env=$2 size=$3 script=$4 name path words key file=ppo_${4%-none}.py steps=8192
+  local runner=("$python")
   name=${study:+${study}__}${env}__${size}__${script}__${iterations}it__seed$repeat
-  case $script in dqn_*) file=$script.py steps=5000 ;; esac
+  case $script in
+  dqn_*) file=$script.py steps=5000 ;;
+  sb3* | sbx) file=analysis/peers/ppo_${script%-one-thread}.py runner=(uv run --quiet --script) ;;
+  esac
   read -ra words <<<"$file --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
   if [[ $size == own ]]; then words=("$file" --env-id "$env"); fi
   if [[ $env == minatar ]]; then words=("$file" minatar); fi # a configuration of the script
@@ -199,15 +205,19 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   esac
   case $env in doors*-1024) words+=(--num-envs 1024 --num-steps 5) ;; esac
   words+=(--seed "$repeat" --total-timesteps $((iterations * steps)))
-  case $script in torch-none) words+=(--no-jit-env) ;; *-none) words+=(--no-jit) ;; esac
+  case $script in
+  torch-none) words+=(--no-jit-env) ;;
+  *-none) words+=(--no-jit) ;;
+  *-one-thread) words+=(--threads 1) ;;
+  esac
   case $study in sync*) words+=(--sync-for-timing) ;; esac
   if [[ $env == minatar ]] && ((iterations * steps > pace_frames)); then words+=(--save-every 20); fi
   key="${words[*]} --run-name $name"
   # W&B would not tell those side by side from runs that had the machine for themselves.
-  if [[ $track && $study != side_by_side ]]; then words+=(--track); fi
+  if [[ $track && $study != side_by_side && ${runner[0]} != uv ]]; then words+=(--track); fi
   path=$(path_of "$name")
   words+=(--runs-dir "${path%/*}" --run-name "$name")
-  printf '%s\t%s\t%s\n' "$name" "$key" "$(quoted "$python" "${words[@]}")"
+  printf '%s\t%s\t%s\n' "$name" "$key" "$(quoted "${runner[@]}" "${words[@]}")"
 }
 
 quoted() { # WORDS...: one line that a shell reads as these words
@@ -374,9 +384,11 @@ minatar) repeats=${repeats:-10} ;;
 doors) iterations=${iterations:-125} repeats=${repeats:-10} ;;
 custom)
   for script in "${scripts[@]}"; do
-    if [[ $sync && $script == dqn_* ]]; then fail "--sync is for PPO, not for $script."; fi
+    if [[ $sync && " dqn ${peers[*]} " == *" ${script%%_*} "* ]]; then
+      fail "--sync is for this repository's PPO, not for $script."
+    fi
     for env in "${environments[@]}"; do
-      if [[ " ${gymnasium_scripts[*]} " == *" $script "* &&
+      if [[ " ${gymnasium_scripts[*]} ${peers[*]} " == *" $script "* &&
         " ${gymnasium_environments[*]} " != *" $env "* ]]; then
         fail "$script runs in ${gymnasium_environments[*]}, not in $env."
       fi
@@ -610,6 +622,29 @@ attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another pro
   exec {cell_lock}>&-
 }
 
+prepare_peers() { # install what their first lines name: a timed run must find it there
+  local script file flags links link
+  for script in sb3 sbx; do
+    file=analysis/peers/ppo_$script.py
+    if [[ " ${commands[*]} " != *" $file "* ]]; then continue; fi
+    if ! command -v uv >/dev/null; then
+      fail "sb3 and sbx need uv, which makes an environment for each: python -m pip install uv"
+    fi
+    export UV_PYTHON
+    UV_PYTHON=$(command -v python)
+    if uv run --quiet --offline --script "$file" --help &>/dev/null; then continue; fi
+    echo "benchmark.sh: uv installs what $file names; the first time, this takes a minute and 1 GB"
+    if ! UV_HTTP_RETRIES=0 uv sync --quiet --script "$file" 2>/dev/null; then
+      flags=(--no-sources) links=${PIP_FIND_LINKS:-$(python -m pip config get global.find-links 2>/dev/null || true)}
+      for link in $links; do flags+=(--find-links "$link"); done # uv does not read pip's settings
+      echo "benchmark.sh: PyTorch's CPU index does not answer, so torch comes from PyPI"
+      uv sync --quiet "${flags[@]}" --script "$file" || fail "uv could not install what $file names, as it says above."
+    fi
+    uv run --quiet --offline --script "$file" --help >/dev/null || fail "$file does not run, as it says above."
+  done
+  export UV_OFFLINE=1
+}
+
 # === All runs ===================================================================================
 work() { # GPU: go through the grid; what other workers or drivers are at comes last
   local gpu=$1 i busy=()
@@ -706,6 +741,7 @@ check_gpus
 check_runs_dir
 check_locks
 source ./setup.sh
+prepare_peers
 mkdir -p "$state" || exit 2
 # A file without a name, whose time is the start of this driver.
 { exec {started}>"$state/started"; } 2>/dev/null || check_room

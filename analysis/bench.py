@@ -21,6 +21,7 @@ MODES = (
     *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_equinox", "ppo_torch_compile", "ppo_torch"),
     *("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap"),
     *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
+    *("sbx", "sb3", "sb3 --threads 1"),
     *("dqn_linen", "dqn_torch --compile", "dqn_torch", "dqn_linen_gymnasium"),
     *("dqn_torch_gymnasium --compile", "dqn_torch_gymnasium"),
     *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_equinox --no-jit", "ppo_torch --no-jit-env"),

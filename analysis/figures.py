@@ -37,6 +37,8 @@ FAMILIES = {  # framework -> hue, and a marker for each of its modes
     "linen": ("#0072B2", "o*Hd"),
     "nnx": ("#009E73", "^vP"),
     "equinox": ("#CC79A7", "<>h"),
+    "sb3": ("#8C564B", "8d"),
+    "sbx": ("#7F7F00", "p"),
 }
 STRANGERS = (("#E69F00", "h*p"), ("#56B4E9", "pX8"), ("#666666", "8Ph"))
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))

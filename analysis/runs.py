@@ -25,7 +25,7 @@ NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "jit", "jit_env", "sync_for_timing"),
     *("runs_dir", "run_name", "track", "wandb_project", "wandb_entity", "wandb_group", "notes"),
     *("save_every", "resume"),
-    *("vectorization", "compile"),  # the column mode
+    *("vectorization", "compile", "threads"),  # the column mode
     *("sticky_actions", "full_actions", "max_episode_steps"),  # env_id
     "total_timesteps",  # the column num_iterations
 }
@@ -51,7 +51,8 @@ IDENTITY = (
 PARTS = ("imports", "setup", "first")  # of startup
 SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
-ALGORITHMS = {"one_scan": "ppo"}  # of scripts whose names do not begin with it
+# Of scripts whose names do not begin with it.
+ALGORITHMS = {"one_scan": "ppo", "sb3": "ppo", "sbx": "ppo"}
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
 # Text that a spreadsheet would run is quoted in a study's runs.csv, as spreadsheets do it.
 FORMULA, QUOTED = re.compile("'*[=+@-]"), "^'(?='*[=+@-])"
@@ -436,6 +437,8 @@ def name_mode(info: dict[str, Any], script: str) -> str | None:
         flags.append(f"--vectorization {args['vectorization']}")
     if args.get("compile"):
         flags.append("--compile")
+    if args.get("threads"):
+        flags.append(f"--threads {args['threads']}")
     if processes := info.get("side_by_side"):
         if info["compile_mode"] == "none":
             flags.append(OP_BY_OP.get(info["framework"], "--no-jit"))

@@ -1,0 +1,64 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium==1.3.0",
+#   "numpy==2.4.6", "psutil==7.2.2"]
+#
+# [tool.uv.sources]  # the build without CUDA's gigabytes
+# torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
+#
+# [[tool.uv.index]]
+# name = "pytorch-cpu"
+# url = "https://download.pytorch.org/whl/cpu"
+# explicit = true
+# ///
+"""A peer: Stable-Baselines3's PPO, used as its documentation says, with our sizes.
+
+    uv run analysis/peers/ppo_sb3.py --env-id CartPole-v1 --seed 1
+    ./benchmark.sh --scripts torch,sb3 --repeats 3
+
+docs/peers.md says where it is not the same algorithm.
+"""
+
+import torch
+from peer import parse_args, train
+from stable_baselines3 import PPO
+from stable_baselines3.common.utils import LinearSchedule
+
+
+def main() -> None:
+    args = parse_args("sb3", threads="threads of PyTorch's; 0: as many as it takes by itself")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+
+    def make_model(envs):
+        sizes = args.hidden_sizes
+        return PPO(
+            "MlpPolicy",
+            envs,
+            learning_rate=LinearSchedule(args.learning_rate, 0.0, 1.0),
+            n_steps=args.num_steps,
+            batch_size=args.num_envs * args.num_steps // args.num_minibatches,
+            n_epochs=args.update_epochs,
+            gamma=args.gamma,
+            gae_lambda=args.gae_lambda,
+            clip_range=args.clip_coef,
+            clip_range_vf=args.clip_coef,
+            normalize_advantage=args.norm_adv,
+            ent_coef=args.ent_coef,
+            vf_coef=args.vf_coef,
+            max_grad_norm=args.max_grad_norm,
+            policy_kwargs={
+                "net_arch": {"pi": sizes, "vf": sizes},
+                "activation_fn": torch.nn.Tanh,
+                "ortho_init": True,
+                "optimizer_kwargs": {"eps": args.adam_eps},
+            },
+            seed=args.seed,
+            device="cpu",
+        )
+
+    train(args, "eager", make_model)
+
+
+if __name__ == "__main__":
+    main()

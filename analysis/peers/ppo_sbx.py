@@ -1,0 +1,63 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["sbx-rl==0.28.0", "stable-baselines3==2.9.2", "torch==2.13.0",
+#   "gymnasium==1.3.0", "numpy==2.4.6", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8",
+#   "tfp-nightly==0.26.0.dev20261027", "psutil==7.2.2"]
+#
+# [tool.uv.sources]  # the build without CUDA's gigabytes
+# torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
+#
+# [[tool.uv.index]]
+# name = "pytorch-cpu"
+# url = "https://download.pytorch.org/whl/cpu"
+# explicit = true
+# ///
+"""A peer: PPO of SBX, Stable-Baselines3 in JAX, used as its documentation says, with our sizes.
+
+    uv run analysis/peers/ppo_sbx.py --env-id CartPole-v1 --seed 1
+    ./benchmark.sh --scripts linen,sbx --repeats 3
+
+docs/peers.md says where it is not the same algorithm. SBX takes a clip_range_vf and does not read
+it, so none is given here.
+"""
+
+import flax.linen as nn
+from peer import parse_args, train
+from sbx import PPO
+from stable_baselines3.common.utils import LinearSchedule
+
+
+def main() -> None:
+    args = parse_args("sbx")
+
+    def make_model(envs):
+        sizes = args.hidden_sizes
+        return PPO(
+            "MlpPolicy",
+            envs,
+            learning_rate=LinearSchedule(args.learning_rate, 0.0, 1.0),
+            n_steps=args.num_steps,
+            batch_size=args.num_envs * args.num_steps // args.num_minibatches,
+            n_epochs=args.update_epochs,
+            gamma=args.gamma,
+            gae_lambda=args.gae_lambda,
+            clip_range=args.clip_coef,
+            normalize_advantage=args.norm_adv,
+            ent_coef=args.ent_coef,
+            vf_coef=args.vf_coef,
+            max_grad_norm=args.max_grad_norm,
+            policy_kwargs={
+                "net_arch": {"pi": sizes, "vf": sizes},
+                "activation_fn": nn.tanh,
+                "ortho_init": True,
+                "optimizer_kwargs": {"eps": args.adam_eps},
+            },
+            seed=args.seed,
+            device="cpu",
+        )
+
+    train(args, "jit", make_model)
+
+
+if __name__ == "__main__":
+    main()
