@@ -48,14 +48,16 @@ def problems(data: Data) -> list[str]:
 
 
 def without_length(settings: str) -> str:
-    """Return hyperparameters without their length: a study may hold short runs and long ones."""
-    kept = {x: y for x, y in as_object(settings).items() if x != "total_timesteps"}
-    return json.dumps(kept)
+    """Return hyperparameters without length and number of agents: a study may hold several."""
+    several = ("total_timesteps", "num_agents")
+    return json.dumps({x: y for x, y in as_object(settings).items() if x not in several})
 
 
 def missing(runs: pd.DataFrame) -> list[str]:
     """Name the modes that lack a run which another mode has in the same grid."""
     grid = ["sync", "env_id", "size", "num_iterations", "repeat"]
+    # A program's agents, and processes side by side, have seeds that others need not have.
+    runs = runs[~(runs["agent"] > 0) & ~runs["mode"].str.endswith(" side by side")]
     blocks = runs[grid].drop_duplicates()
     lines = []
     for mode in mode_order(runs["mode"]):
@@ -76,6 +78,16 @@ def without_durations(data: Data, names: str) -> Data:
     count = counted([int(chosen.sum())], "run")
     note = f"{count} shared the cores with other work, and count for learning alone"
     return data._replace(runs=runs, iterations=iterations, notes=(*data.notes, note))
+
+
+def of_first_agents(data: Data) -> Data:
+    """Return data with the iterations of one agent of each program alone; all runs stay."""
+    others = data.runs.loc[data.runs["agent"] > 0, "run"]
+    iterations = data.iterations[~data.iterations["run"].isin(others)].reset_index(drop=True)
+    note = "of programs of many agents, the iterations of the first agents alone are kept"
+    return data._replace(
+        iterations=iterations, notes=(*data.notes, note) if len(others) else data.notes
+    )
 
 
 def pack(data: Data, out: Path) -> None:
@@ -99,6 +111,11 @@ def main() -> None:
         metavar="REGEX",
         help="runs with such names shared their cores: leave their durations out",
     )
+    parser.add_argument(
+        "--first-agents",
+        action="store_true",
+        help="of programs of many agents, keep the iterations of the first agents alone",
+    )
     args = parser.parse_args()
     if (args.out is None) != args.check:
         parser.error("give a folder to write, or --check")
@@ -108,6 +125,8 @@ def main() -> None:
         data = load(args.runs)
         if args.learning_only:
             data = without_durations(data, args.learning_only)
+        if args.first_agents:
+            data = of_first_agents(data)
         found = problems(data)
         for line in found:
             print(f"analysis.pack: {line}", file=sys.stderr)

@@ -20,6 +20,7 @@ from made_up import table
 from scipy import stats as scipy_stats
 
 from analysis import agents, schema, side_by_side
+from analysis.pack import of_first_agents, problems
 from analysis.runs import Data, load, save
 from analysis.schema import SourceError
 
@@ -221,6 +222,24 @@ def test_a_study_says_what_its_runs_say_and_is_drawn(tmp_path, monkeypatch, caps
     assert set(agents.ratio_table(own).cells["way"]) == set(agents.WAYS[:-1])
     assert agents.rate_table(own).cells["8"][0].startswith("655")
     assert agents.memory_table(own).cells["8"].tolist() == ["1,000", "1,000", "2,000", "1,000"]
+
+
+def test_of_a_packed_study_the_first_agents_are_enough():
+    data = made_up()
+    logs = pd.DataFrame({"run": data.runs["run"], "iteration": 0.0, "global_step": 8192.0})
+    data = data._replace(iterations=schema.complete(logs, schema.ITERATIONS))
+    assert problems(data) == [
+        "runs of scripts that are not committed, so nobody can make them again"
+    ]
+    small = of_first_agents(data)
+    assert len(small.runs) == len(data.runs) == 2 * 3 * sum(COUNTS) + 3 * 3
+    assert len(small.iterations) == 2 * 3 * len(COUNTS) + 3 * 3 and len(small.notes) == 1
+    assert agents.sentences(agents.study(small)) == agents.sentences(agents.study(data))
+    lacking = data.runs["run"] != "one_scan 1 3/seed2001"
+    others = lacking & ~data.runs["run"].str.match("one_scan . 3/seed2001")
+    assert "one_scan lacks 1 run that others have" in problems(
+        data._replace(runs=data.runs[others])
+    )
 
 
 @pytest.mark.parametrize("name", ["x.png", "runs.csv"])
