@@ -20,6 +20,7 @@ from analysis import (
     agents,
     doors,
     learning,
+    others,
     readings,
     render,
     report,
@@ -43,6 +44,7 @@ FILES = (
     "docs/doors.md",
     "docs/agents.md",
     "docs/tuning.md",
+    "docs/peers.md",
     "analysis/README.md",
 )
 BLOCK = re.compile(
@@ -64,11 +66,13 @@ TABLES: dict[str, Callable[[Bench, Known], Table]] = {
     "cells": report.cell_table,
     "last_returns": report.last_return_table,
     "pace": report.pace_table,
+    "peers": lambda bench, known: others.peer_table(bench),
 }
 SENTENCES: dict[str, Callable[[Bench, Known], list[str]]] = {
     "sentences": report.answer_lines,
     "startups": lambda bench, known: [readings.startup(bench)],
     "learning": lambda bench, known: [readings.learned(learning.returns(bench, known), bench)],
+    "peer_targets": lambda bench, known: others.target_lines(bench),
     "spent": lambda bench, known: [readings.spent(bench.runs)],
 }
 DOORS = {
@@ -125,6 +129,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         section = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         tables = [x for x in section.blocks if isinstance(x, Table)]
         return render.markdown_table(tables[0].cells)
+    if name.startswith("peer") and not (ROOT / source).exists():
+        return "Not measured yet."
     known, bench = learning.load_environments(), bench_of(source, where, baseline)
     if name in TABLES:
         return render.markdown_table(TABLES[name](bench, known).cells)
