@@ -1,0 +1,282 @@
+"""Stable-Baselines3 and SBX beside our scripts: runs, the driver, the table and the targets."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import ROOT
+from made_up import grid, only_bench
+
+from analysis import docs, others
+from analysis.runs import NOT_SETTINGS, load
+from analysis.stats import Interval
+
+PEERS = ROOT / "analysis/peers"
+# A library that does nothing, in the order that Stable-Baselines3 calls a callback.
+LIBRARY = """
+import json, os, sys
+from types import ModuleType, SimpleNamespace as Namespace
+
+
+class BaseCallback:
+    num_timesteps, locals = 0, {}
+
+
+class PPO:
+    def __init__(self, policy, envs, **settings):
+        self.envs = envs
+        settings["policy_kwargs"].pop("activation_fn")
+        settings["learning_rate"] = settings["learning_rate"].ends
+        with open(os.environ["CALLED_WITH"], "w") as file:
+            json.dump({"policy": policy, **settings}, file)
+
+    def learn(self, steps, callback):
+        n, size = 0, 32 * 256
+        while callback.num_timesteps < steps:
+            callback._on_rollout_start()
+            callback.num_timesteps += size
+            n += 1
+            ends = [{"episode": {"r": 10.0 * n, "l": 5}}, {}, {"episode": {"r": 30.0 * n, "l": 7}}]
+            callback.locals = {"infos": ends if n < 3 else [{}, {}, {}]}
+            callback._on_step()
+        callback._on_training_end()
+
+
+def module(name, **names):
+    sys.modules[name] = found = ModuleType(name)
+    found.__dict__.update(names)
+
+
+def make_vec_env(env_id, num_envs, seed):
+    return Namespace(env_id=env_id, num_envs=num_envs, seed=seed)
+
+
+def schedule(start, end, fraction):
+    return Namespace(ends=(start, end, fraction))
+
+
+module("stable_baselines3", PPO=PPO)
+module("stable_baselines3.common")
+module("stable_baselines3.common.callbacks", BaseCallback=BaseCallback)
+module("stable_baselines3.common.env_util", make_vec_env=make_vec_env)
+module("stable_baselines3.common.utils", LinearSchedule=schedule)
+module("sbx", PPO=PPO)
+"""
+
+
+def usual_settings():
+    """Of ppo_torch.py, as the analysis compares them."""
+    import ppo_torch
+
+    args = asdict(ppo_torch.Args(run_name="usual"))
+    return {name: x for name, x in args.items() if name not in NOT_SETTINGS}
+
+
+def stand_in(name, folder, *flags):
+    """Run a peer on the library that does nothing; return what it asked of it."""
+    (folder / "library.py").write_text(LIBRARY)
+    code = f"import library, runpy, sys; sys.path[0] = {str(PEERS)!r}\n"
+    code += f"runpy.run_path({str(PEERS / f'ppo_{name}.py')!r}, run_name='__main__')"
+    own = {"PYTHONPATH": str(folder), "CALLED_WITH": str(folder / "called.json")}
+    command = [sys.executable, "-c", code, "--runs-dir", str(folder / "runs"), *flags]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "called.json").read_text())
+
+
+# === Runs =======================================================================================
+@pytest.mark.parametrize(("name", "flags"), [("sb3", ["--threads", "1"]), ("sbx", [])])
+def test_its_runs_are_compared_with_ours(name, flags, tmp_path):
+    steps = ["--total-timesteps", str(3 * 8192 + 1), "--seed", "7", "--hidden-sizes", "8", "9"]
+    called = stand_in(name, tmp_path, "--run-name", "one", *steps, *flags)
+    expected = usual_settings()
+    found = load(tmp_path / "runs")
+    [run] = found.runs.to_dict("records")
+    assert json.loads(run["settings"]) == expected
+    assert (run["mode"], run["script"], run["framework"]) == (" ".join([name, *flags]), name, name)
+    assert (run["algorithm"], run["device"], run["repeat"]) == ("ppo", "cpu", 7)
+    assert (run["hidden_sizes"], run["num_iterations"], run["batch_size"]) == ("8 9", 3, 8192)
+    assert list(found.iterations["charts/episodic_return"])[:2] == [20, 40]
+    assert list(found.iterations["charts/episodic_return_max"])[:2] == [30, 60]
+    assert list(found.iterations["charts/episodes"]) == [2, 2, 0]
+    assert run["final_return"] == 40
+    # What it asks of the library is what its run.json says.
+    names = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
+    names |= {"clip_coef": "clip_range"}
+    same = ("gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
+    for ours, theirs in (names | dict(zip(same, same, strict=True))).items():
+        assert called[theirs] == expected[ours], ours
+    assert called["batch_size"] * expected["num_minibatches"] == 8192
+    assert called["learning_rate"] == [expected["learning_rate"], 0, 1]
+    assert called["policy_kwargs"]["net_arch"] == {"pi": [8, 9], "vf": [8, 9]}
+    assert called["policy_kwargs"]["optimizer_kwargs"] == {"eps": expected["adam_eps"]}
+    assert (called["seed"], called["device"]) == (7, "cpu")
+    assert called.get("clip_range_vf") == {"sb3": 0.2, "sbx": None}[name]
+
+
+@pytest.mark.parametrize("name", ["sb3", "sbx"])
+def test_the_library_itself_trains(name, tmp_path):
+    """Where benchmark.sh has installed it: nothing is installed here."""
+    command = ["uv", "run", "--quiet", "--offline", "--python", sys.executable, "--script"]
+    command += [str(PEERS / f"ppo_{name}.py"), "--total-timesteps", "8192"]
+    done = subprocess.run(
+        [*command, "--runs-dir", str(tmp_path), "--run-name", "one"], capture_output=True, text=True
+    )
+    if done.returncode and "Traceback" not in done.stderr:
+        pytest.skip(f"uv has no environment for it: ./benchmark.sh --scripts {name} makes one")
+    assert done.returncode == 0, done.stderr
+    [run] = load(tmp_path).runs.to_dict("records")
+    assert run["mode"] == name and 9 < run["final_return"] < 100  # hardly trained
+    assert run["imports"] > 0.5 and 0.05 < run["first"] < run["startup"]
+
+
+# === The driver =================================================================================
+UV = """#!/bin/sh
+echo "$UV_OFFLINE$* " >>"$UV_CALLS"
+case "$*" in
+*--help) test -e "$UV_CALLS.installed" ;;
+*"--no-sources"*) touch "$UV_CALLS.installed" ;;
+sync*) exit 1 ;;
+*) while test "$1" != --script; do shift; done; shift; exec python "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the driver with stand-ins for the peers, in an environment that has no uv."""
+    for name in ("benchmark.sh", "setup.sh"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "analysis/peers").mkdir(parents=True)
+    for name in ("sb3", "sbx"):
+        shutil.copy(ROOT / "tests/stand_in.py", tmp_path / f"analysis/peers/ppo_{name}.py")
+    add_tool(tmp_path, "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    return tmp_path
+
+
+def add_tool(project, name, text):
+    path = project / "venv/bin" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def bench(project, *flags):
+    others_of_path = os.environ["PATH"].split(":")
+    path = ":".join(x for x in others_of_path if not Path(x, "uv").exists())
+    own = {"VENV": str(project / "venv"), "TMPDIR": str(project), "PATH": path}
+    own |= {"UV_CALLS": str(project / "calls"), "UV_OFFLINE": "", "PIP_FIND_LINKS": "/wheels"}
+    return subprocess.run(
+        ["./benchmark.sh", *flags],
+        cwd=project,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_they_are_run_only_where_they_are_named(project):
+    for preset in ("quick", "async", "sync", "full", "dqn", "agents"):
+        assert "peers" not in bench(project, preset, "--list").stdout
+    flags = ("--scripts", "torch,sb3,sb3-one-thread,sbx", "--track")
+    lines = bench(project, *flags, "--envs", "CartPole-v1,Acrobot-v1", "--list").stdout.splitlines()
+    assert len(lines) == 8
+    for line in lines:
+        peer = next((x for x in ("sb3", "sbx") if f"__{x}" in line), None)
+        start = f"uv run --quiet --script analysis/peers/ppo_{peer}.py --env-id "
+        assert line.startswith(start) == (peer is not None)
+        assert ("--track" in line) == (peer is None)  # they do not know W&B
+        assert ("--threads 1" in line) == ("one-thread" in line)
+
+
+@pytest.mark.parametrize("flags", [["--sync"], ["--envs", "Breakout-MinAtar"]])
+@pytest.mark.parametrize("script", ["sb3", "sb3-one-thread", "sbx"])
+def test_what_they_cannot_do_is_refused(project, script, flags):
+    done = bench(project, "--scripts", script, *flags)
+    assert done.returncode == 2 and script in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_uv_nothing_runs(project):
+    done = bench(project, "--scripts", "sb3,sbx")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "benchmark.sh: sb3 and sbx need uv, which makes an environment for each: "
+        "python -m pip install uv\n"
+    )
+    assert not (project / "runs").exists()
+
+
+def test_they_are_installed_before_anything_runs(project):
+    add_tool(project, "uv", UV)
+    flags = ("--scripts", "sb3,sbx", "--no-report", "--repeats", "2")
+    done = bench(project, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    file = "--script analysis/peers/ppo_sb3.py"
+    calls = [x.strip() for x in (project / "calls").read_text().splitlines()]
+    assert calls[:4] == [
+        f"run --quiet --offline {file} --help",
+        f"sync --quiet {file}",
+        f"sync --quiet --no-sources --find-links /wheels {file}",
+        f"run --quiet --offline {file} --help",
+    ]
+    runs = [x for x in calls if "--seed" in x]
+    assert len(runs) == 4 and runs == calls[-4:] and all(x.startswith("1run") for x in runs)
+    (project / "calls").unlink()
+    shutil.rmtree(project / "runs")
+    assert bench(project, *flags).returncode == 0
+    assert "sync" not in (project / "calls").read_text()
+
+
+# === The table and the targets ==================================================================
+def test_ratios_of_medians_have_intervals_that_pair_repeats():
+    pairs = pd.DataFrame({"baseline": [1.0, 2, 3, 4, 50], "candidate": [0.1, 0.2, 0.3, 0.4, 5]})
+    assert others.ratio_of_medians(pairs) == pytest.approx((0.1, 0.1, 0.1))
+    estimate, low, high = others.ratio_of_medians(pairs.assign(candidate=[3.0, 2, 4, 3, 3]))
+    assert estimate == 1 and 0.06 <= low < 1 < high <= 3
+    few = others.ratio_of_medians(pairs[:4])
+    assert few.estimate == pytest.approx(0.1) and few.low != few.low
+
+
+def test_table_and_targets():
+    modes = {"ppo_linen": (5.0, 0.06), "ppo_torch": (4.0, 0.3), "ppo_torch_compile": (20.0, 0.15)}
+    modes |= {"sb3": (5.0, 0.35), "sb3 --threads 1": (5.0, 0.3), "sbx": (9.0, 0.2)}
+    bench = only_bench(grid(modes, repeats=10, final_return=480.0))
+    table = others.peer_table(bench)
+    assert list(table.cells["script"]) == [
+        *("ppo_linen", "ppo_torch_compile", "ppo_torch", "sbx", "sb3", "sb3 --threads 1")
+    ]
+    sbx = table.cells.set_index("script").loc["sbx"]
+    assert sbx["iteration (ms)"] == "200" and sbx["as sb3"].startswith("0.571 [")
+    lines = others.target_lines(bench)
+    ends = {(x.split()[1], x.split(" of ")[1].split("'s")[0]): x.split(" is ")[1] for x in lines}
+    assert ends == {
+        ("ppo_linen", "sb3"): "met.",
+        ("ppo_linen", "sb3 --threads 1"): "met.",
+        ("ppo_torch", "sb3"): "missed.",
+        ("ppo_torch", "sb3 --threads 1"): "missed.",
+        ("ppo_torch_compile", "sb3"): "met.",
+        ("ppo_torch_compile", "sb3 --threads 1"): "met.",
+    }
+    [line] = others.target_lines(only_bench(grid({"ppo_linen": (5.0, 0.1), "sb3": (5.0, 1.0)})))
+    assert line.endswith("fewer than 5 runs, which is no claim.")
+    assert others.target_lines(only_bench(grid({"sb3": (5.0, 1.0)}))) == []
+
+
+def test_a_target_is_met_where_the_whole_interval_is():
+    assert others.verdict(Interval(0.1, 0.05, 0.2), 0.2) == "met"
+    assert "not by the whole interval" in others.verdict(Interval(0.1, 0.05, 0.21), 0.2)
+    assert others.verdict(Interval(0.21, 0.05, 0.3), 0.2) == "missed"
+    assert others.verdict(Interval(float("nan"), 0.05, 0.1), 0.2) == "missed"
+
+
+def test_the_documents_say_what_is_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    for name in ("peers", "peer_targets"):
+        assert docs.block(name, "results/peers", "CartPole-v1", None) == "Not measured yet."
