@@ -384,8 +384,9 @@ minatar) repeats=${repeats:-10} ;;
 doors) iterations=${iterations:-125} repeats=${repeats:-10} ;;
 custom)
   for script in "${scripts[@]}"; do
-    if [[ $sync && " dqn ${peers[*]} " == *" ${script%%_*} "* ]]; then
-      fail "--sync is for this repository's PPO, not for $script."
+    if [[ $sync && $script == dqn_* ]]; then fail "--sync is for PPO, not for $script."; fi
+    if [[ $sync && " ${peers[*]} " == *" $script "* ]]; then
+      fail "--sync is for the scripts of this repository, not for $script."
     fi
     for env in "${environments[@]}"; do
       if [[ " ${gymnasium_scripts[*]} ${peers[*]} " == *" $script "* &&
