@@ -52,7 +52,9 @@ RUNS = (
     Column("source", "text", "the folder, or W&B's address, that it came from"),
     Column("script", "text", "file name without suffix, as `ppo_linen`", "script", "run"),
     Column("algorithm", "text", "`ppo` or `dqn`: what the script's name begins with"),
-    Column("framework", "text", "`torch`, `linen`, `nnx`, `equinox` or another", "framework", "table"),
+    Column(
+        "framework", "text", "`torch`, `linen`, `nnx`, `equinox` or another", "framework", "table"
+    ),
     Column(
         "compile_mode",
         "text",
