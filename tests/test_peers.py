@@ -14,8 +14,8 @@ import pytest
 from conftest import ROOT
 from made_up import grid, only_bench
 
-from analysis import docs, others
-from analysis.runs import NOT_SETTINGS, load
+from analysis import docs, others, pack
+from analysis.runs import NOT_SETTINGS, Data, load
 from analysis.stats import Interval
 
 PEERS = ROOT / "analysis/peers"
@@ -267,6 +267,16 @@ def test_table_and_targets():
     [line] = others.target_lines(only_bench(grid({"ppo_linen": (5.0, 0.1), "sb3": (5.0, 1.0)})))
     assert line.endswith("fewer than 5 runs, which is no claim.")
     assert others.target_lines(only_bench(grid({"sb3": (5.0, 1.0)}))) == []
+
+
+def test_a_peer_lacks_packages_and_the_study_is_sound():
+    versions = {"ppo_linen": ("0.10.2", "2.13.0"), "sb3": ("", "2.13.0")}
+    runs = grid(dict.fromkeys(versions, (5.0, 0.1)), commit="a" * 40, cores=2.0)
+    runs["jax"], runs["torch"] = zip(*runs["mode"].map(versions), strict=True)
+    iterations = only_bench(runs).iterations
+    assert pack.problems(Data(runs, iterations, {})) == []
+    runs.loc[runs["mode"] == "sb3", "torch"] = "2.12.0"
+    assert "different versions" in pack.problems(Data(runs, iterations, {}))[0]
 
 
 def test_a_target_is_met_where_the_whole_interval_is():
