@@ -217,8 +217,10 @@ class VecEnv:
 
 # === Agent ======================================================================================
 class Linear(eqx.Module):
+    """As eqx.nn.Linear, which is for one sample, under jax.vmap, where a batch takes longer."""
+
     bias: jax.Array  # first, as in Linen: in this order the gradient's norm is summed
-    weight: jax.Array  # eqx.nn.Linear has its transpose, and a batch takes longer
+    weight: jax.Array
 
     def __init__(self, num_inputs, num_outputs, key, scale=2**0.5):
         self.bias = jnp.zeros(num_outputs)
@@ -234,7 +236,7 @@ class MLP(eqx.Module):
 
     def __init__(self, sizes, output_scale, key):
         *keys, output_key = jax.random.split(key, len(sizes) - 1)
-        self.hidden = list(map(Linear, sizes, sizes[1:], keys))
+        self.hidden = list(map(Linear, sizes, sizes[1:], keys))  # up to the last key
         self.output = Linear(*sizes[-2:], output_key, output_scale)
 
     def __call__(self, x):
@@ -248,10 +250,10 @@ class Agent(eqx.Module):
     critic: MLP
 
     def get_logits(self, obs):
-        return self.actor(obs)  # (obs_dim,) -> (num_actions,)
+        return self.actor(obs)  # (..., obs_dim) -> (..., num_actions)
 
     def get_value(self, obs):
-        return self.critic(obs).squeeze(-1)  # (obs_dim,) -> ()
+        return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
 
     def __call__(self, obs):
         return self.get_logits(obs), self.get_value(obs)
@@ -306,7 +308,7 @@ def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
 
     def step(carry, step_noise):
         obs, env_state = carry
-        logits = jax.vmap(train_state.agent.get_logits)(obs)
+        logits = train_state.agent.get_logits(obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
         new_obs, env_state, result = env.step(env_state, action)
         return (new_obs, env_state), (obs, action, logits, result)
@@ -346,7 +348,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 # === Loss =======================================================================================
 def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and (5,): its parts, KL, clip fraction."""
-    logits, value = jax.vmap(agent)(batch.obs)
+    logits, value = agent(batch.obs)
     log_probs = jax.nn.log_softmax(logits)
     log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
     ratio = jnp.exp(log_ratio)
@@ -383,7 +385,7 @@ def update(train_state, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state and the METRICS."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     all_obs = jnp.stack([storage.obs, storage.next_obs])
-    value, next_value = jax.vmap(jax.vmap(jax.vmap(train_state.agent.get_value)))(all_obs)
+    value, next_value = train_state.agent.get_value(all_obs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)

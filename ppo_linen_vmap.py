@@ -8,7 +8,7 @@
     python ppo_linen_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
 The environments are gymnax's and step inside the jitted rollout, so an iteration is two calls.
-Every array of ppo_linen.py's gets an axis of agents in front; all functions stay those of one.
+Each array gets an axis of agents in front; the functions are still written for one agent.
 Diff me with ppo_linen.py to see what vmap asks for, with ppo_nnx_vmap.py to see Flax NNX.
 """
 
@@ -58,13 +58,13 @@ from tensorboard.summary import Writer
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of weights, actions, environments and shuffles; of the first agent
-    num_agents: int = 8  # agents that train side by side, with seeds seed, seed + 1, ...
+    seed: int = 1  # of the first agent's weights, actions, environments and shuffles
+    num_agents: int = 8  # agents that train at once; agent k has seed + k
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
+    total_timesteps: int = 819_200  # environment steps of each agent, down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
-    num_envs: int = 32  # parallel environments
+    num_envs: int = 32  # parallel environments of each agent
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -657,10 +657,16 @@ class RunLog:
 
 # === Run logs =====================================================================================
 class RunLogs(RunLog):
-    """The program's log, of means over its agents; in its folder, each agent's own, like a run's.
+    """Logs means over the agents; each agent's own log is a run's folder inside the program's.
 
     To go on, the program needs its own checkpoint; an agent's is for evaluate.py.
     """
+
+    def begin(self, **state: Any) -> tuple[Any, ...]:
+        args = self.args
+        if args.resume and "agent" in load_checkpoint(self.dir, None, args.env_id)[1]:
+            fail(f"--resume: {self.dir} is one agent's; its program goes on from {self.dir.parent}")
+        return super().begin(**state)
 
     def open_metrics(self, first: int) -> None:
         super().open_metrics(first)
@@ -670,8 +676,9 @@ class RunLogs(RunLog):
             own = {"seed": seed, "runs_dir": str(self.dir), "run_name": f"seed{seed}"}
             info = self.info | {"args": self.info["args"] | own, "agent": k}
             info["wandb_id"] = self.info["wandb_id"] and f"{self.info['wandb_id']}-{seed}"
+            # Like this log, but for the lock and the signals. Links are not followed.
             vars(agent).update(vars(self) | {"dir": self.dir / f"seed{seed}", "info": info})
-            agent.signals, agent.handlers = [], {}  # it is the program that ends
+            agent.signals, agent.handlers = [], {}
             agent.dir.mkdir(exist_ok=bool(self.args.resume))
             agent.lock = os.open(agent.dir, os.O_RDONLY | os.O_NOFOLLOW)
             agent.open_metrics(first)
@@ -697,7 +704,7 @@ class RunLogs(RunLog):
 
     def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
         with redirect_stdout(io.StringIO()):
-            while self.agents:
+            while self.agents:  # which close() is not to close again
                 self.agents.pop().finish(peak_device_bytes)
         return super().finish(peak_device_bytes)
 
@@ -717,10 +724,12 @@ def train(args: Args) -> dict[str, Any]:
     env = VecEnv(args.env_id, args.num_envs)
     # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
     # keys are folded in from its number, so resuming needs none.
-    seeds = np.uint32(args.seed) + np.arange(args.num_agents, dtype=np.uint32)
-    split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)  # what it gives has a row
-    key, agent_key, env_key = split(jax.vmap(jax.random.PRNGKey)(seeds), 3)  # for each agent
-    state = jax.vmap(partial(make_agent, args, env))(agent_key)
+    seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
+    # out_axes=1: keys (num_agents, 2) -> (n, num_agents, 2), so that n names get one per agent.
+    split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)
+    key, agent_key, env_key = split(jax.vmap(jax.random.PRNGKey)(seeds), 3)
+    # Not vmap: on a CPU, batched QRs, by which weights are made, may wait for ever (JAX 0.10.2).
+    state = jax.lax.map(partial(make_agent, args, env), agent_key)
     obs, env_state = jax.jit(jax.vmap(env.reset))(env_key)
     first, train_state, obs, env_state = log.begin(train_state=state, obs=obs, env_state=env_state)
     # env and args are bound: to the compiler they are constants. Donating would save no time.

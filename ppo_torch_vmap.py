@@ -3,12 +3,13 @@
 # dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO in compiled PyTorch, many agents at once: policy and minibatch step, under torch.func.vmap.
+"""PPO in compiled PyTorch, many agents at once: policy and loss, under torch.func.vmap.
 
     python ppo_torch_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
-The environments are gymnax's: one jitted call steps all agents', and arrays cross over as views.
-Every array of ppo_torch_compile.py's gets an axis of agents in front, the parameters too.
+The environments are gymnax's: one jitted call steps them all. Each framework reads what the other
+wrote where it lies; on a GPU, nothing is copied to the host.
+Each tensor gets an axis of agents in front; policy, GAE and loss are still written for one agent.
 Diff me with ppo_torch_compile.py to see what vmap asks for, with ppo_linen_vmap.py to see JAX.
 """
 
@@ -59,13 +60,13 @@ from torch.func import functional_call, vmap
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of weights, actions, environments and shuffles; of the first agent
-    num_agents: int = 8  # agents that train side by side, with seeds seed, seed + 1, ...
+    seed: int = 1  # of the first agent's weights, actions, environments and shuffles
+    num_agents: int = 8  # agents that train at once; agent k has seed + k
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
+    total_timesteps: int = 819_200  # environment steps of each agent, down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
-    num_envs: int = 32  # parallel environments
+    num_envs: int = 32  # parallel environments of each agent
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
@@ -267,8 +268,8 @@ class Agent(nn.Module):
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
 
-    def forward(self, function, *inputs, **constants):  # what functional_call runs
-        return function(self, *inputs, **constants)
+    def forward(self, obs):
+        return self.get_logits(obs), self.get_value(obs)
 
 
 class Adam(NamedTuple):
@@ -285,7 +286,7 @@ def make_agent(args: Args, env: VecEnv, device: torch.device):
 
 
 def make_agents(args: Args, env: VecEnv, device: torch.device):
-    """Agent and Adam hold all agents' tensors, stacked; each agent has a generator of its own.
+    """Return one Agent and one Adam, of all agents' tensors stacked, and a generator for each.
 
     Agent k starts, and goes on drawing, as ppo_torch_compile.py does from seed + k.
     """
@@ -310,7 +311,7 @@ def for_each(agent, function, **constants):
     """
 
     def call(params, *inputs):
-        return functional_call(agent, params, (function, *inputs), constants)
+        return function(partial(functional_call, agent, params), *inputs, **constants)
 
     return partial(vmap(call), dict(agent.named_parameters()))
 
@@ -343,7 +344,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: Args):
-    """Act for num_steps from all agents' obs; return the obs to go on from, env_state, Storage."""
+    """Act for num_steps from obs (num_agents, N, obs_dim); return obs, env_state, Storage alike."""
     shape = (args.num_agents, args.num_steps, args.num_envs, env.num_actions)
     noise = torch.empty(shape, device=obs.device)
     for agent_noise, generator in zip(noise, generators, strict=True):
@@ -372,7 +373,7 @@ def stack(results):
 @torch.no_grad()
 def policy(agent, obs, noise):
     """(N, obs_dim), (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
-    logits = agent.get_logits(obs)
+    logits, _ = agent(obs)  # the compiler leaves the critic out
     action = (logits + noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
     return logits, action.int()
 
@@ -403,7 +404,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 # === Loss =======================================================================================
 def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and (5,): its parts, KL, clip fraction."""
-    logits, value = agent.get_logits(batch.obs), agent.get_value(batch.obs)
+    logits, value = agent(batch.obs)
     log_probs = logits.log_softmax(-1)
     log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
     ratio = log_ratio.exp()
@@ -441,13 +442,14 @@ def update(agent, minibatch_fn, storage: Storage, generators, args: Args):
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         all_obs = torch.stack([storage.obs, storage.next_obs], 1)
-        value, next_value = for_each(agent, Agent.get_value)(all_obs).unbind(1)
+        value, next_value = for_each(agent, lambda agent, obs: agent(obs)[1])(all_obs).unbind(1)
     advantage = vmap(partial(compute_gae, args=args))(storage, value, next_value)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.flatten(1, 2) for x in batch))
 
-    losses, rows = [], torch.arange(args.num_agents, device=value.device)[:, None]
+    losses = []
+    rows = torch.arange(args.num_agents, device=value.device)[:, None]  # [rows, order]: of each
     for _ in range(args.update_epochs):
         draw = partial(torch.randperm, args.batch_size, device=value.device)
         order = torch.stack([draw(generator=x) for x in generators])
@@ -468,13 +470,13 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """
     loss, losses = for_each(agent, ppo_loss, args=args)(minibatch)
     params = list(agent.parameters())
-    # One vector of all parameters: fewer kernels, which compile in a third less time.
-    # No loss depends on another agent's parameters: the gradient of their sum is each one's own.
+    # No loss reads another agent's parameters, so the gradient of their sum is each one's own.
     grads = torch.autograd.grad(loss.sum(), params)
+    # One vector for each agent, (num_agents, P): fewer kernels, which compile in a third less time.
     grad = torch.cat([x.flatten(1) for x in grads], 1)
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm(dim=1, keepdim=True) + 1e-6)).clip(max=1.0)
-        count = adam.count[:, None]
+        count = adam.count[:, None]  # a view: what is added to it is added to adam's
         decay = 1 - count / args.num_optimizer_steps if args.anneal_lr else 1.0
         count.add_(1)
         adam.mean.lerp_(grad, 1 - 0.9)
@@ -779,10 +781,16 @@ class RunLog:
 
 # === Run logs =====================================================================================
 class RunLogs(RunLog):
-    """The program's log, of means over its agents; in its folder, each agent's own, like a run's.
+    """Logs means over the agents; each agent's own log is a run's folder inside the program's.
 
     To go on, the program needs its own checkpoint; an agent's is for evaluate.py.
     """
+
+    def begin(self, **state: Any) -> tuple[Any, ...]:
+        args = self.args
+        if args.resume and "agent" in load_checkpoint(self.dir, None, args.env_id)[1]:
+            fail(f"--resume: {self.dir} is one agent's; its program goes on from {self.dir.parent}")
+        return super().begin(**state)
 
     def open_metrics(self, first: int) -> None:
         super().open_metrics(first)
@@ -792,8 +800,9 @@ class RunLogs(RunLog):
             own = {"seed": seed, "runs_dir": str(self.dir), "run_name": f"seed{seed}"}
             info = self.info | {"args": self.info["args"] | own, "agent": k}
             info["wandb_id"] = self.info["wandb_id"] and f"{self.info['wandb_id']}-{seed}"
+            # Like this log, but for the lock and the signals. Links are not followed.
             vars(agent).update(vars(self) | {"dir": self.dir / f"seed{seed}", "info": info})
-            agent.signals, agent.handlers = [], {}  # it is the program that ends
+            agent.signals, agent.handlers = [], {}
             agent.dir.mkdir(exist_ok=bool(self.args.resume))
             agent.lock = os.open(agent.dir, os.O_RDONLY | os.O_NOFOLLOW)
             agent.open_metrics(first)
@@ -819,7 +828,7 @@ class RunLogs(RunLog):
 
     def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
         with redirect_stdout(io.StringIO()):
-            while self.agents:
+            while self.agents:  # which close() is not to close again
                 self.agents.pop().finish(peak_device_bytes)
         return super().finish(peak_device_bytes)
 
@@ -852,18 +861,19 @@ def train(args: Args) -> dict[str, Any]:
     agent, adam, generators = make_agents(args, env, device)
     # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
     jax_device = jax.devices(device.type)[0]
-    keys = jnp.stack([jax.random.PRNGKey(args.seed + k) for k in range(args.num_agents)])
+    seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
+    keys = jax.vmap(jax.random.PRNGKey)(seeds)
     obs, env_state = jax.jit(jax.vmap(env.reset))(jax.device_put(keys, jax_device))
 
     # These tensors train in place, so a checkpoint's numbers are copied into them.
     tensors = {"agent": agent.state_dict(), "adam": adam}
-    states = [torch.stack([x.get_state() for x in generators])]
+    states = [np.stack([x.get_state() for x in generators])]
     first, saved, states, obs, env_state = log.begin(
         tensors=tensors, generators=states, obs=obs, env_state=env_state
     )
     jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, saved)
     for generator, state in zip(generators, states[0], strict=True):
-        generator.set_state(torch.as_tensor(state).clone())  # of a view, set_state crashes
+        generator.set_state(torch.as_tensor(state))
     obs, env_state = jax.device_put((obs, env_state), jax_device)
     obs = to_torch(obs)
 
@@ -889,7 +899,7 @@ def train(args: Args) -> dict[str, Any]:
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
             if log.write(iteration, (start, middle, time.perf_counter()), metrics):
                 on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync
-                states = [torch.stack([x.get_state() for x in generators])]
+                states = [np.stack([x.get_state() for x in generators])]
                 log.save(iteration, **on_host, generators=states, env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     return log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)

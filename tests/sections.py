@@ -56,7 +56,12 @@ SHARED = {
         (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
         (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2]),
     ],
-    "Loss": [(*TORCH_SCRIPTS, TORCH_PAIR[1]), LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
+    "Loss": [
+        (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
+        LINEN_SCRIPTS,
+        NNX_SCRIPTS,
+        *DQN_PAIRS,
+    ],
     "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
     "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *DQN_SCRIPTS, *VMAP_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],

@@ -77,7 +77,7 @@ def test_diff_budgets_from_one_agent_to_many(framework, budget):
     alone += "_compile" if framework == "torch" else ""
     run_logs = len(sections(read(many))["Run logs"].splitlines())
     assert changed_lines(alone, many) - run_logs <= budget
-    assert run_logs <= 52
+    assert run_logs <= 59
 
 
 @pytest.mark.parametrize("pair", [LINEN_PAIR, TORCH_PAIR])
@@ -106,9 +106,9 @@ def test_length(name):
     are not followed, strangers' arguments checked, wrappers' second signals, errors as sentences.
     Of these, 80 lines (with gymnax) or 50 are environments of one's own: what is wrong, and where.
     """
-    ceilings = {"ppo_torch": 744, "ppo_torch_compile": 803, "ppo_equinox": 706}
+    ceilings = {"ppo_torch": 744, "ppo_torch_compile": 803, "ppo_equinox": 708}
     ceilings |= {"ppo_torch_gymnasium": 759, "ppo_linen_gymnasium": 744}
-    ceilings |= {"ppo_linen_vmap": 747, "ppo_nnx_vmap": 752, "ppo_torch_vmap": 899}
+    ceilings |= {"ppo_linen_vmap": 756, "ppo_nnx_vmap": 762, "ppo_torch_vmap": 911}
     assert len(read(name).splitlines()) <= ceilings.get(name, 694)
 
 

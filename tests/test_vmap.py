@@ -170,6 +170,15 @@ def test_op_by_op_and_with_the_highest_seeds_an_agent_trains_as_alone(tmp_path):
     assert_close(rows_of(program / f"seed{last}"), rows_of(alone))
 
 
+@pytest.mark.parametrize("name", VMAP_SCRIPTS[:2])
+def test_wide_layers_of_many_agents_are_made_without_waiting_for_each_other(name, tmp_path):
+    """Their orthogonal matrices: made in one batch, on two cores those waited for ever."""
+    flags = "--num-agents 8 --num-envs 2 --num-steps 2 --num-minibatches 1 --update-epochs 1 "
+    flags += "--hidden-sizes 256 256 --total-timesteps 4"
+    command = [sys.executable, ROOT / f"{name}.py", *flags.split(), "--runs-dir", tmp_path]
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+
+
 # === Run logs ===================================================================================
 @pytest.mark.parametrize("name", VMAP_SCRIPTS)
 def test_every_agent_has_a_folder_that_is_like_a_runs(name, program_of):
@@ -225,6 +234,15 @@ def test_evaluate_plays_all_agents_of_a_program_and_the_report_reads_them(progra
     data = load(folder)
     assert data.runs["run"].tolist() == ["seed5", "seed6", "seed7"] and not data.left_out
     assert data.runs["total"].notna().tolist() == [True, False, False]
+
+
+def test_an_agent_alone_is_not_gone_on_with(program_of, resume, tmp_path):
+    folder = tmp_path / "program"
+    shutil.copytree(program_of("ppo_linen_vmap").saved[0], folder)
+    done = resume("ppo_linen_vmap", folder / "seed6")
+    own = folder / "seed6"
+    said = f"--resume: {own} is one agent's; its program goes on from {folder}\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_link_in_an_agents_place_is_not_followed(program_of, resume, tmp_path):
