@@ -610,7 +610,7 @@ def load_checkpoint(
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
-            info["elapsed"] = float(info["elapsed"])
+            info["elapsed"], info["resumed"] = float(info["elapsed"]), [*info["resumed"]]
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         code_is_wrong = str(error).startswith(f"--env-id {env_id} must")  # own_code says it

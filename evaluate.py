@@ -177,7 +177,7 @@ def load_run(folder: str, env_ids: tuple[str, ...] = ()) -> Run:
 
 def agents_of(folder: str) -> list[str]:
     """The folders of the agents that a program trained at once, by seed; of a run, its own."""
-    found = [x.parent for x in Path(folder).glob("seed*/checkpoint.npz")]
+    found = [x.parent for x in Path(folder).glob("seed*/metrics.jsonl")]
     return [str(x) for x in sorted(found, key=lambda x: (len(x.name), x.name))] or [folder]
 
 

@@ -97,7 +97,8 @@ class Args:
 
         if self.resume is not None and self.run_name is None:
             return  # main replaces these by the checkpoint's, which have a run_name
-        for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
+        check("num_agents", 0 < self.num_agents <= 4096, "must lie between 1 and 4096")
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
         coefs = ("learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps")
         for name in (*coefs, "save_every"):
@@ -492,7 +493,7 @@ def load_checkpoint(
             own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
             args = Args(**own | {"run_name": path.parent.name})
             info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
-            info["elapsed"] = float(info["elapsed"])
+            info["elapsed"], info["resumed"] = float(info["elapsed"]), [*info["resumed"]]
             return args, info, jax.tree.map_with_path(read, state)
     except Exception as error:  # a damaged file can raise anything
         code_is_wrong = str(error).startswith(f"--env-id {env_id} must")  # own_code says it
@@ -663,6 +664,16 @@ class RunLogs(RunLog):
     To go on, the program needs its own checkpoint; an agent's is for evaluate.py.
     """
 
+    def __init__(self, args: Args, *names: str) -> None:
+        (soft, hard), files = resource.getrlimit(resource.RLIMIT_NOFILE), 2 * args.num_agents + 256
+        if 0 <= hard < files:
+            fail(
+                f"--num-agents: {args.num_agents} agents open {files} files; ulimit -n says {hard}"
+            )
+        if 0 <= soft < files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        super().__init__(args, *names)
+
     def begin(self, **state: Any) -> tuple[Any, ...]:
         args = self.args
         if args.resume and "agent" in load_checkpoint(self.dir, None, args.env_id)[1]:
@@ -680,8 +691,12 @@ class RunLogs(RunLog):
             # Like this log, but for the lock and the signals. Links are not followed.
             vars(agent).update(vars(self) | {"dir": self.dir / f"seed{seed}", "info": info})
             agent.signals, agent.handlers = [], {}
-            agent.dir.mkdir(exist_ok=bool(self.args.resume))
-            agent.lock = os.open(agent.dir, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                if not self.args.resume:
+                    agent.dir.mkdir()
+                agent.lock = os.open(agent.dir, os.O_RDONLY | os.O_NOFOLLOW)
+            except OSError as error:
+                fail(f"{agent.dir} cannot be made, or gone on with: {error.strerror}")
             agent.open_metrics(first)
             if agent.wandb:
                 agent.wandb.name = f"{self.dir.name}-seed{seed}"

@@ -170,8 +170,9 @@ class Args:
         elsewhere = os.sep in self.script and not (
             os.path.exists(self.script) and path.is_file() and path.samefile(self.script)
         )
-        if elsewhere or not path.is_file() or self.algorithm not in SPACES:
-            known = [x.name for kind in SPACES for x in sorted(HERE.glob(f"{kind}_*.py"))]
+        known = [x.name for kind in SPACES for x in sorted(HERE.glob(f"{kind}_*.py"))]
+        known = [x for x in known if not x.endswith("_vmap.py")]  # a trial has an agent a process
+        if elsewhere or path.name not in known:
             raise ValueError(f"SCRIPT must be one of {', '.join(known)}, not {plain(self.script)}")
         most = {"num_seeds": FRESH, "fresh_seeds": FRESH, "workers": 1000}
         for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):

@@ -8,6 +8,7 @@ missing.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -679,14 +680,16 @@ def nested(section: Section, prefix: str) -> Section:
 
 
 def write_report(data: Data, out: Path, request: Request) -> str:
-    """Write the report into out; return its first table and sentences as plain text."""
+    """Write the report into out; return the answers, tables and sentences, as plain text."""
     made = page(data, request)
     render.write(made, out)
     tables = [(x, block) for x in made.sections for block in x.blocks if isinstance(block, Table)]
-    section, table = next(x for x in tables if x[1].name in ("answer", "part1_answer"))
-    lines = [line for x in section.blocks if isinstance(x, Bullets) for line in x.items]
-    parts = [render.clean(table.caption), render.plain(table)]
-    return "\n\n".join([*parts, "\n".join(f"- {render.clean(x)}" for x in lines)])
+    parts = []
+    for section, table in [x for x in tables if re.fullmatch(r"(part\d+_)?answer", x[1].name)]:
+        lines = [line for x in section.blocks if isinstance(x, Bullets) for line in x.items]
+        parts += [render.clean(table.caption), render.plain(table)]
+        parts.append("\n".join(f"- {render.clean(x)}" for x in lines))
+    return "\n\n".join(parts)
 
 
 def default_out(sources: Sequence[str]) -> Path:

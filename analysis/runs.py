@@ -360,7 +360,7 @@ def merge(parts: Sequence[Data]) -> Data:
 
 def is_untimed(runs: pd.DataFrame) -> pd.Series:
     """Whether a run has no durations of its own: it was stopped, or another agent has them."""
-    return runs["resumed"] | (runs["agent"] > 0)
+    return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
 
 
 def number_repeats(runs: pd.DataFrame) -> pd.DataFrame:
@@ -498,7 +498,7 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
         "last_100_return": last_return(record.metrics),
     }
     durations = [x.name for x in RUNS if x.kind == "seconds"]
-    untimed = row["resumed"] or (row["agent"] or 0) > 0
+    untimed = row["resumed"] or (row["agent"] or 0) != 0
     return row | (dict.fromkeys([*durations, "saving"]) if untimed else measure(record))
 
 

@@ -298,6 +298,10 @@ def test_agents_of_one_program_are_runs_and_the_first_has_its_durations(tmp_path
     assert data.runs["final_return"].tolist() == [20] * 3
     timed = data.iterations.dropna(subset=["time/iteration"])
     assert set(timed["run"]) == {data.runs["run"][0]} and len(data.iterations) == 36
+    info = json.loads((path / f"{path.name}-seed2" / "run.json").read_text())
+    for agent in (-1, 0.5, 7):  # a stranger's: never a second one with the program's durations
+        (path / f"{path.name}-seed2" / "run.json").write_text(json.dumps(info | {"agent": agent}))
+        assert load(tmp_path).runs["total"].notna().tolist() == [True, False, False]
     (path / "run.json").unlink()  # what the program has for itself is no run
     assert len(load(tmp_path).runs) == 3
     (path / f"{path.name}-seed2" / "run.json").unlink()

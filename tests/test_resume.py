@@ -391,6 +391,8 @@ def test_a_flipped_bit_is_seen_or_does_no_harm(stopped, capfd):
         {"iteration": 5},
         {"iteration": 7},
         {"iteration": 10**30},
+        {"resumed": 5},
+        {"resumed": None},
     ],
     ids=str,
 )

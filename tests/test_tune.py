@@ -752,7 +752,9 @@ def check_sentence(project, result, sentence):
 def test_the_script_must_be_one_of_those_beside_it(project, command):
     (project / "sub").mkdir()
     shutil.copy(project / "ppo_fake.py", project / "sub")
-    for name in ("nothing", "evaluate.py", "ppo_other", "sub/ppo_fake.py", "/tmp/ppo_fake.py"):
+    shutil.copy(project / "ppo_fake.py", project / "ppo_fake_vmap.py")  # many agents a process
+    names = ("nothing", "evaluate.py", "ppo_other", "sub/ppo_fake.py", "/tmp/ppo_fake.py")
+    for name in (*names, "ppo_fake_vmap.py"):
         status, _, err = command(name, "--trials", "1")
         assert status == 2 and f"SCRIPT must be one of ppo_fake.py, not {name}" in " ".join(
             err.replace("│", " ").split()

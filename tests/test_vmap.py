@@ -236,6 +236,28 @@ def test_evaluate_plays_all_agents_of_a_program_and_the_report_reads_them(progra
     assert data.runs["total"].notna().tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize(("soft", "status"), [(40, 0), (300, 2)])
+def test_agents_open_as_many_files_as_they_need_or_none(soft, status, tmp_path):
+    """Up to the hard limit; beyond it nothing is left behind."""
+    flags = "--num-agents 40 --num-envs 1 --num-steps 2 --num-minibatches 1 --update-epochs 1 "
+    flags += "--hidden-sizes 2 --total-timesteps 2 --run-name many"
+    command = [sys.executable, ROOT / "ppo_linen_vmap.py", *flags.split(), "--runs-dir", tmp_path]
+    limit = f'ulimit -S{"n" if status == 0 else "Hn"} {soft}; exec "$@"'
+    done = subprocess.run(["bash", "-c", limit, "bash", *command], capture_output=True, text=True)
+    said = "--num-agents: 40 agents open 336 files; ulimit -n says 300\n"
+    assert (done.returncode, done.stderr) == (status, said if status else "")
+    assert (tmp_path / "many" / "seed40" / "run.json").exists() == (status == 0)
+    assert (tmp_path / "many").exists() == (status == 0)
+
+
+def test_evaluate_leaves_no_agent_out(program_of, tmp_path):
+    shutil.copytree(program_of("ppo_linen_vmap").folder, tmp_path / "program")
+    (tmp_path / "program" / "seed6" / "checkpoint.npz").unlink()
+    command = [sys.executable, ROOT / "evaluate.py", tmp_path / "program", "--episodes", "4"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "seed6 has no checkpoint" in done.stderr
+
+
 def test_an_agent_alone_is_not_gone_on_with(program_of, resume, tmp_path):
     folder = tmp_path / "program"
     shutil.copytree(program_of("ppo_linen_vmap").saved[0], folder)
@@ -251,15 +273,21 @@ def test_a_link_in_an_agents_place_is_not_followed(program_of, resume, tmp_path)
     (folder / "seed6").rename(tmp_path / "elsewhere")
     (folder / "seed6").symlink_to(tmp_path / "elsewhere")
     before = (tmp_path / "elsewhere" / "metrics.jsonl").read_bytes()
+    said = f"{folder / 'seed6'} cannot be made, or gone on with: "
     done = resume("ppo_linen_vmap", folder)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and done.stderr.startswith(said)
     assert (tmp_path / "elsewhere" / "metrics.jsonl").read_bytes() == before
+    (folder / "seed6").unlink()
+    done = resume("ppo_linen_vmap", folder)
+    assert (done.returncode, done.stderr) == (2, f"{said}No such file or directory\n")
+    assert not (folder / "seed6").exists()
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"num_agents": 0}, "--num-agents must lie between 1 and 2**31 - 1, not 0"),
+        ({"num_agents": 0}, "--num-agents must lie between 1 and 4096, not 0"),
+        ({"num_agents": 4097}, "--num-agents must lie between 1 and 4096, not 4097"),
         ({"num_agents": 2, "seed": 2**32 - 1}, "--seed must lie between 0 and 4294967294, not"),
     ],
 )
