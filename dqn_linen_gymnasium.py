@@ -824,8 +824,9 @@ def train(args: Args) -> dict[str, Any]:
     """Train an agent; return what run.json holds."""
     device = jax.devices()[0]
     log = RunLog(args, "linen", "jit", device.device_kind)
-    # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
-    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     # An iteration's keys are folded in from its number, so resuming needs none.
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))

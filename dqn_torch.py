@@ -853,8 +853,9 @@ def train(args: Args) -> dict[str, Any]:
     device = choose_device()
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     log = RunLog(args, "torch", "compile" if args.compile else "env.jit", gpu or "cpu")
-    # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
-    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     env = VecEnv(args.env_id, args.num_envs, **args.env_options)
     torch.manual_seed(args.seed)

@@ -659,8 +659,9 @@ def train(args: Args) -> dict[str, Any]:
     """Train an agent; return what run.json holds."""
     device = jax.devices()[0]
     log = RunLog(args, "nnx", "cached_partial" if args.jit else "none", device.device_kind)
-    # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
-    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
     # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
     # keys are folded in from its number, so resuming needs none.

@@ -715,7 +715,7 @@ def train(args: Args) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     log = RunLog(args, "torch", "eager", gpu or "cpu")
-    # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
     torch.set_float32_matmul_precision(args.matmul_precision)
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     torch.manual_seed(args.seed)

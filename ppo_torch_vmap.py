@@ -869,8 +869,9 @@ def train(args: Args) -> dict[str, Any]:
     device = choose_device()
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     log = RunLogs(args, "torch", "compile" if args.jit_env else "compile, env none", gpu or "cpu")
-    # Set for all frameworks alike: by default JAX takes TF32 on a GPU, and torch float32.
-    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     env = VecEnv(args.env_id, args.num_envs)
     agent, adam, generators = make_agents(args, env, device)

@@ -58,7 +58,8 @@ def train(args: Args) -> dict[str, Any]:
     """Train the agents; return what run.json holds."""
     device = jax.devices()[0]
     log = RunLogs(args, "linen", "jit", device.device_kind)
-    jax.config.update("jax_default_matmul_precision", args.matmul_precision)
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
     seeds = np.uint32(args.seed) + np.arange(args.num_agents, dtype=np.uint32)
     start = time.perf_counter()

@@ -95,6 +95,15 @@ def test_compilations_transfers_and_graph_breaks(name, tmp_path, monkeypatch):
         assert first["graphs"] == 0
 
 
+@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch"])
+def test_matmul_precision_means_the_same_in_both_frameworks(name, tmp_path):
+    """TF32 on a GPU: in JAX the default, since its "high" computes some products in float32."""
+    for precision, jax_has in [("highest", "highest"), ("high", "default")]:
+        train(name, tmp_path, matmul_precision=precision, total_timesteps=128, run_name=precision)
+        assert jax.config.jax_default_matmul_precision == jax_has  # ty: ignore[missing-attribute]
+        assert name == "ppo_linen" or torch.get_float32_matmul_precision() == precision
+
+
 @pytest.mark.parametrize("name", TORCH_SCRIPTS)
 def test_actions_by_dlpack_compile_the_step_once(name, tmp_path, monkeypatch):
     """As on a GPU: an array from DLPack is committed to its device, and JAX compiles for that."""
