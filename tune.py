@@ -678,6 +678,9 @@ def work(study: optuna.Study, runner: Runner, shared: Shared, tell: Callable) ->
                     study.optimize(once, 1, catch=caught, callbacks=callbacks)
                 except AssertionError as error:  # Optuna could not even say that the trial failed
                     raise error.__context__ or error from None
+                except ValueError as error:  # as above: what Optuna says where it comes to the end
+                    if not str(error).startswith("Cannot tell a"):
+                        raise
 
 
 def describe(study: optuna.Study, runner: Runner, seconds: float, ended: int) -> str:

@@ -1,5 +1,6 @@
 """The driver, on stand-ins for the training scripts, and one small grid with the real ones."""
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -136,11 +137,18 @@ def processes_in(project):
 
     def belongs(process):
         try:
-            return process.environ().get("TMPDIR") == str(project)
-        except psutil.Error:
+            ours = process.environ().get("TMPDIR") == str(project)
+            return ours and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:  # it has ended by now, or is another user's
             return False
 
-    return [x for x in psutil.process_iter() if belongs(x) and x.status() != psutil.STATUS_ZOMBIE]
+    return [x for x in psutil.process_iter() if belongs(x)]
+
+
+def name_of(process):
+    """Its program's name; of one that has just ended, none."""
+    with contextlib.suppress(psutil.Error):
+        return process.name()
 
 
 # === The grid ===================================================================================
@@ -605,7 +613,7 @@ def test_stopping_leaves_no_process(project, sent, status, to_group):
     """A terminal's Ctrl-C or its end reaches the driver's whole process group."""
     driver = start(project, "--gpus", "0,1", **{"__": "hang"})
     wait_for(lambda: len(started(project)) == 2)
-    wait_for(lambda: sum(x.name() == "sleep" for x in processes_in(project)) == 2)
+    wait_for(lambda: sum(name_of(x) == "sleep" for x in processes_in(project)) == 2)
     (os.killpg if to_group else os.kill)(driver.pid, getattr(signal, sent))
     finish(driver)
     assert driver.returncode == status
