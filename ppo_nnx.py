@@ -5,7 +5,7 @@
 # ///
 """PPO in JAX and Flax NNX: the rollout and the update are one nnx.jit each.
 
-    python ppo_nnx.py --env-id CartPole-v1 --seed 1  # 16 s on two CPU cores, at a2707b4
+    python ppo_nnx.py --env-id CartPole-v1 --seed 1  # 9 s on two CPU cores, at 012e335
 
 The environments are gymnax's and step inside the jitted rollout, so an iteration is two calls.
 Agent and optimizer are objects that own their arrays: nnx.jit takes them apart at every call.

@@ -5,7 +5,7 @@
 # ///
 """PPO in compiled PyTorch: the environments step in JAX, and arrays cross over as views.
 
-    python ppo_torch_compile.py --env-id CartPole-v1 --seed 1  # 38 s on two CPU cores, at a2707b4
+    python ppo_torch_compile.py --env-id CartPole-v1 --seed 1  # 21 s on two CPU cores, at 012e335
 
 The environments are gymnax's: one jitted call steps them all. Each framework reads what the other
 wrote where it lies; on a GPU, nothing is copied to the host.
