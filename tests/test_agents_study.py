@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +17,7 @@ from conftest import ROOT
 from fake_runs import metrics_rows, run_info, write_run
 from made_up import table
 from scipy import stats as scipy_stats
+from test_driver import wait_for
 
 from analysis import agents, schema, side_by_side
 from analysis.pack import of_first_agents, problems
@@ -290,14 +290,6 @@ def left_of(tmp_path):
             if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
-
-
-def wait_for(condition):
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("what the test waits for does not come")
 
 
 def test_real_processes_side_by_side(tmp_path):
