@@ -129,8 +129,6 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         section = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         tables = [x for x in section.blocks if isinstance(x, Table)]
         return render.markdown_table(tables[0].cells)
-    if name.startswith("peer") and not (ROOT / source).exists():
-        return "Not measured yet."
     known, bench = learning.load_environments(), bench_of(source, where, baseline)
     if name in TABLES:
         return render.markdown_table(TABLES[name](bench, known).cells)

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 from made_up import grid, only_bench
 
-from analysis import docs, others, pack
+from analysis import others, pack
 from analysis.runs import NOT_SETTINGS, Data, load
 from analysis.stats import Interval
 
@@ -284,9 +284,3 @@ def test_a_target_is_met_where_the_whole_interval_is():
     assert "not by the whole interval" in others.verdict(Interval(0.1, 0.05, 0.21), 0.2)
     assert others.verdict(Interval(0.21, 0.05, 0.3), 0.2) == "missed"
     assert others.verdict(Interval(float("nan"), 0.05, 0.1), 0.2) == "missed"
-
-
-def test_the_documents_say_what_is_not_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(docs, "ROOT", tmp_path)
-    for name in ("peers", "peer_targets"):
-        assert docs.block(name, "results/peers", "CartPole-v1", None) == "Not measured yet."
