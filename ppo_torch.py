@@ -396,7 +396,7 @@ METRICS = (
 )
 
 
-def update(agent, minibatch_fn, storage: Storage, args: Args):
+def update(agent, epoch_fn, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return the METRICS."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
@@ -406,15 +406,17 @@ def update(agent, minibatch_fn, storage: Storage, args: Args):
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
-    losses = []
-    for _ in range(args.update_epochs):
-        order = torch.randperm(args.batch_size, device=value.device)
-        shuffled = (x[order].chunk(args.num_minibatches) for x in batch)
-        losses += [minibatch_fn(Batch(*minibatch)) for minibatch in zip(*shuffled, strict=True)]
-
+    shuffle = partial(torch.randperm, args.batch_size, device=value.device)
+    losses = torch.stack([epoch_fn(batch, shuffle()) for _ in range(args.update_epochs)])
     explained_variance = 1 - (target - value).var() / target.var()
-    mean_losses = torch.stack(losses).mean(0)
-    return torch.stack([*episode_statistics(storage), *mean_losses, explained_variance])
+    metrics = [*episode_statistics(storage), *losses.mean((0, 1)), explained_variance]
+    return torch.stack(metrics)
+
+
+def epoch(minibatch_fn, batch: Batch, order, args: Args):
+    """Train on a batch in this order, in place; return each minibatch's losses."""
+    shuffled = (x[order].chunk(args.num_minibatches) for x in batch)  # one gather an epoch
+    return torch.stack([minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)])
 
 
 def minibatch_step(agent, adam, counter, minibatch: Batch, args: Args):
@@ -722,7 +724,7 @@ def train(args: Args) -> dict[str, Any]:
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent)
     counter = count(first * args.update_epochs * args.num_minibatches)
-    minibatch_fn = partial(minibatch_step, agent, adam, counter, args=args)
+    epoch_fn = partial(epoch, partial(minibatch_step, agent, adam, counter, args=args), args=args)
 
     with jax.disable_jit(not args.jit_env):
         for iteration in range(first, args.num_iterations):
@@ -731,7 +733,7 @@ def train(args: Args) -> dict[str, Any]:
             if args.sync_for_timing and gpu:
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter() if args.sync_for_timing else None
-            metrics = update(agent, minibatch_fn, storage, args)
+            metrics = update(agent, epoch_fn, storage, args)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
             if log.write(iteration, (start, middle, time.perf_counter()), metrics):
                 on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync

@@ -399,7 +399,7 @@ METRICS = (
 )
 
 
-def update(agent, minibatch_fn, storage: Storage, args: Args):
+def update(agent, epoch_fn, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return the METRICS."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
@@ -409,22 +409,24 @@ def update(agent, minibatch_fn, storage: Storage, args: Args):
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
-    losses = []
-    for _ in range(args.update_epochs):
-        order = torch.randperm(args.batch_size, device=value.device)
-        shuffled = (x[order].chunk(args.num_minibatches) for x in batch)
-        losses += [minibatch_fn(Batch(*minibatch)) for minibatch in zip(*shuffled, strict=True)]
-
+    shuffle = partial(torch.randperm, args.batch_size, device=value.device)
+    losses = torch.stack([epoch_fn(batch, shuffle()) for _ in range(args.update_epochs)])
     explained_variance = 1 - (target - value).var() / target.var()
-    mean_losses = torch.stack(losses).mean(0)
-    return torch.stack([*episode_statistics(storage), *mean_losses, explained_variance])
+    metrics = [*episode_statistics(storage), *losses.mean((0, 1)), explained_variance]
+    return torch.stack(metrics)
+
+
+def epoch(minibatch_fn, batch: Batch, order, args: Args):
+    """Train on a batch in this order, in place; return each minibatch's losses."""
+    shuffled = (x[order].chunk(args.num_minibatches) for x in batch)  # one gather an epoch
+    return torch.stack([minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)])
 
 
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses (5,).
 
-    Gradient, clipping and Adam (Kingma & Ba 2015) are one graph. torch.optim would break it, and
-    backward() would compile it twice, since .grad is None at first.
+    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. torch.optim would break it,
+    and backward() would compile it twice, since .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
@@ -470,7 +472,7 @@ def capture(function, state):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(3):
+                for _ in range(3):  # as PyTorch's documentation has it
                     function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
             # In the default mode, a CUDA call from one of JAX's threads would end the recording.
@@ -779,9 +781,10 @@ def train(args: Args) -> dict[str, Any]:
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = compile_graph(partial(policy, agent), gpu)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
+    epoch_fn = partial(epoch, minibatch_fn, args=args)  # compiled too, it would be unrolled
     if gpu:
         policy_fn = capture(policy_fn, ())
-        minibatch_fn = capture(minibatch_fn, (list(agent.parameters()), adam))
+        epoch_fn = capture(epoch_fn, (list(agent.parameters()), adam))
 
     with jax.disable_jit(not args.jit_env):
         for iteration in range(first, args.num_iterations):
@@ -790,7 +793,7 @@ def train(args: Args) -> dict[str, Any]:
             if args.sync_for_timing and gpu:
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter() if args.sync_for_timing else None
-            metrics = update(agent, minibatch_fn, storage, args)
+            metrics = update(agent, epoch_fn, storage, args)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
             if log.write(iteration, (start, middle, time.perf_counter()), metrics):
                 on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync

@@ -438,7 +438,7 @@ METRICS = (
 )
 
 
-def update(agent, minibatch_fn, storage: Storage, generators, args: Args):
+def update(agent, epoch_fn, storage: Storage, generators, args: Args):
     """Train on a rollout for update_epochs, in place; return METRICS, (num_agents, 13)."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
@@ -449,25 +449,27 @@ def update(agent, minibatch_fn, storage: Storage, generators, args: Args):
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.flatten(1, 2) for x in batch))
 
-    losses = []
-    rows = torch.arange(args.num_agents, device=value.device)[:, None]  # [rows, order]: of each
-    for _ in range(args.update_epochs):
-        draw = partial(torch.randperm, args.batch_size, device=value.device)
-        order = torch.stack([draw(generator=x) for x in generators])
-        shuffled = (x[rows, order].chunk(args.num_minibatches, 1) for x in batch)
-        losses += [minibatch_fn(Batch(*minibatch)) for minibatch in zip(*shuffled, strict=True)]
-
+    shuffle = partial(torch.randperm, args.batch_size, device=value.device)
+    orders = [[shuffle(generator=x) for x in generators] for _ in range(args.update_epochs)]
+    losses = torch.stack([epoch_fn(batch, torch.stack(order)) for order in orders])
     explained_variance = 1 - (target - value).var((1, 2)) / target.var((1, 2))
-    mean_losses = torch.stack(losses).mean(0)
     statistics = vmap(lambda x: (*episode_statistics(x),))(storage)
-    return torch.stack([*statistics, *mean_losses.unbind(1), explained_variance], 1)
+    metrics = [*statistics, *losses.mean((0, 1)).unbind(1), explained_variance]
+    return torch.stack(metrics, 1)
+
+
+def epoch(minibatch_fn, batch: Batch, order, args: Args):
+    """Train on a batch in this order, in place; return each minibatch's losses."""
+    rows = torch.arange(args.num_agents, device=order.device)[:, None]  # [rows, order]: of each
+    shuffled = (x[rows, order].chunk(args.num_minibatches, 1) for x in batch)
+    return torch.stack([minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)])
 
 
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train each agent on its minibatch, in place; return their losses (num_agents, 5).
 
-    Gradient, clipping and Adam (Kingma & Ba 2015) are one graph. torch.optim would break it, and
-    backward() would compile it twice, since .grad is None at first.
+    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. torch.optim would break it,
+    and backward() would compile it twice, since .grad is None at first.
     """
     loss, losses = for_each(agent, ppo_loss, args=args)(minibatch)
     params = list(agent.parameters())
@@ -516,7 +518,7 @@ def capture(function, state):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(3):
+                for _ in range(3):  # as PyTorch's documentation has it
                     function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
             # In the default mode, a CUDA call from one of JAX's threads would end the recording.
@@ -898,9 +900,10 @@ def train(args: Args) -> dict[str, Any]:
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = compile_graph(for_each(agent, policy), gpu)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
+    epoch_fn = partial(epoch, minibatch_fn, args=args)  # compiled too, it would be unrolled
     if gpu:
         policy_fn = capture(policy_fn, ())
-        minibatch_fn = capture(minibatch_fn, (list(agent.parameters()), adam))
+        epoch_fn = capture(epoch_fn, (list(agent.parameters()), adam))
 
     with jax.disable_jit(not args.jit_env):
         for iteration in range(first, args.num_iterations):
@@ -911,7 +914,7 @@ def train(args: Args) -> dict[str, Any]:
             if args.sync_for_timing and gpu:
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter() if args.sync_for_timing else None
-            metrics = update(agent, minibatch_fn, storage, generators, args)
+            metrics = update(agent, epoch_fn, storage, generators, args)
             metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
             if log.write(iteration, (start, middle, time.perf_counter()), metrics):
                 on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync

@@ -246,12 +246,13 @@ class Torch:
         self.policy_fn = partial(script.policy, self.agent)
         if script.__name__ == "ppo_torch":
             step = partial(script.minibatch_step, self.agent, adam, count())
-            self.minibatch_fn = partial(step, args=args)
+            minibatch_fn = partial(step, args=args)
         else:
-            self.minibatch_fn = partial(script.minibatch_step, self.agent, adam, args=args)
+            minibatch_fn = partial(script.minibatch_step, self.agent, adam, args=args)
             torch.compiler.reset()
             self.policy_fn = script.compile_graph(self.policy_fn, gpu=None)
-            self.minibatch_fn = script.compile_graph(self.minibatch_fn, gpu=None)
+            minibatch_fn = script.compile_graph(minibatch_fn, gpu=None)
+        self.epoch_fn = partial(script.epoch, minibatch_fn, args=args)
         obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(args.seed))
         self.obs = script.to_torch(obs)
 
@@ -300,7 +301,7 @@ class Torch:
 
         torch.randperm = draw  # ty: ignore[invalid-assignment]
         try:
-            return self.script.update(self.agent, self.minibatch_fn, storage, self.args).numpy()
+            return self.script.update(self.agent, self.epoch_fn, storage, self.args).numpy()
         finally:
             torch.randperm = randperm
 
@@ -312,7 +313,7 @@ class Torch:
 
     def iterate(self) -> np.ndarray:
         storage = self.rollout()
-        return self.script.update(self.agent, self.minibatch_fn, storage, self.args).numpy()
+        return self.script.update(self.agent, self.epoch_fn, storage, self.args).numpy()
 
     @torch.no_grad()
     def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -328,7 +329,7 @@ class TorchGymnasium(Torch):
         self.agent, adam = script.make_agent(args, self.env, torch.device("cpu"))
         self.policy_fn = partial(script.policy, self.agent)
         step = partial(script.minibatch_step, self.agent, adam, count())
-        self.minibatch_fn = partial(step, args=args)
+        self.epoch_fn = partial(script.epoch, partial(step, args=args), args=args)
         self.obs = torch.from_numpy(obs)
 
     def rollout(self) -> Any:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -22,6 +23,7 @@ from conftest import ROOT
 from frameworks import ALL_SCRIPTS, JAX_SCRIPTS, TORCH_SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch._inductor import metrics as inductor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 32, "num_minibatches": 2}
 SMALL |= {"update_epochs": 2}
@@ -145,6 +147,62 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
     assert len(seen) == 6 and x.item() == 10
     assert stand_in.graph.call_args.kwargs == {"capture_error_mode": "thread_local"}
     assert stand_in.graph.call_count == 1
+
+
+class Recording(TorchDispatchMode):
+    """A CUDA graph's stand-in: records operations, and runs them again on the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, results))
+        return results
+
+    @torch.no_grad()
+    def replay(self):
+        for func, args, kwargs, results in self.operations:
+            again = func(*args, **kwargs)
+            for old, new in zip(jax.tree.leaves(results), jax.tree.leaves(again), strict=True):
+                if old.data_ptr() != new.data_ptr():  # else a view, or changed in place
+                    old.copy_(new)
+
+
+@pytest.mark.parametrize(("name", "agents"), [("ppo_torch_compile", ()), ("ppo_torch_vmap", (3,))])
+def test_an_epoch_replays_from_a_recording_of_one(name, agents, monkeypatch):
+    """Each with its own batch and order; the minibatch step is not compiled, to be recorded."""
+    script = importlib.import_module(name)
+    args = script.Args(**SMALL | ({"num_agents": 3} if agents else {}))
+    args.__post_init__()
+    env, cpu = script.VecEnv(args.env_id, args.num_envs), torch.device("cpu")
+    results = []
+    for recorded in (False, True):
+        torch.manual_seed(1)
+        make = script.make_agents if agents else script.make_agent
+        agent, adam, *_ = make(args, env, cpu)
+        minibatch_fn = partial(script.minibatch_step, agent, adam, args=args)
+        epoch_fn = partial(script.epoch, minibatch_fn, args=args)
+        with monkeypatch.context() as patch:
+            if recorded:
+                stand_in = MagicMock()
+                stand_in.CUDAGraph = Recording
+                stand_in.graph = lambda graph, capture_error_mode: graph
+                patch.setattr(torch, "cuda", stand_in)
+                epoch_fn = script.capture(epoch_fn, (list(agent.parameters()), adam))
+            for _ in range(3):
+                shape = (*agents, args.batch_size)
+                action = torch.randint(env.num_actions, shape, dtype=torch.int32)
+                batch = [torch.randn(*shape, env.obs_dim), action, *torch.randn(4, *shape)]
+                order = torch.stack([torch.randperm(args.batch_size) for _ in range(3)])
+                losses = epoch_fn(script.Batch(*batch), order if agents else order[0])
+                results.append((recorded, losses, *map(torch.clone, agent.parameters())))
+    eager, replayed = results[:3], results[3:]
+    for one, other in zip(eager, replayed, strict=True):
+        assert one[1].shape == (args.num_minibatches, *agents, 5)
+        assert all(map(torch.equal, one[1:], other[1:]))
+    assert not torch.equal(eager[0][1], eager[1][1])
 
 
 def test_nothing_compiles_again_on_any_environment(tmp_path, monkeypatch):
