@@ -22,8 +22,8 @@ Presets (runs for one repeat):
           settings; a slow target network; PyTorch compiled; judged on all layouts as they
           learn (14); 10 repeats
   agents  1, 2, 4, ... 64 agents on CartPole-v1: linen_vmap, nnx_vmap, torch_vmap and a whole training
-          in one scan; one process of linen, nnx and torch_compile; as many of each at once as there
-          are cores (34); 3 repeats, whose first seeds are 1, 1001, 2001
+          in one scan; linen, nnx and torch_compile alone (4 seeds) and as many at once as there are
+          cores (twice) (46); 3 repeats, whose first seeds are 1, 1001, 2001
 Or your own grid, each as LIST or one,two,...:
   --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
                     equinox-none equinox
@@ -122,14 +122,16 @@ doors() { # all that one seed has is one block: nothing in it always comes first
 }
 
 agents() { # one block for each repeat, of which no two share the seed of an agent
-  local script repeat=$((1000 * (repeat - 1) + 1))
+  local script first=$((1000 * (repeat - 1) + 1))
+  local repeat=$first
   {
     for count in "${counts[@]}"; do
       for script in "${vmap_scripts[@]}" one_scan; do cell "agents-$count" CartPole-v1 small "$script"; done
     done
+    # A process stands for N of them, so its noise is N times as long: several have less of it.
     for script in linen nnx torch_compile; do
-      cell "" CartPole-v1 small "$script"
-      cell side_by_side CartPole-v1 small "$script"
+      for ((repeat = first; repeat < first + 4; repeat++)); do cell "" CartPole-v1 small "$script"; done
+      for repeat in $((first + 4)) $((first + 24)); do cell side_by_side CartPole-v1 small "$script"; done
     done
   } | shuffle " agents small"
 }
@@ -376,6 +378,7 @@ preset=${preset:-${own_grid:+custom}}
 preset=${preset:-quick}
 if [[ $own_frames && $preset != minatar ]]; then fail "--frames is for the preset minatar."; fi
 if [[ $own_counts && $preset != agents ]]; then fail "--agents is for the preset agents."; fi
+if [[ $preset == agents ]] && ((${#gpus[@]} > 1)); then fail "The preset agents takes one GPU: what runs on another would share the cores with it."; fi
 if [[ $iterations && $preset == minatar ]]; then fail "minatar has --frames, and not --iterations."; fi
 case $preset in
 quick | dqn) iterations=${iterations:-25} repeats=${repeats:-3} ;;
@@ -591,7 +594,9 @@ attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another pro
     fi
     : >"$output"
     if [[ $track ]]; then
-      local -x WANDB_MODE=${WANDB_MODE:-$(wandb_mode)} WANDB_RUN_GROUP=$preset-repeat${name##*seed}
+      repeat=${name##*seed}
+      if [[ $preset == agents ]]; then repeat=$(((repeat - 1) / 1000 + 1)); fi
+      local -x WANDB_MODE=${WANDB_MODE:-$(wandb_mode)} WANDB_RUN_GROUP=$preset-repeat$repeat
     fi
     progress "$name" "$gpu"
     start=$SECONDS

@@ -8,12 +8,13 @@ said, writes a table of all numbers, and draws a figure beside it. There are fou
     vmap               one program, whose arrays have an axis of agents
     one scan           the same in Linen, and all iterations in one call (analysis.one_scan)
     side by side       a process for each, as many at once as there are cores, P: measured with P
-                       processes, which is taken ceil(N / P) times
+                       processes, and calculated for N that P divides: the last P take as long as
+                       the longest of them, those before as long as their mean
     one after another  a process for each: measured with one process, which is taken N times
 
-Seconds are those of processes from start to end; of several at once, those of the longest. Steps
-per second are of all agents together, once nothing compiles any more; memory is the most of the
-host's that is in use at a time. Ratios pair within a repeat.
+Seconds are from the start of a process to the end of its training. Steps per second are of all
+agents together, once nothing compiles any more. Memory is the most that a process had in any
+repeat, of processes side by side the sum. Ratios pair within a repeat.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ LOOKS = {  # way -> line, marker
 }
 PROCESSES = re.compile(r"(\w+), ([1-9]\d{0,3}) side by side")
 CELL = ["platform", "env_id", "size", "sync", "num_iterations", "common"]
-VALUES = ("seconds", "rate", "bytes")  # seconds to the end, steps per second, of memory
+VALUES = ("seconds", "started", "rate", "bytes")  # started: seconds, if only one had to start
 KEYS = ["framework", "way", "agents"]
 
 
@@ -60,6 +61,7 @@ class Study(NamedTuple):
     runs: pd.DataFrame  # with the columns way, of (a mode's framework) and processes
     costs: pd.DataFrame  # a row per way, N and repeat; columns of KEYS, repeat, measured and VALUES
     summary: pd.DataFrame  # a row per way and N, over repeats
+    at_once: float  # processes of a group side by side, 0 if there was none of several
     notes: list[str]  # what was left out, in sentences
 
 
@@ -76,7 +78,7 @@ def way_of(mode: str) -> tuple[str, str, float]:
 
 
 def of_study(data: Data) -> tuple[pd.DataFrame, list[str]]:
-    """Return the runs of the study's largest cell, and in sentences what else there was."""
+    """Return the runs of the study's largest cell, and in sentences what is left out."""
     ways = [way_of(mode) for mode in data.runs["mode"]]
     columns = dict(zip(("way", "of", "processes"), zip(*ways, strict=True), strict=True))
     runs = data.runs.assign(**columns, common=data.runs["settings"].map(without_agents))
@@ -85,9 +87,17 @@ def of_study(data: Data) -> tuple[pd.DataFrame, list[str]]:
         raise SourceError("no run is of a program of many agents, such as ppo_linen_vmap")
     cells = [cell for _, cell in runs.groupby(CELL, sort=False, dropna=False)]
     cells.sort(key=lambda x: ((x["way"] == VMAP).any(), len(x)), reverse=True)
-    rest = len(runs) - len(cells[0])
-    others = f"{readings.counted([rest], 'run')} of other machines, settings or lengths left out."
-    return cells[0], [others] if rest else []
+    notes, rest = [], len(runs) - len(cells[0])
+    if rest:
+        number = readings.counted([rest], "run")
+        notes.append(f"{number} of other machines, settings or lengths left out.")
+    if data.left_out:
+        number = readings.counted([len(data.left_out)], "run")
+        notes.append(f"{number} failed or not whole: {readings.some(list(data.left_out), 3)}.")
+    if resumed := int(cells[0]["resumed"].sum()):
+        number = readings.counted([resumed], "run")
+        notes.append(f"{number} stopped and resumed: without durations.")
+    return cells[0], notes
 
 
 def without_agents(settings: str) -> str:
@@ -95,9 +105,9 @@ def without_agents(settings: str) -> str:
 
 
 def programs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return a row per program, or per group side by side; and which groups are not whole.
+    """Return a row per program, or per group side by side; and which groups are left out.
 
-    Its repeat is the seed of its first agent.
+    Its repeat is the block of 1,000 seeds that the seed of its first agent is in.
     """
     rows, notes = [], []
     shown = timed(runs).dropna(subset=["process"])
@@ -114,34 +124,45 @@ def programs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
             continue
         agents = len(part) if one["way"] in (BESIDE, AFTER) else one["num_agents"]
         row = {"framework": one["of"], "way": one["way"], "agents": agents}
-        row |= {"repeat": part["first"].min(), "seconds": part["process"].max()}
-        each = len(part) if one["way"] in (BESIDE, AFTER) else agents
-        row["rate"] = (part["batch_size"] / part["steady"]).mean() * each
+        row |= {"repeat": (part["first"].min() - 1) // 1000, "seconds": part["process"].max()}
+        row |= {"mean": part["process"].mean(), "startup": part["startup"].mean()}
+        row["rate"] = (part["batch_size"] / part["steady"]).mean() * agents
         row["bytes"] = part["peak_host_bytes"].sum(skipna=False)
         rows.append(row)
-    return pd.DataFrame(rows), notes
+    found = pd.DataFrame(rows)
+    if found.empty:
+        return found, notes
+    beside = found["way"] == BESIDE
+    at_once = found.loc[beside, "agents"].mode()  # on a machine whose cores changed, of two sizes
+    others = beside & ~found["agents"].isin(at_once[:1])
+    if others.any():
+        number = readings.counted([int(others.sum())], "group")
+        notes.append(f"{number} of other than {at_once[0]:.0f} processes side by side left out.")
+    return found[~others], notes
 
 
 def costs(found: pd.DataFrame) -> pd.DataFrame:
     """Return what N agents cost in every way, for each N that a program of many was run with."""
     counts = sorted(set(found.loc[found["way"].isin((VMAP, SCAN)), "agents"]))
-    rows = found[found["way"].isin((VMAP, SCAN))].assign(measured=True).to_dict("records")
-    alone = found[found["way"] == AFTER].groupby(["framework", "repeat"])[[*VALUES]].mean()
-    for one in alone.reset_index().to_dict("records"):
+    groups = found.groupby(["framework", "repeat", "way", "agents"])
+    means = groups.mean().assign(bytes=groups["bytes"].max()).reset_index()
+    several = means[means["way"].isin((VMAP, SCAN))]
+    rows = several.assign(measured=True, started=several["seconds"]).to_dict("records")
+    for one in means[means["way"] == AFTER].to_dict("records"):
         for count in counts:
-            own = one | {"way": AFTER, "agents": count, "measured": count == 1}
-            own["seconds"] = count * one["seconds"]
-            rows.append(own)
+            seconds = count * one["seconds"]
+            own = {"agents": count, "seconds": seconds, "measured": count == 1}
+            own["started"] = seconds - (count - 1) * one["startup"]
+            rows.append(one | own)
             if count == 1:  # one process beside no other
-                rows.append(own | {"way": BESIDE})
-    for group in found[found["way"] == BESIDE].to_dict("records"):
-        most = group["agents"]
+                rows.append(one | own | {"way": BESIDE})
+    for group in means[means["way"] == BESIDE].to_dict("records"):
+        at_once = group["agents"]
         for count in counts:
-            if most > 1 and count > 1:
-                share = min(count, most) / most  # of fewer than P, seconds are an upper bound
-                own = {"agents": count, "seconds": math.ceil(count / most) * group["seconds"]}
-                own |= {"rate": share * group["rate"], "bytes": share * group["bytes"]}
-                rows.append(group | own | {"measured": count == most})
+            if at_once > 1 and count % at_once == 0:
+                before = (count / at_once - 1) * group["mean"]
+                own = {"agents": count, "seconds": before + group["seconds"]}
+                rows.append(group | own | {"measured": count == at_once})
     table = pd.DataFrame(rows)
     with_others = set(found.loc[(found["way"] == BESIDE) & (found["agents"] > 1), "framework"])
     table = table[(table["way"] != BESIDE) | table["framework"].isin(with_others)]
@@ -170,16 +191,19 @@ def against(table: pd.DataFrame, value: str, key: tuple, other: tuple) -> stats.
 def summarise(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row per framework, way and N: means of VALUES, and ratios, each with its interval.
 
-    after and beside are the seconds over those of one after another and side by side; of one scan,
-    vmap is the seconds over vmap's, and vmap_iteration those of a steady iteration; growth is the
-    steps per second over those of one agent.
+    after and beside are the seconds over those of one after another and side by side, started over
+    those of one after another if only the first had to start; of one scan, vmap is the seconds over
+    vmap's, and vmap_iteration those of an iteration; growth is the steps per second over those of
+    one agent. Of bytes it is the most, without an interval.
     """
     rows = []
     for _, group in table.groupby(KEYS, sort=False):
         key = framework, way, agents = tuple(group.iloc[0][KEYS])
         row = dict(zip(KEYS, key, strict=True))
         row |= {"repeats": group["repeat"].nunique(), "measured": bool(group["measured"].all())}
-        parts = {name: mean(group[name]) for name in VALUES}
+        parts = {name: mean(group[name]) for name in ("seconds", "rate")}
+        parts["bytes"] = stats.Interval(group["bytes"].max(), math.nan, math.nan)
+        parts["started"] = against(table, "started", key, (framework, AFTER, agents))
         parts["after"] = against(table, "seconds", key, (framework, AFTER, agents))
         parts["beside"] = against(table, "seconds", key, (framework, BESIDE, agents))
         parts["vmap"] = against(table, "seconds", key, (framework, VMAP, agents))
@@ -201,7 +225,11 @@ def study(data: Data) -> Study:
     if found.empty or not found["way"].isin((VMAP, SCAN)).any():
         raise SourceError("no program of many agents has durations")
     table = costs(found)
-    return Study(runs, table, summarise(table), others + broken)
+    if not (found["seconds"] > 0).all():
+        raise SourceError("a run took no time")
+    at_once = found.loc[(found["way"] == BESIDE) & (found["agents"] > 1), "agents"].max()
+    at_once = 0.0 if math.isnan(at_once) else at_once
+    return Study(runs, table, summarise(table), at_once, others + broken)
 
 
 # === Tables =====================================================================================
@@ -250,7 +278,7 @@ def rate_table(own: Study) -> Table:
     def form(row: dict[Any, Any]) -> str:
         return readings.interval(*three(row, "rate", 1e-3))
 
-    caption = "Thousands of steps per second, all agents together, in steady state"
+    caption = "Thousands of steps per second, all agents together, once nothing compiles"
     return wide(own, "agents_rates", caption, form)
 
 
@@ -260,7 +288,7 @@ def memory_table(own: Study) -> Table:
     def form(row: dict[Any, Any]) -> str:
         return readings.number(row["bytes"] / 1e6)
 
-    return wide(own, "agents_memory", "Most memory of the host in use at a time (MB)", form)
+    return wide(own, "agents_memory", "Most memory of the host (MB), of processes the sum", form)
 
 
 # === Sentences ==================================================================================
@@ -272,43 +300,54 @@ def of_n(count: float) -> str:
     return readings.counted([count], "agent")
 
 
-def verdict(rows: pd.DataFrame, name: str, what: str, other: str) -> str:
-    """Say from which N on what is done before the other, and where it is not, as intervals show."""
-    rows = rows.dropna(subset=[name])
-    if rows.empty:
-        return ""
-    rows = rows[rows[f"{name}_low"].notna()]
-    if rows.empty:
-        return f"{what} against {other}: one repeat has no interval, so nothing can be claimed."
-    ratio = {row["agents"]: readings.interval(*three(row, name)) for row in rows.to_dict("records")}
-    wins = list(rows.loc[rows[f"{name}_high"] < 1, "agents"])
-    loses = list(rows.loc[rows[f"{name}_low"] > 1, "agents"])
-    open_ = [x for x in ratio if x not in (*wins, *loses)]
-    counts, parts = sorted(ratio), []
-    on = [x for i, x in enumerate(counts) if set(counts[i:]) <= set(wins)]
-    if on and len(on) > 1:
-        some = [f"{ratio[x]} of its time at {x:,.0f}" for x in (on[0], on[-1])]
-        parts.append(f"is done sooner than {other} from {of_n(on[0])} on ({readings.join(some)})")
-    more = [x for x in wins if x not in on or len(on) == 1]
-    if more:
-        each = [f"{x:,.0f} ({ratio[x]} of its time)" for x in more]
-        parts.append(f"is done sooner than {other} with N = {readings.join(each)}")
-    if loses:
-        each = [f"{x:,.0f} ({ratio[x]} times as long)" for x in loses]
-        parts.append(f"takes longer than {other} with N = {readings.join(each)}")
-    if open_:
-        each = [f"{x:,.0f} ({ratio[x]})" for x in open_]
-        parts.append(f"cannot be told from {other} with N = {readings.join(each)}")
-    return f"{what} {'; it '.join(parts)}."
+def verdict(rows: pd.DataFrame, name: str, what: str, other: str, counts: Collection[float]) -> str:
+    """Say with which N what is done before the other, and with which not, as intervals show.
+
+    "Sooner" is claimed from the largest N down and "longer" from the smallest up, each until an
+    interval first fails to show it: in a fixed order, 95% holds for all of a chain. What an
+    interval shows outside of these is said to be shown by it alone.
+    """
+    ratios = {row["agents"]: three(row, name) for row in rows.to_dict("records")}
+    ratios = {x: y for x, y in ratios.items() if not math.isnan(y[0])}
+    if not ratios:
+        return f"{what} against {other}: not measured."
+    known = {x: y for x, y in ratios.items() if not math.isnan(y[1])}
+    if not known:
+        return f"{what} against {other}: no N has two repeats, so nothing can be claimed."
+    order, said = sorted(counts), {x: readings.interval(*y) for x, y in known.items()}
+    sooner = {x for x, (_, _, high) in known.items() if high < 1}
+    longer = {x for x, (_, low, _) in known.items() if low > 1}
+    seen = [x for x in order if min(known) <= x <= max(known)]
+    on = [x for i, x in enumerate(seen) if set(seen[i:]) <= sooner]
+    up = [x for i, x in enumerate(seen) if set(seen[: i + 1]) <= longer]
+    parts = []
+    if len(on) > 1:
+        ends = [f"{said[x]} of its time at {x:,.0f}" for x in (on[0], on[-1])]
+        span = f"from {on[0]:,.0f} to {on[-1]:,.0f} agents"
+        parts.append(f"it is done sooner {span} ({readings.join(ends)})")
+    elif on:
+        parts.append(f"it is done sooner with N = {on[0]:,.0f} ({said[on[0]]})")
+    rest = {*known} - {*on}
+    for words, some in (
+        ("it takes longer with N =", up),
+        ("by single intervals it is done sooner with N =", sooner & rest),
+        ("by single intervals it takes longer with N =", longer - {*up}),
+        ("no difference can be shown with N =", rest - sooner - longer),
+    ):
+        if some:
+            each = [f"{x:,.0f} ({said[x]})" for x in sorted(some)]
+            parts.append(f"{words} {readings.join(each)}")
+    if lacking := [x for x in order if x not in known]:
+        parts.append(f"there are too few runs with N = {numbers(lacking)}")
+    return f"{what} against {other}: {'; '.join(parts)}."
 
 
 def growth(rows: pd.DataFrame, name: str) -> str:
-    """Say how steps per second change with N."""
+    """Say how steps per second change from one agent to the most."""
     rows = rows.dropna(subset=["growth", "rate"]).sort_values("agents")
     if len(rows) < 2 or rows["agents"].iloc[0] != 1:
         return ""
     first, last = rows.iloc[0], rows.iloc[-1]
-    best = rows.loc[rows["rate"].idxmax()]
     found = readings.interval(*three(last.to_dict(), "growth"))
     both = f"({readings.number(last['rate'])} against {readings.number(first['rate'])})"
     if last["growth_low"] <= 1 <= last["growth_high"]:
@@ -318,21 +357,33 @@ def growth(rows: pd.DataFrame, name: str) -> str:
         )
     words = f"{name}: {of_n(last['agents'])} in one program take {found} times as many steps per"
     words += f" second as one {both}"
-    if best["agents"] != last["agents"]:
-        words += f"; most with {best['agents']:,.0f} ({readings.number(best['rate'])})"
     if np.isnan(last["growth_low"]):
-        words += "; without repeats, this is no claim"
+        words += "; of one repeat, this is no claim"
     return words + "."
+
+
+def started_once(rows: pd.DataFrame, name: str) -> str:
+    """Say what the most agents would take against processes of which only the first must start."""
+    rows = rows.dropna(subset=["started_low"]).sort_values("agents")
+    if rows.empty or rows["agents"].iloc[-1] == 1:
+        return ""
+    last = rows.iloc[-1].to_dict()
+    words = f"{name}: if of {last['agents']:,.0f} processes one after another only the first had"
+    words += " to import and compile, vmap would take"
+    return f"{words} {readings.interval(*three(last, 'started'))} of their time."
 
 
 def scan_sentences(summary: pd.DataFrame) -> list[str]:
     """Say what one scan changes, against a call for each rollout and update."""
-    rows = summary[summary["way"] == SCAN]
-    whole = verdict(rows, "vmap", "Linen's whole training in one scan", "vmap")
-    steady = verdict(
-        rows, "vmap_iteration", "In steady state, an iteration in one scan", "one in vmap"
-    )
-    return [x for x in (whole, steady) if x]
+    rows, counts = summary[summary["way"] == SCAN], {*summary["agents"]}
+    if rows.empty:
+        return []
+    whole = "Flax Linen, a whole training in one scan"
+    one = "Flax Linen, an iteration without compiling in one scan"
+    return [
+        verdict(rows, "vmap", whole, "vmap", counts),
+        verdict(rows, "vmap_iteration", one, "one in vmap", counts),
+    ]
 
 
 def memory_sentence(rows: pd.DataFrame, name: str) -> str:
@@ -343,9 +394,9 @@ def memory_sentence(rows: pd.DataFrame, name: str) -> str:
         return ""
     ends = own.iloc[[0, -1]].drop_duplicates("agents")
     parts = [f"{x['bytes'] / 1e6:,.0f} MB with {x['agents']:,.0f}" for _, x in ends.iterrows()]
-    words = f"{name}: one program takes up to {readings.join(parts)}, a process of one agent"
+    words = f"{name}: one program takes at most {readings.join(parts)}, a process of one agent"
     words += f" {alone['bytes'].iloc[0] / 1e6:,.0f} MB"
-    beside = rows[rows["way"] == BESIDE].sort_values("agents")
+    beside = rows[rows["way"] == BESIDE].dropna(subset=["bytes"]).sort_values("agents")
     if len(beside) and beside["agents"].iloc[-1] > 1:
         words += f", those side by side together {beside['bytes'].iloc[-1] / 1e6:,.0f} MB"
     return words + "."
@@ -354,41 +405,68 @@ def memory_sentence(rows: pd.DataFrame, name: str) -> str:
 def learned(own: Study, framework: str) -> str:
     """Say whether the agents of programs of many learn what those of the script of one do.
 
-    Each seed counts once; of the programs, those with the most agents.
+    Pairs are by seed: of a process and of the agent with its seed, in the mean of all programs that
+    have it.
     """
-    name, many, _ = FRAMEWORKS[framework]
-    runs = own.runs[own.runs["of"] == framework].dropna(subset=["final_return"])
-    single = runs[runs["way"].isin((AFTER, BESIDE))].drop_duplicates("seed")
-    agents = runs[runs["way"] == VMAP]
-    agents = agents[agents["num_agents"] == agents["num_agents"].max()].drop_duplicates("seed")
-    if single.empty or agents.empty:
+    name, many, one = FRAMEWORKS[framework]
+    runs = own.runs[(own.runs["of"] == framework) & own.runs["seed"].notna()]
+    single = runs[runs["way"].isin((AFTER, BESIDE))].drop_duplicates("seed").set_index("seed")
+    agents = runs[(runs["way"] == VMAP) & runs["seed"].isin(single.index)]
+    if agents.empty:
         return ""
+    single = single.loc[single.index.isin(agents["seed"]), "final_return"]
+    words = f"{name}: {many} and {one} were trained from {readings.counted([len(single)], 'seed')}"
+    if lacking := int(agents["final_return"].isna().sum() + single.isna().sum()):
+        count = readings.counted([lacking], "run")
+        return f"{words} in common; {count} without a final return, so they are not compared."
     env_id = str(runs["env_id"].iloc[0])
     known = learning.load_environments().get(env_id)
-    values = [x["final_return"].to_numpy(float) for x in (single, agents)]
-    test = stats.equivalence(*values, known.margin if known else math.nan)
-    each = [readings.number(float(x.mean())) for x in values]
-    words = f"{name}: the final returns of {of_n(len(agents))} of {many} have the mean {each[1]},"
-    words += f" those of {len(single):,} {'process' if len(single) == 1 else 'processes'}"
-    words += f" {each[0]}: "
+    means = agents.groupby("seed")["final_return"].mean()
+    each = [readings.number(float(x.mean())) for x in (means, single)]
+    words += f" in common, with mean final returns of {each[0]} and {each[1]}: "
     if known is None:
         return f"{words}no margin is fixed for {env_id}, so there is no test of equivalence."
+    test = stats.paired_equivalence((means - single).to_numpy(float), known.margin)
     if test.verdict == "too few runs":
         return words + "too few for a test of equivalence."
     ends = f"{readings.number(test.low)} to {readings.number(test.high)}"
-    return words + f"{test.verdict} (difference {ends} at 90%, margin {known.margin:g})."
+    return (
+        words
+        + f"{test.verdict} (the first minus the second is {ends} at 90%, margin {known.margin:g})."
+    )
+
+
+def no_multiple(own: Study) -> str:
+    """Say why nothing can be calculated for processes side by side, if so."""
+    if not (at_once := own.at_once) or any(x % at_once == 0 for x in own.summary["agents"]):
+        return ""
+    return f"No N is a multiple of {at_once:.0f}, as many processes as ran side by side."
+
+
+def setting(own: Study) -> str:
+    """Say what was trained, and how often."""
+    one, repeats = own.runs.iloc[0], own.costs["repeat"].nunique()
+    words = f"{one['env_id']}, the {one['size']} network, {one['num_iterations']:,.0f} iterations,"
+    return f"{words} {readings.counted([repeats], 'repeat')}."
 
 
 def sentences(own: Study) -> list[str]:
     """Return what the study says, in sentences that follow from its numbers."""
-    found = []
-    for framework, (name, *_) in FRAMEWORKS.items():
+    found, counts = [setting(own)], {*own.summary["agents"]}
+    several = own.summary[(own.summary["way"] == BESIDE) & (own.summary["agents"] > 1)]
+    for framework, (name, _, one) in FRAMEWORKS.items():
         rows = own.summary[own.summary["framework"] == framework]
-        vmap = rows[rows["way"] == VMAP]
-        found.append(verdict(vmap, "after", f"{name}: vmap", "one process after another"))
-        several = vmap[vmap["agents"] > 1]
-        found.append(verdict(several, "beside", f"{name}: vmap", "processes side by side"))
+        if rows.empty:
+            continue
+        vmap, what = rows[rows["way"] == VMAP], f"{name}, vmap"
+        found.append(verdict(vmap, "after", what, f"{one} one after another", counts))
+        found.append(started_once(vmap, name))
+        if len(several):
+            divided = vmap[vmap["agents"].isin(several["agents"])]
+            beside = f"{one} side by side"
+            found.append(verdict(divided, "beside", what, beside, {*several["agents"]}))
         found.append(growth(vmap, name))
+    found.append(no_multiple(own))
     found += scan_sentences(own.summary)
     for framework, (name, *_) in FRAMEWORKS.items():
         rows = own.summary[own.summary["framework"] == framework]

@@ -1,4 +1,4 @@
-"""Train by one script in as many processes at once as there are cores, each with its own seed.
+"""Train by one script in as many processes as there are cores, each with its own core and seed.
 
     python -m analysis.side_by_side ppo_linen.py --seed 1 --runs-dir runs --run-name pair
 
@@ -20,25 +20,39 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+CGROUP = Path("/sys/fs/cgroup/cpu.max")
 PR_SET_PDEATHSIG = 1
 
 
-def usable_cores() -> int:
-    """How many physical cores this process, and those that it starts, may run on."""
-    if not hasattr(os, "sched_getaffinity"):  # not on macOS, where nothing keeps it from any
-        return psutil.cpu_count(logical=False) or 1
-    cpus = os.sched_getaffinity(0)
+def usable_cores() -> list[set[int]]:
+    """The CPUs of each physical core that this process may use.
+
+    The sets are empty where the system chooses: on macOS, and where a container's control group
+    (its own, version 2) has less time than there are cores, as with docker run --cpus 2.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return [set() for _ in range(psutil.cpu_count(logical=False) or 1)]
+    cores: dict[Any, set[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        try:
+            parts = ("physical_package_id", "core_id")
+            place: Any = tuple(Path(TOPOLOGY.format(cpu, x)).read_text() for x in parts)
+        except OSError:  # a container may hide it
+            place = cpu
+        cores.setdefault(place, set()).add(cpu)
     try:
-        parts = ("physical_package_id", "core_id")
-        return len({tuple(Path(TOPOLOGY.format(x, y)).read_text() for y in parts) for x in cpus})
-    except OSError:  # a container may hide it
-        return min(len(cpus), psutil.cpu_count(logical=False) or len(cpus))
+        quota, period = map(float, CGROUP.read_text().split())
+    except (OSError, ValueError):  # none, or "max"
+        return list(cores.values())
+    number = max(1, int(quota / period))
+    return [set() for _ in range(number)] if number < len(cores) else list(cores.values())
 
 
 def die_with(parent: int) -> None:
@@ -64,8 +78,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     partial.replace(path)
 
 
-def train(script: str, flags: list[str], seed: int, folder: Path, processes: int) -> None:
-    """Run the script in so many processes at once; end this one where any of them fails."""
+def train(script: str, flags: list[str], seed: int, folder: Path, cores: list[set[int]]) -> None:
+    """Run the script in a process on each core; end this one where any of them fails."""
     children: dict[str, subprocess.Popen] = {}
 
     def stop(number: int, _: Any) -> None:
@@ -81,11 +95,13 @@ def train(script: str, flags: list[str], seed: int, folder: Path, processes: int
     environ, parent = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ, os.getpid()
     start = time.perf_counter()
 
-    def begin() -> None:  # in the new process
+    def begin(cpus: set[int]) -> None:  # in the new process
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+        if cpus:  # or the threads of each, as many as there are cores, would wait for each other
+            os.sched_setaffinity(0, cpus)
         die_with(parent)
 
-    for own_seed in range(seed, seed + processes):
+    for own_seed, cpus in enumerate(cores, seed):
         name = f"seed{own_seed}"
         words = [sys.executable, script, *flags, "--seed", str(own_seed)]
         words += ["--runs-dir", str(folder), "--run-name", name]
@@ -96,7 +112,7 @@ def train(script: str, flags: list[str], seed: int, folder: Path, processes: int
             stdin=subprocess.DEVNULL,
             env=environ,
             start_new_session=True,
-            preexec_fn=begin,
+            preexec_fn=partial(begin, cpus),
         )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     codes = {name: child.wait() for name, child in children.items()}
@@ -107,7 +123,7 @@ def train(script: str, flags: list[str], seed: int, folder: Path, processes: int
     memory = 0
     for name in children:
         memory += json.loads((folder / name / "run.json").read_text())["peak_host_bytes"]
-    own = {"status": "completed", "processes": processes, "seconds": seconds}
+    own = {"status": "completed", "processes": len(cores), "seconds": seconds}
     write_json(folder / "run.json", own | {"peak_host_bytes": memory})
 
 
@@ -128,11 +144,11 @@ def main() -> None:
             fail(f"{flag} is for a process alone")
     stem = Path(args.script).stem
     own = args.run_name or f"side_by_side__{stem}__{args.seed}__{time.time():.0f}"
-    folder, processes = args.runs_dir / own, usable_cores()
+    folder, cores = args.runs_dir / own, usable_cores()
     try:
         folder.mkdir(parents=True)
-        write_json(folder / "side_by_side.json", {"processes": processes})
-        train(args.script, flags, args.seed, folder, processes)
+        write_json(folder / "side_by_side.json", {"processes": len(cores)})
+        train(args.script, flags, args.seed, folder, cores)
     except OSError as error:
         fail(f"{folder}: {error.strerror}")
     except (ValueError, KeyError, TypeError) as error:

@@ -181,6 +181,18 @@ def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> E
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side alike
             test = stats.ttest_ind(candidate, baseline, equal_var=False)
         low, high = (float(x) for x in test.confidence_interval(0.90))
+    return judged(difference, low, high, margin)
+
+
+def paired_equivalence(differences: np.ndarray, margin: float) -> Equivalence:
+    """Test pairs of returns for equivalence, as equivalence() does, by Student's t."""
+    difference = float(np.mean(differences))
+    if len(differences) < LEAST_RUNS:
+        return Equivalence(difference, np.nan, np.nan, "too few runs")
+    return judged(*mean_interval(differences, [""] * len(differences), 0.90), margin)
+
+
+def judged(difference: float, low: float, high: float, margin: float) -> Equivalence:
     if -margin < low and high < margin:
         return Equivalence(difference, low, high, "equivalent")
     if low > margin or high < -margin:

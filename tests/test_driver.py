@@ -164,8 +164,8 @@ def name_of(process):
         (["full", "--repeats", "3"], 3 + 3 * 228),
         (["dqn"], 24),
         (["doors"], 140),
-        (["agents"], 3 * (7 * 4 + 6)),
-        (["agents", "--repeats", "1", "--agents", "2,64,2", "--iterations", "9"], 2 * 4 + 6),
+        (["agents"], 3 * (7 * 4 + 18)),
+        (["agents", "--repeats", "1", "--agents", "2,64,2", "--iterations", "9"], 2 * 4 + 18),
         (["--scripts", "linen_vmap,ppo_nnx_vmap.py,torch_vmap"], 3),
         (["--scripts", "dqn_linen,dqn_torch.py,linen_gymnasium"], 3),
         (["minatar"], 10 + 15 + 4),
@@ -302,7 +302,8 @@ def test_the_preset_agents(project):
         seeds.setdefault(repeat, set()).update(range(args.seed, args.seed + count))
         order.setdefault(repeat, []).append((way, cell["script"]))
         runs[way, cell["script"]] += 1
-    assert set(runs.values()) == {3} and len(runs) == 2 * 4 + 6
+    each = {"": 4, "side_by_side__": 2}  # in a repeat
+    assert all(x == 3 * each.get(way, 1) for (way, _), x in runs.items()) and len(runs) == 14
     single = {("", x) for x in ("linen", "nnx", "torch_compile")}
     assert single | {("side_by_side__", x) for _, x in single} < set(runs)
     assert len(set.union(*seeds.values())) == sum(map(len, seeds.values())) == 3000
@@ -375,6 +376,7 @@ def test_a_listed_line_can_be_pasted(project):
         (["agents", "--agents", "1,2 1001"], "not '1001'"),
         (["agents", "--agents", ""], "--agents"),
         (["agents", "--agents", "2;ls"], "not '2;ls'"),
+        (["agents", "--gpus", "0,1"], "The preset agents takes one GPU"),
         (["agents", "--sizes", "small"], "--sizes"),
         (["--scripts", "dqn_linen", "--sync"], "--sync is for PPO, not for dqn_linen"),
         (["--scripts", "linen_gymnasium", "--envs", "Asterix-MinAtar"], "not in Asterix-MinAtar"),

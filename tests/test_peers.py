@@ -9,14 +9,15 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
 from made_up import grid, only_bench
+from scipy.stats import norm
 
 from analysis import others, pack
 from analysis.runs import NOT_SETTINGS, Data, load
-from analysis.stats import Interval
 
 PEERS = ROOT / "analysis/peers"
 # A library that does nothing, in the order that Stable-Baselines3 calls a callback.
@@ -244,16 +245,51 @@ def test_ratios_of_medians_have_intervals_that_pair_repeats():
     assert few.estimate == pytest.approx(0.1) and few.low != few.low
 
 
+def normal(rng, repeats):
+    """Noise of which runs of one repeat share a part, and the truth."""
+    noise = rng.standard_normal((repeats, 2)) + rng.standard_normal((repeats, 1))
+    return np.exp(0.06 * noise), 1
+
+
+def both_disturbed(rng, repeats):
+    """One process in ten takes 1.4 times as long."""
+    slow = np.where(rng.random((repeats, 2)) < 0.1, 1.4, 1)
+    return slow * np.exp(0.03 * rng.standard_normal((repeats, 2))), 1
+
+
+def one_disturbed(rng, repeats):
+    """The same of the candidate alone: its median is the quantile 5/9 of what is left."""
+    slow = np.where(rng.random(repeats) < 0.1, 1.4, 1)
+    values = np.exp(0.03 * rng.standard_normal((repeats, 2)))
+    return values * np.stack([np.ones(repeats), slow], 1), np.exp(0.03 * norm.ppf(5 / 9))
+
+
+@pytest.mark.parametrize(("repeats", "least"), [(5, 0.91), (10, 0.93)])
+@pytest.mark.parametrize("noise", [normal, both_disturbed, one_disturbed])
+def test_the_bootstrap_holds_the_ratio_about_95_times_in_100(noise, repeats, least, monkeypatch):
+    monkeypatch.setattr(others, "RESAMPLES", 1000)
+    rng, held = np.random.default_rng(2), []
+    for _ in range(1000):
+        values, truth = noise(rng, repeats)
+        pairs = pd.DataFrame(values, columns=["baseline", "candidate"])
+        _, low, high = others.ratio_of_medians(pairs)
+        held.append(low <= truth <= high)
+    assert least <= np.mean(held) <= 0.99
+
+
+MODES = {"ppo_linen": (5.0, 0.06), "ppo_torch": (4.0, 0.3), "ppo_torch_compile": (20.0, 0.15)}
+MODES |= {"sb3": (5.0, 0.35), "sb3 --threads 1": (5.0, 0.3), "sbx": (9.0, 0.2)}
+
+
 def test_table_and_targets():
-    modes = {"ppo_linen": (5.0, 0.06), "ppo_torch": (4.0, 0.3), "ppo_torch_compile": (20.0, 0.15)}
-    modes |= {"sb3": (5.0, 0.35), "sb3 --threads 1": (5.0, 0.3), "sbx": (9.0, 0.2)}
-    bench = only_bench(grid(modes, repeats=10, final_return=480.0))
+    bench = only_bench(grid(MODES, repeats=10, final_return=480.0))
     table = others.peer_table(bench)
     assert list(table.cells["script"]) == [
         *("ppo_linen", "ppo_torch_compile", "ppo_torch", "sbx", "sb3", "sb3 --threads 1")
     ]
     sbx = table.cells.set_index("script").loc["sbx"]
     assert sbx["iteration (ms)"] == "200" and sbx["as sb3"].startswith("0.571 [")
+    assert "environment" not in table.cells and "pairs" not in table.cells.to_string()
     lines = others.target_lines(bench)
     ends = {(x.split()[1], x.split(" of ")[1].split("'s")[0]): x.split(" is ")[1] for x in lines}
     assert ends == {
@@ -264,9 +300,80 @@ def test_table_and_targets():
         ("ppo_torch_compile", "sb3"): "met.",
         ("ppo_torch_compile", "sb3 --threads 1"): "met.",
     }
-    [line] = others.target_lines(only_bench(grid({"ppo_linen": (5.0, 0.1), "sb3": (5.0, 1.0)})))
-    assert line.endswith("fewer than 5 runs, which is no claim.")
     assert others.target_lines(only_bench(grid({"sb3": (5.0, 1.0)}))) == []
+
+
+def test_two_environments_have_rows_and_sentences_of_their_own():
+    """The second's iterations take twice as long, and it has five repeats to the first's ten."""
+    runs = grid(MODES, ["CartPole-v1", "Acrobot-v1"], repeats=10, final_return=480.0)
+    bench = only_bench(runs[(runs["env_id"] == "CartPole-v1") | (runs["repeat"] <= 5)])
+    cells = others.peer_table(bench).cells.set_index(["environment", "script"])
+    assert list(dict.fromkeys(cells.index.get_level_values(0))) == ["CartPole-v1", "Acrobot-v1"]
+    assert len(cells) == 12
+    for env_id, *expected in (("CartPole-v1", "10", "350"), ("Acrobot-v1", "5", "700")):
+        assert list(cells.loc[(env_id, "sb3"), ["runs", "iteration (ms)"]]) == expected
+        assert cells.loc[(env_id, "sbx"), "as sb3"] == "0.571 [0.571, 0.571]"
+    returns = cells["median final return"]
+    assert set(returns["CartPole-v1"]) == {"480 [480, 480]"}
+    assert set(returns["Acrobot-v1"]) == {"480"}  # five values have no interval of a median
+    lines = others.target_lines(bench)
+    assert len(lines) == 12
+    assert lines[2] == (
+        "CartPole-v1: ppo_torch takes 0.857 [0.857, 0.857] of sb3's iteration; "
+        "the target, at most 0.800, is missed."
+    )
+    assert lines[8] == (
+        "Acrobot-v1: ppo_torch takes 0.857 [0.857, 0.857] of sb3's iteration; "
+        "CartPole-v1's target, at most 0.800, is missed."
+    )
+
+
+def test_two_networks_have_rows_and_sentences_of_their_own():
+    small, large = (grid(MODES, ["CartPole-v1"], repeats=5) for _ in range(2))
+    large = large.assign(size="large", steady=large["steady"] * 2)
+    large["run"] += " large"
+    bench = only_bench(pd.concat([small, large], ignore_index=True))
+    cells = others.peer_table(bench).cells.set_index(["network", "script"])
+    assert cells.loc[("small", "sb3"), "iteration (ms)"] == "350"
+    assert cells.loc[("large", "sb3"), "iteration (ms)"] == "700"
+    assert set(cells["runs"]) == {"5"}
+    lines = others.target_lines(bench)
+    assert len(lines) == 12
+    assert sum(x.startswith("CartPole-v1, small: ") and "; the target" in x for x in lines) == 6
+    assert sum("CartPole-v1, large: " in x and "CartPole-v1's target" in x for x in lines) == 6
+
+
+def test_too_few_repeats_and_none_in_common_are_no_claims():
+    runs = grid({"ppo_linen": (5.0, 0.1), "sb3": (5.0, 1.0)}, repeats=3)
+    [line] = others.target_lines(only_bench(runs))
+    assert line == (
+        "CartPole-v1: ppo_linen takes 0.100 of sb3's iteration; "
+        "the target, at most 0.200, is left open: too few repeats for a claim, 3 of 5."
+    )
+    apart = runs[(runs["mode"] == "sb3") == (runs["repeat"] == 3)]
+    [line] = others.target_lines(only_bench(apart))
+    assert line == (
+        "CartPole-v1: ppo_linen and sb3 have no repeat in common; "
+        "the target, at most 0.200, is not measured."
+    )
+
+
+def test_runs_without_a_pair_or_a_return_are_seen():
+    runs = grid({"ppo_linen": (5.0, 0.1), "sb3": (5.0, 1.0)}, repeats=10)
+    runs["final_return"] = runs["repeat"] * 10
+    runs.loc[(runs["mode"] == "sb3") & (runs["repeat"] > 8), "final_return"] = np.nan
+    bench = only_bench(runs[(runs["mode"] == "sb3") | (runs["repeat"] <= 7)])
+    cells = others.peer_table(bench).cells.set_index("script")
+    assert list(cells["runs"]) == ["7", "10"]
+    assert cells.loc["ppo_linen", "as sb3"] == "0.100 [0.100, 0.100] (7 pairs)"
+    assert cells.loc["sb3", "times as long as ppo_linen"] == "10.0 [10.0, 10.0] (7 pairs)"
+    assert list(cells["median final return"]) == [
+        "40.0 [10.0, 70.0]",
+        "45.0 [10.0, 80.0] (8 of 10)",
+    ]
+    assert "takes 0.100 [0.100, 0.100] (7 pairs) of sb3's" in others.target_lines(bench)[0]
+    none = others.peer_table(only_bench(runs.assign(final_return=np.nan))).cells
+    assert set(none["median final return"]) == {"- (0 of 10)"}
 
 
 def test_a_peer_lacks_packages_and_the_study_is_sound():
@@ -279,8 +386,18 @@ def test_a_peer_lacks_packages_and_the_study_is_sound():
     assert "different versions" in pack.problems(Data(runs, iterations, {}))[0]
 
 
-def test_a_target_is_met_where_the_whole_interval_is():
-    assert others.verdict(Interval(0.1, 0.05, 0.2), 0.2) == "met"
-    assert "not by the whole interval" in others.verdict(Interval(0.1, 0.05, 0.21), 0.2)
-    assert others.verdict(Interval(0.21, 0.05, 0.3), 0.2) == "missed"
-    assert others.verdict(Interval(float("nan"), 0.05, 0.1), 0.2) == "missed"
+@pytest.mark.parametrize(
+    ("three", "expected"),
+    [
+        ((0.1, 0.05, 0.2), "met"),
+        ((0.3, 0.21, 0.4), "missed"),
+        ((0.1, 0.05, 0.21), "undecided: met by the medians, but not by the whole interval"),
+        ((0.21, 0.15, 0.3), "undecided: missed by the medians, but not by the whole interval"),
+        ((0.21, 0.2, 0.3), "undecided: missed by the medians, but not by the whole interval"),
+        ((0.1, np.nan, np.nan), "left open: too few repeats for a claim, 4 of 5"),
+        ((0.3, np.nan, np.nan), "left open: too few repeats for a claim, 4 of 5"),
+        ((np.nan, np.nan, np.nan), "not measured"),
+    ],
+)
+def test_a_target_is_met_or_missed_by_the_whole_interval(three, expected):
+    assert others.verdict(others.Ratio(*three, 4, 5), 0.2) == expected
