@@ -134,9 +134,8 @@ HEARTBEAT, GRACE = 60, 600  # seconds; a trial that was silent for longer is tak
 # Steps that a trial reports, 0 to 89: Hyperband judges at 10 and 30, a ninth and a third of it.
 STEPS = 90
 HOPELESS = 3  # failures from the start that end a command
-# A script gets SIGTERM if tune.py is killed, and saves a checkpoint.
-START = psutil.Process().create_time()
 STORAGE_ERRORS = (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError)
+# A script gets SIGTERM if tune.py is killed, and saves a checkpoint.
 DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
@@ -380,6 +379,7 @@ class Runner(NamedTuple):
     plan: Plan
     folder: Path  # of the study
     stop: threading.Event  # set by a signal
+    forking: threading.Lock  # until it has its own program, a new process holds what ours holds
 
     @property
     def consent(self) -> list[str]:
@@ -391,7 +391,7 @@ class Runner(NamedTuple):
         environment = dict(os.environ)
         if self.args.workers > 1:  # several share a GPU
             environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        with open(log, "wb") as file:
+        with self.forking, open(log, "wb") as file:
             # A session of its own: a terminal's Ctrl-C reaches tune.py, which tells it.
             return subprocess.Popen(
                 [*DIE_TOO, sys.executable, *command],
@@ -465,7 +465,7 @@ class Runner(NamedTuple):
         """Wait until a process that a killed command left behind has ended, by its checkpoint."""
         deadline = time.monotonic() + 60
         while not self.stop.is_set():
-            with locked(folder) as free:
+            with self.forking, locked(folder) as free:
                 if free:
                     return
             if time.monotonic() > deadline:
@@ -548,7 +548,7 @@ def run_trial(
     interquartile mean of those that have.
     """
     most = runner.args.trials
-    trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), START])
+    trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), started(psutil.Process())])
     frozen = next(x for x in trial.study.get_trials(deepcopy=False) if x.number == trial.number)
     first, others = first_number(frozen), counted(trial.study)
     twins = [x for x in others if x.number < trial.number and first_number(x) == first]
@@ -637,6 +637,11 @@ def repeat(study: optuna.Study, trial: FrozenTrial) -> None:
     study.add_trial(again)
 
 
+def started(process: psutil.Process) -> float:
+    """When a process began, in seconds since the boot: in between, the clock may have been set."""
+    return process.create_time() - psutil.boot_time()
+
+
 def recover(study: optuna.Study, args: Args) -> None:
     """Queue again what died with a command: one of this machine, or one that is silent for long."""
     optuna.storages.fail_stale_trials(study)  # repeats them, where the storage knows heartbeats
@@ -644,7 +649,7 @@ def recover(study: optuna.Study, args: Args) -> None:
         host, pid, start = trial.user_attrs.get("worker", ("", 0, 0))
         dead = host == socket.gethostname()
         with contextlib.suppress(psutil.Error):
-            dead = dead and psutil.Process(pid).create_time() != start
+            dead = dead and abs(started(psutil.Process(pid)) - start) > 0.05
         if trial.state == TrialState.FAIL:
             if dead and "error" not in trial.user_attrs:  # killed before it was queued again
                 repeat(study, trial)
@@ -783,11 +788,12 @@ def vet(study: optuna.Study) -> None:
     """Raise Problem where the attributes that tune.py reads are not what it writes."""
 
     def right(trial: FrozenTrial) -> bool:
-        host, pid, _ = trial.user_attrs.get("worker", ("", 0, 0.0))
+        host, pid, start = trial.user_attrs.get("worker", ("", 0, 0.0))
         before = history(trial) + [first_number(trial)] * bool(history(trial))
         fine = all(type(x) is int and 0 <= x < trial.number for x in before)
         fine = fine and isinstance(trial.user_attrs.get("returns", []), list)
-        return fine and isinstance(host, str) and type(pid) is int and pid >= 0
+        fine = fine and isinstance(host, str) and type(pid) is int and pid >= 0
+        return fine and isinstance(start, float)
 
     try:
         fine = study.direction == optuna.study.StudyDirection.MAXIMIZE
@@ -923,7 +929,7 @@ def main() -> None:
     name = args.study or plain(f"{plan.script.stem}__{plan.own['env_id']}").replace("/", "-")
     folder = Path(args.studies_dir, name.replace(":", "-"))
     folder.mkdir(parents=True, exist_ok=True)
-    runner, signals = Runner(args, plan, folder, threading.Event()), []
+    runner, signals = Runner(args, plan, folder, threading.Event(), threading.Lock()), []
     try:
         storage = open_storage(args.storage, folder)
         study = open_study(name, args, plan, storage, folder)

@@ -346,6 +346,18 @@ def test_killed_while_a_trial_gets_its_settings(project, command, monkeypatch):
     assert len(counted(load(project))) == 2
 
 
+def test_a_clock_that_is_set_kills_no_trial(project, command, monkeypatch):
+    """Linux keeps when it booted, and each process began, by the clock: to whole seconds."""
+    words = [*QUICK, "--trials", "1", "--seconds", "2"]
+    other = fakes.Command(project, *words)
+    wait_for(lambda: traced(project, "start"))
+    clock = psutil._psplatform.boot_time
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: clock() + 1)
+    assert command(*words)[::2] == (0, "")
+    assert other.wait()[::2] == (0, "")
+    assert len(load(project).trials) == 1
+
+
 # === Pruning and failing ========================================================================
 def test_a_pruned_trial_s_process_is_ended(project, command, monkeypatch):
     """The script's own learning rate of 0.1 is two decades off; the choices are not."""
@@ -551,7 +563,9 @@ def test_values_that_the_space_has_not_fail_with_a_sentence(project, command):
     assert error.startswith("the storage has other values of a setting: ")
 
 
-@pytest.mark.parametrize("kind", ["worker", "settings", "minimize", "retry_history", "returns"])
+@pytest.mark.parametrize(
+    "kind", ["worker", "start", "settings", "minimize", "retry_history", "returns"]
+)
 def test_a_study_that_others_wrote_is_refused(project, command, kind):
     place = project / "studies" / NAME
     place.mkdir(parents=True)
@@ -559,8 +573,8 @@ def test_a_study_that_others_wrote_is_refused(project, command, kind):
     study = optuna.create_study(
         study_name=NAME, storage=f"sqlite:///{place}/study.db", direction=direction
     )
-    users = {"worker": [["../../x"]], "returns": 5}
-    users = {kind: users[kind]} if kind in users else {}
+    users = {"worker": {"worker": [["../../x"]]}, "start": {"worker": ["a", 1, "now"]}}
+    users = (users | {"returns": {"returns": 5}}).get(kind, {})
     systems = {kind: "../../x"} if kind == "retry_history" else {}
     study.add_trial(optuna.create_trial(value=1.0, user_attrs=users, system_attrs=systems))
     if kind == "settings":
