@@ -12,7 +12,7 @@ from conftest import ROOT
 
 @pytest.mark.parametrize(
     ("name", "iterations"),
-    [("ppo_linen", 3000), ("ppo_equinox", 3000), ("ppo_linen_gymnasium", 600)],
+    [("ppo_linen", 1500), ("ppo_equinox", 1500), ("ppo_linen_gymnasium", 400)],
 )
 def test_trains_is_stopped_and_goes_on(name, iterations, tmp_path):
     """As a new user would; PyTorch's scripts are tried by hand, since uv takes 5 GB of CUDA."""

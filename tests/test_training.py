@@ -313,12 +313,14 @@ def command(name, folder, *flags):
 
 
 @pytest.mark.parametrize("name", ALL_SCRIPTS)
-def test_alone_in_an_empty_folder_then_killed(name, tmp_path):
+def test_alone_in_an_empty_folder_then_killed(name, tmp_path, compiled):
     """A script copied alone runs; after kill -9 its metrics are whole and run.json is absent."""
     (tmp_path / f"{name}.py").write_bytes((ROOT / f"{name}.py").read_bytes())
     flags = ("--total-timesteps", "12800000", "--run-name", "killed")
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+    pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command(name, tmp_path, *flags), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        command(name, tmp_path, *flags), cwd=tmp_path, stdout=pipe, text=True, env=env
     )
     metrics = tmp_path / "runs" / "killed" / "metrics.jsonl"
     deadline = time.monotonic() + 300
