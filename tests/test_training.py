@@ -318,9 +318,8 @@ def test_alone_in_an_empty_folder_then_killed(name, tmp_path, compiled):
     (tmp_path / f"{name}.py").write_bytes((ROOT / f"{name}.py").read_bytes())
     flags = ("--total-timesteps", "12800000", "--run-name", "killed")
     env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
-    pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command(name, tmp_path, *flags), cwd=tmp_path, stdout=pipe, text=True, env=env
+        command(name, tmp_path, *flags), cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
     )
     metrics = tmp_path / "runs" / "killed" / "metrics.jsonl"
     deadline = time.monotonic() + 300
