@@ -1,42 +1,40 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["jax==0.10.2", "equinox==0.13.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
-#   "numpy==2.4.6", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0", "wandb==0.31.0"]
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
 """PPO in JAX and Equinox: the rollout and the update are one eqx.filter_jit each.
 
     python ppo_equinox.py --env-id CartPole-v1 --seed 1  # 9 s on two CPU cores, at 012e335
 
-The environments are gymnax's and step inside the jitted rollout, so an iteration is two calls.
-Parameters and optimizer live in a TrainState: a function that changes it returns the next one.
+Read Agent to Training first. What to look at:
+- Agent is a pytree: a module is a frozen dataclass whose fields are arrays and other modules.
+- TrainState is written out, with tx static, since it holds functions and no arrays.
+- update takes eqx.filter_grad of the loss by the agent itself, and returns the next TrainState.
+- train compiles rollout and update by eqx.filter_jit, which tells arrays from the rest.
 Diff me with ppo_linen.py to see what Equinox changes.
 """
 
-import fcntl
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import difflib
+import importlib
 import io
 import json
 import math
 import os
 import platform
-import resource
-import shlex
-import shutil
 import signal
-import subprocess
+import sqlite3
 import sys
-import threading
-import time
-import traceback
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache, partial
-from importlib import import_module, metadata
+from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn
 
-if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
 
 import equinox as eqx
@@ -45,9 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import psutil
 import tyro
-from gymnax.environments.environment import Environment
 from gymnax.environments.spaces import Discrete
 from jax.nn.initializers import orthogonal
 from tensorboard.summary import Writer
@@ -81,45 +77,31 @@ class Args:
     jit: bool = True  # compile with XLA; off: run op by op
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str | None = None  # that folder's name; default {env_id}__{exp_name}__{seed}__{time}
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
     save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str | None = None  # folder of a stopped run to go on with, by its own arguments
+    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
 
     def __post_init__(self) -> None:
-        """Raise ValueError, one sentence on the command line, where a value cannot work."""
-
-        def check(name: str, ok: bool, rule: str) -> None:
-            if not ok:
-                raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
-
-        if self.resume is not None and self.run_name is None:
-            return  # main replaces these by the checkpoint's, which have a run_name
+        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
-        coefs = ("learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps")
-        for name in (*coefs, "save_every"):
-            check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
-        for name in ("gamma", "gae_lambda"):
-            check(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
-        check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
-        widths = all(0 < size <= 2**16 for size in self.hidden_sizes or (0,))
-        check("hidden_sizes", widths, "must lie between 1 and 65536")
-        VecEnv(self.env_id, self.num_envs)  # train makes it; here an unknown one is refused
-
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
-        self.minibatch_size, rest = divmod(self.batch_size, self.num_minibatches)
-        check("num_minibatches", rest == 0, f"must divide num_envs * num_steps = {self.batch_size}")
+        self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
-        rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
-        check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
 
-        stem = f"{self.env_id}__{self.exp_name}__{self.seed}".replace("/", "-").replace(":", "-")
-        name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
-        one = Path(name).name == name != ".." and name.isprintable()
-        check("run_name", one, "must be the name of one folder in --runs-dir")
-        check("runs_dir", self.runs_dir.isprintable(), "must be a folder's name")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
 
 
 # === Environment ================================================================================
@@ -130,62 +112,26 @@ class EnvState(NamedTuple):
     episode_length: jax.Array  # (N,)
 
 
-@cache  # so that it is traced once
-def own_environment(env_id: str) -> tuple[Any, Any]:
-    """The gymnax Environment that my_module:MyEnv makes, and its parameters.
-
-    Raise ValueError where it is unlike gymnax's: its reset and step are traced, and do not run.
-    """
-
-    def kinds(**trees: Any) -> set[str]:
-        name = partial(jax.tree_util.keystr, simple=True, separator=".")
-        return {f"{name(at)} {x.dtype}{[*x.shape]}" for at, x in jax.tree.leaves_with_path(trees)}
-
-    def must(ok: bool, rule: str) -> None:
-        if not ok:
-            raise TypeError(rule)
-
-    with own_code(env_id, "make a gymnax Environment") as module:
-        env = getattr(module, env_id.partition(":")[2])()
-        params, key = env.default_params, jax.random.PRNGKey(0)
-        space, moves = env.observation_space(params), env.action_space(params)
-        must(isinstance(moves, Discrete) and 0 in range(moves.n), "actions must be Discrete(n > 0)")
-        obs, state = jax.eval_shape(env.reset, key)
-        must(isinstance(obs, jax.ShapeDtypeStruct), f"obs must be one array, not {obs}")
-        must(obs.shape == space.shape, f"obs must have observation_space's shape, {space.shape}")
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # not weak
-        was, form = kinds(obs=obs, state=state), jax.tree.structure((obs, state))
-        must("key<" not in str(was), "keys in its state must be jax.random.PRNGKey's")
-        steps = [("step_env", "obs, state, reward, terminated, info")]  # called by gymnax's step,
-        steps += [("step", "obs, state, reward, terminated, truncated, info")]  # which says less
-        for name, values in steps if type(env).step is Environment.step else steps[1:]:
-            result = tuple(jax.eval_shape(getattr(env, name), key, state, jnp.int32(0), params))
-            must(len(result) == len(values.split()), f"{name} must return {values}")
-            now = kinds(obs=result[0], state=result[1])
-            must(was == now, f"reset returns {sorted(was - now)}, but {name} {sorted(now - was)}")
-            must(form == jax.tree.structure(result[:2]), f"reset and {name} must build state alike")
-        must(getattr(result[2], "shape", None) == (), "reward must be one number")
-        end, final = kinds(x=result[3:5]), result[5].get("final_observation")
-        must(end == {"x.0 bool[]", "x.1 bool[]"}, "terminated, truncated must be one boolean each")
-        must(kinds(obs=final) == kinds(obs=obs), "info must have final_observation, of obs's kind")
-        return env, params
-
-
 class VecEnv:
     """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        try:
-            make = own_environment if ":" in env_id else gymnax.make
-            self.env, self.params = make(env_id)
-            self.num_actions = self.env.action_space(self.params).n
-            self.obs_shape = self.env.observation_space(self.params).shape
-        except (ValueError, AttributeError, OSError) as error:  # unknown, continuous, not at hand
-            if ":" in env_id:
-                raise
-            known = f"be one of {', '.join(gymnax.registered_envs)}, and not {env_id}"
-            raise ValueError(f"--env-id must have discrete actions and {known}") from error
-        self.num_envs, self.obs_dim = num_envs, math.prod(self.obs_shape)
+        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+            module, name = env_id.split(":")
+            sys.path.append(os.getcwd())
+            self.env = getattr(importlib.import_module(module), name)()
+            self.params = self.env.default_params
+        elif env_id in gymnax.registered_envs:
+            self.env, self.params = gymnax.make(env_id)
+        else:
+            (closest,) = difflib.get_close_matches(env_id, gymnax.registered_envs, 1, cutoff=0)
+            fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
+        if not isinstance(self.env.action_space(self.params), Discrete):
+            fail(f"--env-id: the actions of {env_id} are continuous, and must be discrete")
+        self.num_envs = num_envs
+        self.num_actions = self.env.action_space(self.params).n
+        self.obs_shape = self.env.observation_space(self.params).shape
+        self.obs_dim = math.prod(self.obs_shape)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
         """Start every environment; return obs (N, obs_dim) and the state."""
@@ -201,15 +147,23 @@ class VecEnv:
         """Take action (N,) int32; return obs after any restart, state, what happened by name."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
-        step = jax.vmap(lambda *x: self.env.step(*x, self.params))
+        step = jax.vmap(partial(self.env.step, params=self.params))
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
-        reward, next_obs = reward.astype(jnp.float32), self.flatten(info["final_observation"])
-        total, length = state.episode_return + reward, state.episode_length + 1
-        result = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        result |= {"next_obs": next_obs, "episode_return": total, "episode_length": length}
+        reward = reward.astype(jnp.float32)
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + 1
+        result = {
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": self.flatten(info["final_observation"]),
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
         done = terminated | truncated
-        state = EnvState(key, inner, jnp.where(done, 0, total), jnp.where(done, 0, length))
-        return self.flatten(obs), state, result
+        episode_return = jnp.where(done, 0, episode_return)
+        episode_length = jnp.where(done, 0, episode_length)
+        return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
         return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
@@ -267,10 +221,14 @@ class TrainState(eqx.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    sizes, keys = (env.obs_dim, *args.hidden_sizes), jax.random.split(key)
-    agent = Agent(MLP((*sizes, env.num_actions), 0.01, keys[0]), MLP((*sizes, 1), 1.0, keys[1]))
+    actor_key, critic_key = jax.random.split(key)
+    sizes = (env.obs_dim, *args.hidden_sizes)
+    actor = MLP((*sizes, env.num_actions), output_scale=0.01, key=actor_key)
+    critic = MLP((*sizes, 1), output_scale=1.0, key=critic_key)
+    agent = Agent(actor, critic)
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    adam = optax.adam(decay if args.anneal_lr else args.learning_rate, eps=args.adam_eps)
+    learning_rate = decay if args.anneal_lr else args.learning_rate
+    adam = optax.adam(learning_rate, eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     return TrainState(agent, tx.init(eqx.filter(agent, eqx.is_inexact_array)), tx)
 
@@ -347,7 +305,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 
 # === Loss =======================================================================================
 def ppo_loss(agent, batch: Batch, args: Args):
-    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and (5,): its parts, KL, clip fraction."""
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     logits, value = agent(batch.obs)
     log_probs = jax.nn.log_softmax(logits)
     log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
@@ -367,22 +325,18 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    approx_kl = (ratio - 1 - log_ratio).mean()
-    clip_fraction = (abs(ratio - 1) > args.clip_coef).mean()
-    return loss, jnp.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction])
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).mean(),
+    }
 
 
 # === Update =====================================================================================
-METRICS = (
-    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
-    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
-    *("charts/episodic_length_max", "losses/policy_loss", "losses/value_loss", "losses/entropy"),
-    *("losses/approx_kl", "losses/clip_fraction", "losses/explained_variance"),
-)
-
-
 def update(train_state, storage: Storage, key, args: Args):
-    """Train on a rollout for update_epochs; return the next train_state and the METRICS."""
+    """Train on a rollout for update_epochs; return the next train_state and what to log."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     all_obs = jnp.stack([storage.obs, storage.next_obs])
     value, next_value = train_state.agent.get_value(all_obs)
@@ -392,9 +346,9 @@ def update(train_state, storage: Storage, key, args: Args):
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
     def minibatch_step(train_state, minibatch):
-        agent, opt_state, tx = train_state.agent, train_state.opt_state, train_state.tx
+        agent, tx = train_state.agent, train_state.tx
         grads, losses = eqx.filter_grad(ppo_loss, has_aux=True)(agent, minibatch, args)
-        updates, opt_state = tx.update(grads, opt_state)
+        updates, opt_state = tx.update(grads, train_state.opt_state)
         return TrainState(eqx.apply_updates(agent, updates), opt_state, tx), losses
 
     def epoch(train_state, key):
@@ -405,9 +359,9 @@ def update(train_state, storage: Storage, key, args: Args):
 
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
-    explained_variance = 1 - (target - value).var() / target.var()
-    metrics = [*episode_statistics(storage), *losses.mean((0, 1)), explained_variance]
-    return train_state, jnp.stack(metrics)
+    metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return train_state, metrics
 
 
 def shuffle(key, size: int) -> jax.Array:
@@ -422,288 +376,266 @@ def shuffle(key, size: int) -> jax.Array:
     return jnp.sort(numbers | jnp.arange(size, dtype=jnp.uint32)) & (2**index_bits - 1)
 
 
-def episode_statistics(storage: Storage):
-    """Of the episodes that ended, the number, and of return and length the mean, least and most."""
+def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
+    """Of the episodes that ended: how many, and their mean, least and most return and length."""
     done = storage.terminated | storage.truncated
-    yield done.sum()
-    for x in (storage.episode_return, storage.episode_length):
-        yield jnp.where(done, x, 0).sum() / done.sum()
-        yield jnp.where(done, x, jnp.inf).min()
-        yield jnp.where(done, x, -jnp.inf).max()
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
+    device = jax.devices()[0]
+    env = VecEnv(args.env_id, args.num_envs)
+    log = RunLog(args, "equinox", "jit" if args.jit else "none", device.device_kind)
+
+    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
+    # keys are folded in from its number, so resuming needs none.
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
+    train_state = make_agent(args, env, agent_key)
+    obs, env_state = jax.jit(env.reset)(env_key)
+    if args.resume:
+        saved = log.load(train_state=train_state, obs=obs, env_state=env_state)
+        train_state, obs, env_state = saved
+
+    # env and args are bound: to the compiler they are constants. Donating would save no time.
+    rollout_fn = eqx.filter_jit(partial(rollout, env=env, args=args))
+    update_fn = eqx.filter_jit(partial(update, args=args))
+    with jax.disable_jit(not args.jit):
+        for iteration in range(log.info["iteration"], args.num_iterations):
+            start = time.perf_counter()
+            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
+            if args.sync_for_timing:
+                jax.block_until_ready(storage)  # sync
+            middle = time.perf_counter()
+            train_state, metrics = update_fn(train_state, storage, update_key)
+            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+            log.write(metrics, start, middle, time.perf_counter())
+            if log.must_save():
+                log.save(train_state=train_state, obs=obs, env_state=env_state)
+    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
 
 # === Run log ====================================================================================
-# Plumbing, the same in every script: flags, metrics, checkpoints. No algorithm is in here.
-def fail(reason: str) -> NoReturn:
-    """End the process with a sentence about what its user can mend."""
-    print("".join(x if x.isprintable() else " " for x in reason), file=sys.stderr)
-    sys.exit(2)
-
-
-@contextmanager
-def own_code(env_id: str, duty: str) -> Generator[Any]:
-    """The module of my_module:MyEnv. An error in its code is one sentence, with file and line."""
-    module, _, name = env_id.partition(":")
-    if not name or not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
-        form = "be a module's name, a colon and a name in it, as my_module:MyEnv"
-        raise ValueError(f"--env-id must {form}, not {env_id}")
-    try:
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # at the end: no file there hides a package
-        yield import_module(module)
-    except (Exception, SystemExit) as error:
-        places = [f" in {os.getcwd()} or the packages"] * isinstance(error, ModuleNotFoundError)
-        for frame, line in traceback.walk_tb(error.__traceback__):
-            if str(frame.f_globals.get("__name__")).split(".")[0] == module.split(".")[0]:
-                places.append(f" ({frame.f_code.co_filename}, line {line})")
-        text = f"{type(error).__name__}: {error}".partition("\n")[0] + "".join(places[-1:])
-        raise ValueError(f"--env-id {env_id} must {duty}: {text}") from error
-
-
-def main(args: Args) -> None:
-    """Train by the command line's args, or go on with the run that they name."""
-    if args.resume is not None:
-        flags = [x.partition("=")[0].replace("_", "-") for x in sys.argv if x.startswith("--")]
-        if sum(x != "--env-id" for x in flags) > 1:
-            fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
-        if os.path.exists(Path(args.resume, "run.json")):
-            fail(f"--resume: {args.resume} is complete")
-        args, *_ = load_checkpoint(args.resume, env_id=args.env_id if "--env-id" in flags else None)
-    threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
-    try:
-        train(args)
-    except OSError as error:
-        fail(f"{args.runs_dir}: {error}; --resume goes on from the last checkpoint, if any")
-
-
-def load_checkpoint(
-    folder: str | Path, state: Any = None, env_id: str | None = None
-) -> tuple[Args, dict[str, Any], Any]:
-    """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
-    path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
-
-    def read(place, x):
-        name = jax.tree_util.keystr(place, simple=True, separator="/")
-        array = file[name]
-        if (array.shape, array.dtype.name) != (x.shape, str(x.dtype).removeprefix("torch.")):
-            raise ValueError(f"{name} is {array.dtype.name} {array.shape}")
-        return array
-
-    try:
-        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
-            info = json.loads(file["info"].item())
-            if info["script"] != script:
-                raise ValueError(f"it is one of {info['script']}.py")
-            own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
-            for name, x in (own | {"run_name": None}).items():
-                kind, hint = type(getattr(Args, name)), Args.__annotations__[name]
-                known = hint.__args__ if get_origin(hint) is Literal else [x]
-                if x not in known or (type(x) is not kind and (kind, type(x)) != (float, int)):
-                    raise ValueError(f"its {name} is {x}")
-            name = own["env_id"]
-            if env_id != name and (env_id or ":" in name):
-                rule = "which is code: to run it, add" if ":" in name else "so it must be"
-                fail(f"{folder} was trained in {name}, {rule} --env-id {shlex.quote(name)}")
-            own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
-            args = Args(**own | {"run_name": path.parent.name})
-            info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
-            info["elapsed"], info["resumed"] = float(info["elapsed"]), [*info["resumed"]]
-            return args, info, jax.tree.map_with_path(read, state)
-    except Exception as error:  # a damaged file can raise anything
-        code_is_wrong = str(error).startswith(f"--env-id {env_id} must")  # own_code says it
-        fail(str(error) if code_is_wrong else f"{path} is no checkpoint of {script}.py: {error}")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
-    partial_path = path.with_suffix(".partial")
-    partial_path.unlink(missing_ok=True)  # were it a link, what it leads to would be written to
-    with open(partial_path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial_path, path)
-
-
+# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
 class RunLog:
-    """Writes metrics and checkpoints as a run goes; run.json last, where it is complete."""
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
-        self.args, self.start, self.saving, self.signals = args, time.perf_counter(), 0.0, []
-        self.steps = args.num_envs * args.num_steps  # of environments, per iteration
-        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-        self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
-        self.dir, shell = Path(args.runs_dir, str(args.run_name)), subprocess.getoutput
-        git = f"git -C {shlex.quote(str(Path(__file__).parent))} describe --always --dirty"
-        gpu = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
-        self.info: dict[str, Any] = {
-            **{"args": asdict(args), "script": Path(__file__).stem},
-            **{"framework": framework, "compile_mode": compile_mode, "device": device},
-            **{"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "resumed": [], "wandb_id": None},
-            "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
-            **{"python": platform.python_version(), "os": platform.platform()},
-            "versions": {package.name: package.version for package in metadata.distributions()},
-            **{"gpu": shell(gpu + "name") or None, "driver": shell(gpu + "driver_version") or None},
-            "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
-            **{"cores": psutil.cpu_count(logical=False), "load": os.getloadavg()[0]},
-            "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
-        }
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # the number of one that came
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.lock = sqlite3.connect(self.dir / "lock", timeout=0)
         try:
-            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            self.lock = os.open(self.dir, os.O_RDONLY)
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            fail(f"{self.dir} cannot be made, or is in use: {error.strerror}")
+            self.lock.execute("BEGIN EXCLUSIVE")  # until the process ends, however it does
+        except sqlite3.OperationalError:
+            fail(f"{self.dir} is in use by another process")
 
-    def begin(self, **state: Any) -> tuple[Any, ...]:
-        """Return the first iteration and the parts of state, as they are or as they were saved."""
-        first, names = 0, list(state)  # jax.tree sorts names
-        if self.args.resume:
-            _, info, state = load_checkpoint(self.dir, state, self.args.env_id)
-            first = info["iteration"]
-            self.start -= info["elapsed"]
-            self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
-            self.info["resumed"] = [*info["resumed"], first]
-        self.open_metrics(first)
-        self.handlers = {x: signal.signal(x, self.stop) for x in (signal.SIGINT, signal.SIGTERM)}
-        return first, *(state[name] for name in names)
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_checkpoint(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        self.open_files()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
 
-    def open_metrics(self, first: int) -> None:
-        """Open what metrics go to; of a run that goes on, keep those of the first iterations."""
-        path, lines = self.dir / "metrics.jsonl", []
-        if self.args.resume:
-            lines = path.read_bytes().split(b"\n")  # the last is not whole
-            if len(lines) <= first:
-                fail(f"{path} is shorter than its checkpoint says")
-            replace_file(path, b"\n".join([*lines[:first], b""]))
-        self.wandb: Any = self.start_wandb() if self.args.track else None
-        for row in map(json.loads, lines[self.wandb.step : first] if self.wandb else ()):
-            self.wandb.log(row, step=row["iteration"])  # a kill came before W&B had sent it
-        self.metrics = open(path, "a", buffering=1)
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)
+            os.truncate(path, len(b"".join(lines[: self.info["iteration"]])))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
         self.tensorboard = Writer(str(self.dir))
+        self.wandb = self.start_wandb() if self.args.track else None
 
     def start_wandb(self) -> Any:
         import wandb  # half a second that only --track pays
 
         sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
-        os.environ.setdefault("WANDB_PROJECT", "ppo-rosetta")
-        own: dict[str, Any] = {"name": self.dir.name, "id": self.info["wandb_id"], "dir": self.dir}
-        try:
-            run = wandb.init(**own, resume="allow", reinit="create_new", config=self.info)
-        except (wandb.Error, ValueError) as error:
-            if not self.args.resume:
-                shutil.rmtree(self.dir)
-            fail(f"--track: {' '.join(str(error).split())} (WANDB_MODE=offline needs no account)")
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
         run.define_metric("*", step_metric="global_step")
         self.info["wandb_id"] = run.id
         return run
 
-    def stop(self, number: Any, _: Any) -> None:
-        """End after this iteration; at once at a third signal: a wrapper may send one twice."""
-        self.signals.append(number)
-        if len(self.signals) == 2:
-            signal.signal(number, self.handlers[number])
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
 
-    def write(self, iteration: int, times: tuple[float, float | None, float], values) -> bool:
-        """Log METRICS and times (start, rollout's end or None, end); return whether to save."""
-        args, done, (start, middle, end) = self.args, iteration + 1, times
-        lr = args.learning_rate * (1 - iteration / args.num_iterations if args.anneal_lr else 1)
-        row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
-        row |= {"iteration": iteration, "global_step": done * self.steps}
-        row |= {"charts/learning_rate": lr, "charts/SPS": self.steps / (end - start)}
-        row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
-        if middle is not None:
-            row |= {"time/rollout": middle - start, "time/update": end - middle}
+    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+        """Log an iteration, in which the rollout went over to the update at middle."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if args.sync_for_timing:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
         self.metrics.write(json.dumps(row) + "\n")
         for name, x in row.items():
             if "/" in name and x is not None:
                 self.tensorboard.add_scalar(name, x, row["global_step"])
         if self.wandb:
             self.wandb.log(row, step=iteration)
-        if done % math.ceil(args.num_iterations / 100) == 0:
-            mean, sps = row["charts/episodic_return"], row["charts/SPS"]
-            text = "no episode ended" if mean is None else f"return {mean:.1f}"
-            print(f"iteration {done}/{args.num_iterations}: {text}, {sps:,.0f} steps/s", flush=True)
-        due = bool(self.signals) or done == args.num_iterations
-        return due or (args.save_every > 0 and done % args.save_every == 0)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            mean = row["charts/episodic_return"]
+            text = "no episode ended" if mean is None else f"return {mean:.4g}"
+            if row["losses/value_loss"] is None:
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
 
-    def save(self, iteration: int, **state: Any) -> None:
-        """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""
-        start, done, buffer = time.perf_counter(), iteration + 1, io.BytesIO()
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
         self.tensorboard.flush()
         os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
-        name_of = partial(jax.tree_util.keystr, simple=True, separator="/")
-        arrays = {name_of(place): x for place, x in jax.tree.leaves_with_path(state)}
-        now = {"iteration": done, "elapsed": start - self.start}
-        np.savez(buffer, info=json.dumps(self.info | now), **arrays)  # sync
-        replace_file(self.dir / "checkpoint.npz", buffer.getvalue())
-        self.saving += time.perf_counter() - start
-        if self.signals and done < self.args.num_iterations:
-            self.close(128 + self.signals[0])
-            own = ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
-            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir), *own])
-            print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
-            sys.exit(128 + self.signals[0])
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        file = io.BytesIO()
+        np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        replace_file(self.dir / "checkpoint.npz", file.getvalue())
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            runner = "uv run" if "UV" in os.environ else "python"
+            print(f"Stopped after {done} iterations.")
+            own = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+            print(f"To go on: {runner} {sys.argv[0]} --resume {self.dir}{own}")
+            sys.exit(128 + self.signal)
 
-    def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
-        """Write run.json, and return what it holds."""
-        total = time.perf_counter() - self.start
-        results: dict[str, Any] = {"status": "completed", "peak_device_bytes": peak_device_bytes}
-        results["durations"] = {"imports": self.imports, "total": total, "saving": self.saving}
-        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        results["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
-        replace_file(self.dir / "run.json", json.dumps(self.info | results, indent=2).encode())
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        status = Path("/proc/self/status")
+        if status.exists():  # on Linux
+            peak = status.read_text().partition("VmHWM:")[2].split()[0]
+            self.info["peak_host_bytes"] = 1024 * int(peak)
+        replace_file(self.dir / "run.json", json.dumps(self.info, indent=2).encode())
         if self.wandb:
-            self.wandb.summary.update(results)
-        self.close(0)
-        for number, handler in self.handlers.items():  # not where a signal ends it: one may follow
-            signal.signal(number, handler)
-        print(f"written to {self.dir}")
-        return self.info | results
-
-    def close(self, exit_status: int) -> None:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
         self.metrics.close()
         self.tensorboard.close()
-        if self.wandb:
-            self.wandb.finish(exit_status)
-        os.close(self.lock)
+        self.lock.close()
+        print(f"Written to {self.dir}; python evaluate.py {self.dir} plays it")
 
 
-# === Training ===================================================================================
-def train(args: Args) -> dict[str, Any]:
-    """Train an agent; return what run.json holds."""
-    device = jax.devices()[0]
-    log = RunLog(args, "equinox", "jit" if args.jit else "none", device.device_kind)
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
-    precision = "default" if args.matmul_precision == "high" else "highest"
-    jax.config.update("jax_default_matmul_precision", precision)
-    env = VecEnv(args.env_id, args.num_envs)
-    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
-    # keys are folded in from its number, so resuming needs none.
-    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    state = make_agent(args, env, agent_key)
-    obs, env_state = jax.jit(env.reset)(env_key)
-    first, train_state, obs, env_state = log.begin(train_state=state, obs=obs, env_state=env_state)
-    # env and args are bound: to the compiler they are constants. Donating would save no time.
-    rollout_fn = eqx.filter_jit(partial(rollout, env=env, args=args))
-    update_fn = eqx.filter_jit(partial(update, args=args))
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            arrays = dict(file)
+        info = json.loads(arrays["info"].item())
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if info["script"] != Path(__file__).stem:
+        fail(f"{folder} is a run of {info['script']}.py")
 
-    with jax.disable_jit(not args.jit):
-        for iteration in range(first, args.num_iterations):
-            start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-            obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter() if args.sync_for_timing else None
-            train_state, metrics = update_fn(train_state, storage, update_key)
-            metrics = metrics.tolist()  # sync, and the iteration's only transfer to the host
-            if log.write(iteration, (start, middle, time.perf_counter()), metrics):
-                log.save(iteration, train_state=train_state, obs=obs, env_state=env_state)
-    return log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    def read(path, x):
+        array = arrays.get(name_of(path))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(path)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
+    new = path.with_suffix(".new")
+    with open(new, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+def args_of_run(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume."""
+    info, _ = load_checkpoint(given.resume)
+    args = Args(**info["args"] | {"resume": given.resume})
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    if tyro.cli(Args, default=args) != args:  # the command line says otherwise
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    args = tyro.cli(Args)
+    train(args_of_run(args) if args.resume else args)

@@ -1,51 +1,50 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnasium==1.3.0",
-#   "numpy==2.4.6", "tyro==1.0.17", "psutil==7.2.2", "tensorboard==2.21.0", "wandb==0.31.0"]
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
 """PPO in eager PyTorch, with environments in Gymnasium on the CPU.
 
     python ppo_torch_gymnasium.py --env-id CartPole-v1 --seed 1
 
---vectorization says what steps the environments: Gymnasium in this process, or in one per
-environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
+Read Agent to Training first. What to look at:
+- VecEnv.reset makes the environments by --vectorization: Gymnasium in this process (sync), or in
+  one per environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
+- VecEnv.step starts the next episode at once, so that no step is spent on it.
+- rollout moves observations to the device and actions back, at each step.
+- VecEnv.replay takes all actions again to go on, since Gymnasium saves no environment.
 Diff me with ppo_torch.py to see environments in JAX, with ppo_linen_gymnasium.py to see JAX.
 """
 
-import fcntl
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import importlib
 import io
 import json
 import math
 import os
 import platform
-import resource
-import shlex
-import shutil
 import signal
-import subprocess
+import sqlite3
 import sys
-import threading
-import time
-import traceback
 import warnings
 import weakref
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache, partial
-from importlib import import_module, metadata
+from functools import partial
+from importlib import metadata
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn
 
-if __name__ == "__main__":  # Ctrl-C during the imports shows no traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
+os.environ["PYTHONSAFEPATH"] = "1"  # async's processes import no file of the current folder
 
 import gymnasium
 import jax
 import numpy as np
-import psutil
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete
@@ -81,63 +80,34 @@ class Args:
     vectorization: Literal["sync", "async", "envpool", "vector"] = "sync"  # how environments step
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str | None = None  # that folder's name; default {env_id}__{exp_name}__{seed}__{time}
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
     save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str | None = None  # folder of a stopped run to go on with, by its own arguments
+    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
 
     def __post_init__(self) -> None:
-        """Raise ValueError, one sentence on the command line, where a value cannot work."""
-
-        def check(name: str, ok: bool, rule: str) -> None:
-            if not ok:
-                raise ValueError(f"--{name.replace('_', '-')} {rule}, not {getattr(self, name)}")
-
-        if self.resume is not None and self.run_name is None:
-            return  # main replaces these by the checkpoint's, which have a run_name
+        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            check(name, 0 < getattr(self, name) < 2**31, "must lie between 1 and 2**31 - 1")
-        coefs = ("learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "adam_eps")
-        for name in (*coefs, "save_every"):
-            check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
-        for name in ("gamma", "gae_lambda"):
-            check(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
-        check("seed", 0 <= self.seed < 2**32, "must lie between 0 and 2**32 - 1")
-        widths = all(0 < size <= 2**16 for size in self.hidden_sizes or (0,))
-        check("hidden_sizes", widths, "must lie between 1 and 65536")
-        VecEnv(self.env_id, self.num_envs, self.vectorization, self.seed)  # refuses unknown ones
-
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
-        self.minibatch_size, rest = divmod(self.batch_size, self.num_minibatches)
-        check("num_minibatches", rest == 0, f"must divide num_envs * num_steps = {self.batch_size}")
+        self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
-        rule = f"must be at least {self.batch_size}, for fewer than 2**31 optimizer steps"
-        check("total_timesteps", 0 < self.num_optimizer_steps < 2**31, rule)
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
 
-        stem = f"{self.env_id}__{self.exp_name}__{self.seed}".replace("/", "-").replace(":", "-")
-        name = self.run_name = self.run_name or f"{stem}__{time.time():.0f}"
-        one = Path(name).name == name != ".." and name.isprintable()
-        check("run_name", one, "must be the name of one folder in --runs-dir")
-        check("runs_dir", self.runs_dir.isprintable(), "must be a folder's name")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
 
 
 # === Environment ================================================================================
-@cache  # so that it is tried once
-def own_environment(env_id: str) -> str:
-    """Import the module of my_module:MyEnv-v0, which registers it, try a step, return MyEnv-v0."""
-    with own_code(env_id, "register a Gymnasium environment"):
-        env: Any = gymnasium.make(name := env_id.partition(":")[2])
-        (first, _), space = env.reset(seed=0), env.observation_space
-        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        for x in (np.asarray(first), np.asarray(obs)) if isinstance(space, Box) else ():
-            if x.shape != space.shape or not np.can_cast(x.dtype, space.dtype, "same_kind"):
-                raise TypeError(f"obs must fit observation_space, {space.shape} {space.dtype}")
-        _ = float(reward), bool(terminated), bool(truncated)  # each is, or an error
-        env.close()
-        return name
-
-
 class VecEnv:
     """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
 
@@ -145,42 +115,46 @@ class VecEnv:
     """
 
     def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
-        self.env_id, self.num_envs = env_id, num_envs
-        self.vectorization, self.seed = vectorization, seed
-        try:
-            actions, observations = self.spaces()
-        except ValueError:
-            raise
-        except Exception as error:  # unknown, a package or a display is missing, a game's file, ...
-            raise ValueError(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
-        if not isinstance(actions, Discrete) or actions.start or not isinstance(observations, Box):
-            rule = "must have discrete actions from 0 on and see arrays"
-            raise ValueError(f"--env-id {rule}, not {env_id}")
-        self.num_actions, self.obs_shape = int(actions.n), observations.shape
+        self.env_id = env_id
+        self.num_envs = num_envs
+        self.vectorization = vectorization
+        self.seed = seed
+        actions, observations = self.spaces()
+        if not isinstance(actions, Discrete) or actions.start != 0:
+            fail(f"--env-id: actions must be discrete and begin with 0; {env_id} has {actions}")
+        if not isinstance(observations, Box):
+            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
+            fail(f"--env-id: observations must be arrays; {env_id} has {observations}; {hint}")
+        self.num_actions = int(actions.n)
+        self.obs_shape = observations.shape
         self.obs_dim = math.prod(self.obs_shape)
 
     def spaces(self) -> tuple[Any, Any]:
-        """Of actions and of observations; raise an error if there is no such environment."""
+        """Of actions and of observations."""
         if self.vectorization == "envpool":
             try:
                 import envpool  # not among the first lines' packages: it brings 600 MB of games
-            except ImportError as error:
-                needed = "--vectorization envpool needs a package: pip install envpool==1.2.5"
-                raise ValueError(needed) from error
+            except ImportError:
+                fail("--vectorization envpool needs a package: pip install envpool==1.2.5")
             if self.env_id not in envpool.list_all_envs():
-                raise ValueError(f"--vectorization envpool has no environment {self.env_id}")
+                fail(f"--vectorization envpool has no environment {self.env_id}")
             warnings.filterwarnings("ignore", ".*precision lowered")  # of the limits in its spaces
             spec = envpool.make_spec(self.env_id)
             return spec.action_space, spec.observation_space
-        name = own_environment(self.env_id) if ":" in self.env_id else self.env_id
-        if name not in gymnasium.registry:  # a package's, as MinAtar/Breakout-v0
-            for package in metadata.entry_points(group="gymnasium.envs"):
-                if package.name in ("__root__", name.partition("/")[0]):
-                    package.load()()
-        self.spec = gymnasium.spec(name)
-        own_class = str(self.spec.vector_entry_point)
-        if self.vectorization == "vector" and "CartPoleVectorEnv" not in own_class:
-            raise ValueError(f"--vectorization vector has CartPole-v1 only, not {self.env_id}")
+        module, _, name = self.env_id.rpartition(":")
+        if module:  # one's own; python -m envs.check my_module:MyEnv-v0 says if it is right
+            sys.path.append(os.getcwd())
+            if hasattr(importlib.import_module(module), name):
+                fail(f"--env-id: {name} is a class; use its registered id, as {self.env_id}-v0")
+        for package in metadata.entry_points(group="gymnasium.envs"):
+            if package.name in ("__root__", name.partition("/")[0]):  # as MinAtar/Breakout-v0
+                package.load()()
+        try:
+            self.spec = gymnasium.spec(name)
+        except gymnasium.error.Error as error:  # it names the closest
+            fail(f"--env-id: {error}")
+        if self.vectorization == "vector" and self.env_id != "CartPole-v1":
+            fail(f"--vectorization vector has CartPole-v1 only, not {self.env_id}")
         env = gymnasium.make(self.spec)
         env.close()
         return env.action_space, env.observation_space
@@ -201,34 +175,49 @@ class VecEnv:
             obs, _ = self.envs.reset(seed=seeds[0])
         else:
             mode = gymnasium.vector.AutoresetMode.DISABLED
-            own: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
-            if how == "async":  # not by fork: JAX and torch have threads
-                own |= {"context": "forkserver", "worker": async_worker}
-            self.envs = gymnasium.make_vec(self.spec, self.num_envs, how, vector_kwargs=own)
+            options: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
+            if how == "async":
+                options["context"] = "forkserver"  # not fork: JAX and torch have threads
+                options["worker"] = async_worker
+            self.envs = gymnasium.make_vec(self.spec, self.num_envs, how, vector_kwargs=options)
             obs, _ = self.envs.reset(seed=seeds)
-        weakref.finalize(self, self.envs.close)  # also where a signal or an error ends the process
+        close = partial(close_workers, self.envs) if how == "async" else self.envs.close
+        weakref.finalize(self, close)  # however the process ends
         self.episode_return = np.zeros(self.num_envs, np.float32)  # of the running episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         # All actions taken, for replay; a checkpoint holds them.
         dtype = np.min_scalar_type(self.num_actions - 1)
-        self.actions, self.count = np.zeros((num_steps, self.num_envs), dtype), 0
+        self.actions = np.zeros((num_steps, self.num_envs), dtype)
+        self.count = 0
         return self.flatten(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Take action (N,) of integers; return obs after any restart, and what happened by name."""
         self.actions[self.count] = action
         self.count += 1
-        raw_obs, raw_reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
-        reward, next_obs = raw_reward.astype(np.float32), self.flatten(raw_obs)
-        total, length = self.episode_return + reward, self.episode_length + 1
-        result = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        result |= {"next_obs": next_obs, "episode_return": total, "episode_length": length}
+        try:
+            obs, reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
+        except (SystemExit, EOFError, ConnectionError) as error:  # sys.exit(0) is no good end
+            raise RuntimeError(f"{self.env_id} called sys.exit, or its process ended") from error
+        next_obs = self.flatten(obs)
+        reward = reward.astype(np.float32)
+        episode_return = self.episode_return + reward
+        episode_length = self.episode_length + 1
+        result = {
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": next_obs,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
         done = terminated | truncated
-        self.episode_return, self.episode_length = np.where(done, 0, (total, length))
-        obs = next_obs
-        if done.any():  # at once: left to themselves, they would spend their next step on it
-            obs = next_obs.copy()
-            obs[done] = self.restart(done)
+        self.episode_return = np.where(done, 0, episode_return)
+        self.episode_length = np.where(done, 0, episode_length)
+        if not done.any():
+            return next_obs, result
+        obs = next_obs.copy()
+        obs[done] = self.restart(done)  # at once: they would spend their next step on it
         return obs, result
 
     def restart(self, done: np.ndarray) -> np.ndarray:
@@ -238,9 +227,11 @@ class VecEnv:
             return self.flatten(obs if self.vectorization == "envpool" else obs[done])
         # Gymnasium's own CartPoles can start all anew only, so the others get their state back.
         envs = self.envs.unwrapped
-        state, steps = envs.state, envs.steps
+        state = envs.state
+        steps = envs.steps
         obs, _ = envs.reset()
-        envs.state, envs.steps = np.where(done, envs.state, state), np.where(done, 0, steps)
+        envs.state = np.where(done, envs.state, state)
+        envs.steps = np.where(done, 0, steps)
         return self.flatten(obs[done])
 
     def replay(self, actions: np.ndarray, obs: np.ndarray) -> None:
@@ -250,7 +241,7 @@ class VecEnv:
         again, lead to the same state. That costs the time that the environments took before.
         """
         now = obs
-        for action in actions.clip(max=self.num_actions - 1):  # a stranger's file may hold more
+        for action in actions:
             now, _ = self.step(action)
         if not np.array_equal(now, obs, equal_nan=True):
             fail(f"--resume: {self.env_id} does not repeat itself, so no run in it can go on")
@@ -265,6 +256,15 @@ def async_worker(*args: Any) -> None:
         signal.signal(number, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         gymnasium.vector.async_vector_env._async_worker(*args)
+
+
+def close_workers(envs: Any) -> None:
+    """End the processes of --vectorization async. Gymnasium's own close can wait for a dead one."""
+    for pipe in envs.parent_pipes:
+        pipe.close()  # at which a process closes its environment, and ends
+    for process in envs.processes:
+        process.join()
+    envs.closed = True
 
 
 # === Agent ======================================================================================
@@ -309,8 +309,11 @@ def make_agent(args: Args, env: VecEnv, device: torch.device):
     agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions).to(device)
     adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
     for x in agent.parameters():  # or they would be made by the first step: too late to resume
-        moments = {"exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
-        adam.state[x] = {"step": torch.zeros((), device=device), **moments}
+        adam.state[x] = {
+            "step": torch.zeros((), device=device),
+            "exp_avg": torch.zeros_like(x),
+            "exp_avg_sq": torch.zeros_like(x),
+        }
     return agent, adam
 
 
@@ -393,7 +396,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
 # === Loss =======================================================================================
 def ppo_loss(agent, batch: Batch, args: Args):
-    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and (5,): its parts, KL, clip fraction."""
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     logits, value = agent(batch.obs)
     log_probs = logits.log_softmax(-1)
     log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
@@ -413,22 +416,19 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    approx_kl = (ratio - 1 - log_ratio).mean()
-    clip_fraction = (abs(ratio - 1) > args.clip_coef).float().mean()
-    return loss, torch.stack([policy_loss, value_loss, entropy, approx_kl, clip_fraction]).detach()
+    losses = {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
+    }
+    return loss, {name: x.detach() for name, x in losses.items()}
 
 
 # === Update =====================================================================================
-METRICS = (
-    *("charts/episodes", "charts/episodic_return", "charts/episodic_return_min"),
-    *("charts/episodic_return_max", "charts/episodic_length", "charts/episodic_length_min"),
-    *("charts/episodic_length_max", "losses/policy_loss", "losses/value_loss", "losses/entropy"),
-    *("losses/approx_kl", "losses/clip_fraction", "losses/explained_variance"),
-)
-
-
 def update(agent, epoch_fn, storage: Storage, args: Args):
-    """Train on a rollout for update_epochs, in place; return the METRICS."""
+    """Train on a rollout for update_epochs, in place; return what to log."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -437,21 +437,25 @@ def update(agent, epoch_fn, storage: Storage, args: Args):
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
-    shuffle = partial(torch.randperm, args.batch_size, device=value.device)
-    losses = torch.stack([epoch_fn(batch, shuffle()) for _ in range(args.update_epochs)])
-    explained_variance = 1 - (target - value).var() / target.var()
-    metrics = [*episode_statistics(storage), *losses.mean((0, 1)), explained_variance]
-    return torch.stack(metrics)
+    losses = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(args.batch_size, device=value.device)
+        losses.append(epoch_fn(batch, order))
+    losses = jax.tree.map(lambda *x: torch.stack(x).mean(), *losses)
+    metrics = losses | episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return metrics
 
 
 def epoch(minibatch_fn, batch: Batch, order, args: Args):
-    """Train on a batch in this order, in place; return each minibatch's losses."""
-    shuffled = (x[order].chunk(args.num_minibatches) for x in batch)  # one gather an epoch
-    return torch.stack([minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)])
+    """Train on a batch in this order, in place; return each loss, (num_minibatches,), by name."""
+    shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
+    losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
+    return jax.tree.map(lambda *x: torch.stack(x), *losses)
 
 
 def minibatch_step(agent, adam, counter, minibatch: Batch, args: Args):
-    """Train on a minibatch, in place; counter gives the steps done so far. Return losses (5,)."""
+    """Train on a minibatch, in place; counter gives the steps done so far. Return its losses."""
     loss, losses = ppo_loss(agent, minibatch, args)
     adam.zero_grad()
     loss.backward()
@@ -462,264 +466,27 @@ def minibatch_step(agent, adam, counter, minibatch: Batch, args: Args):
     return losses
 
 
-def episode_statistics(storage: Storage):
-    """Of the episodes that ended, the number, and of return and length the mean, least and most."""
+def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
+    """Of the episodes that ended: how many, and their mean, least and most return and length."""
     done = storage.terminated | storage.truncated
-    yield done.sum()
-    for x in (storage.episode_return, storage.episode_length):
-        yield torch.where(done, x, 0).sum() / done.sum()
-        yield torch.where(done, x, torch.inf).min()
-        yield torch.where(done, x, -torch.inf).max()
-
-
-# === Run log ====================================================================================
-# Plumbing, the same in every script: flags, metrics, checkpoints. No algorithm is in here.
-def fail(reason: str) -> NoReturn:
-    """End the process with a sentence about what its user can mend."""
-    print("".join(x if x.isprintable() else " " for x in reason), file=sys.stderr)
-    sys.exit(2)
-
-
-@contextmanager
-def own_code(env_id: str, duty: str) -> Generator[Any]:
-    """The module of my_module:MyEnv. An error in its code is one sentence, with file and line."""
-    module, _, name = env_id.partition(":")
-    if not name or not all(map(str.isidentifier, module.split("."))) or module.endswith(".py"):
-        form = "be a module's name, a colon and a name in it, as my_module:MyEnv"
-        raise ValueError(f"--env-id must {form}, not {env_id}")
-    try:
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # at the end: no file there hides a package
-        yield import_module(module)
-    except (Exception, SystemExit) as error:
-        places = [f" in {os.getcwd()} or the packages"] * isinstance(error, ModuleNotFoundError)
-        for frame, line in traceback.walk_tb(error.__traceback__):
-            if str(frame.f_globals.get("__name__")).split(".")[0] == module.split(".")[0]:
-                places.append(f" ({frame.f_code.co_filename}, line {line})")
-        text = f"{type(error).__name__}: {error}".partition("\n")[0] + "".join(places[-1:])
-        raise ValueError(f"--env-id {env_id} must {duty}: {text}") from error
-
-
-def main(args: Args) -> None:
-    """Train by the command line's args, or go on with the run that they name."""
-    if args.resume is not None:
-        flags = [x.partition("=")[0].replace("_", "-") for x in sys.argv if x.startswith("--")]
-        if sum(x != "--env-id" for x in flags) > 1:
-            fail("--resume: the run has its arguments, so no flag may stand beside it but --env-id")
-        if os.path.exists(Path(args.resume, "run.json")):
-            fail(f"--resume: {args.resume} is complete")
-        args, *_ = load_checkpoint(args.resume, env_id=args.env_id if "--env-id" in flags else None)
-    threading.excepthook = lambda _: None  # train raises the errors of TensorBoard's thread again
-    try:
-        train(args)
-    except OSError as error:
-        fail(f"{args.runs_dir}: {error}; --resume goes on from the last checkpoint, if any")
-
-
-def load_checkpoint(
-    folder: str | Path, state: Any = None, env_id: str | None = None
-) -> tuple[Args, dict[str, Any], Any]:
-    """Return a run's Args, its checkpoint's info, and state with the saved NumPy arrays in it."""
-    path, script = Path(os.path.realpath(folder), "checkpoint.npz"), Path(__file__).stem
-
-    def read(place, x):
-        name = jax.tree_util.keystr(place, simple=True, separator="/")
-        array = file[name]
-        if (array.shape, array.dtype.name) != (x.shape, str(x.dtype).removeprefix("torch.")):
-            raise ValueError(f"{name} is {array.dtype.name} {array.shape}")
-        return array
-
-    try:
-        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
-            info = json.loads(file["info"].item())
-            if info["script"] != script:
-                raise ValueError(f"it is one of {info['script']}.py")
-            own = info["args"] | {"hidden_sizes": tuple(info["args"]["hidden_sizes"])}
-            for name, x in (own | {"run_name": None}).items():
-                kind, hint = type(getattr(Args, name)), Args.__annotations__[name]
-                known = hint.__args__ if get_origin(hint) is Literal else [x]
-                if x not in known or (type(x) is not kind and (kind, type(x)) != (float, int)):
-                    raise ValueError(f"its {name} is {x}")
-            name = own["env_id"]
-            if env_id != name and (env_id or ":" in name):
-                rule = "which is code: to run it, add" if ":" in name else "so it must be"
-                fail(f"{folder} was trained in {name}, {rule} --env-id {shlex.quote(name)}")
-            own |= {"resume": str(folder), "runs_dir": str(path.parents[1])}
-            args = Args(**own | {"run_name": path.parent.name})
-            info["iteration"] = range(args.num_iterations + 1).index(info["iteration"])
-            info["elapsed"], info["resumed"] = float(info["elapsed"]), [*info["resumed"]]
-            return args, info, jax.tree.map_with_path(read, state)
-    except Exception as error:  # a damaged file can raise anything
-        code_is_wrong = str(error).startswith(f"--env-id {env_id} must")  # own_code says it
-        fail(str(error) if code_is_wrong else f"{path} is no checkpoint of {script}.py: {error}")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
-    partial_path = path.with_suffix(".partial")
-    partial_path.unlink(missing_ok=True)  # were it a link, what it leads to would be written to
-    with open(partial_path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial_path, path)
-
-
-class RunLog:
-    """Writes metrics and checkpoints as a run goes; run.json last, where it is complete."""
-
-    def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
-        self.args, self.start, self.saving, self.signals = args, time.perf_counter(), 0.0, []
-        self.steps = args.num_envs * args.num_steps  # of environments, per iteration
-        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-        self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
-        self.dir, shell = Path(args.runs_dir, str(args.run_name)), subprocess.getoutput
-        git = f"git -C {shlex.quote(str(Path(__file__).parent))} describe --always --dirty"
-        gpu = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
-        self.info: dict[str, Any] = {
-            **{"args": asdict(args), "script": Path(__file__).stem},
-            **{"framework": framework, "compile_mode": compile_mode, "device": device},
-            **{"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "resumed": [], "wandb_id": None},
-            "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
-            **{"python": platform.python_version(), "os": platform.platform()},
-            "versions": {package.name: package.version for package in metadata.distributions()},
-            **{"gpu": shell(gpu + "name") or None, "driver": shell(gpu + "driver_version") or None},
-            "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
-            **{"cores": psutil.cpu_count(logical=False), "load": os.getloadavg()[0]},
-            "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
-        }
-        try:
-            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            self.lock = os.open(self.dir, os.O_RDONLY)
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            fail(f"{self.dir} cannot be made, or is in use: {error.strerror}")
-
-    def begin(self, **state: Any) -> tuple[Any, ...]:
-        """Return the first iteration and the parts of state, as they are or as they were saved."""
-        first, names = 0, list(state)  # jax.tree sorts names
-        if self.args.resume:
-            _, info, state = load_checkpoint(self.dir, state, self.args.env_id)
-            first = info["iteration"]
-            self.start -= info["elapsed"]
-            self.info |= {name: info[name] for name in ("args", "started", "wandb_id")}
-            self.info["resumed"] = [*info["resumed"], first]
-        self.open_metrics(first)
-        self.handlers = {x: signal.signal(x, self.stop) for x in (signal.SIGINT, signal.SIGTERM)}
-        return first, *(state[name] for name in names)
-
-    def open_metrics(self, first: int) -> None:
-        """Open what metrics go to; of a run that goes on, keep those of the first iterations."""
-        path, lines = self.dir / "metrics.jsonl", []
-        if self.args.resume:
-            lines = path.read_bytes().split(b"\n")  # the last is not whole
-            if len(lines) <= first:
-                fail(f"{path} is shorter than its checkpoint says")
-            replace_file(path, b"\n".join([*lines[:first], b""]))
-        self.wandb: Any = self.start_wandb() if self.args.track else None
-        for row in map(json.loads, lines[self.wandb.step : first] if self.wandb else ()):
-            self.wandb.log(row, step=row["iteration"])  # a kill came before W&B had sent it
-        self.metrics = open(path, "a", buffering=1)
-        self.tensorboard = Writer(str(self.dir))
-
-    def start_wandb(self) -> Any:
-        import wandb  # half a second that only --track pays
-
-        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
-        os.environ.setdefault("WANDB_PROJECT", "ppo-rosetta")
-        own: dict[str, Any] = {"name": self.dir.name, "id": self.info["wandb_id"], "dir": self.dir}
-        try:
-            run = wandb.init(**own, resume="allow", reinit="create_new", config=self.info)
-        except (wandb.Error, ValueError) as error:
-            if not self.args.resume:
-                shutil.rmtree(self.dir)
-            fail(f"--track: {' '.join(str(error).split())} (WANDB_MODE=offline needs no account)")
-        run.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = run.id
-        return run
-
-    def stop(self, number: Any, _: Any) -> None:
-        """End after this iteration; at once at a third signal: a wrapper may send one twice."""
-        self.signals.append(number)
-        if len(self.signals) == 2:
-            signal.signal(number, self.handlers[number])
-
-    def write(self, iteration: int, times: tuple[float, float | None, float], values) -> bool:
-        """Log METRICS and times (start, rollout's end or None, end); return whether to save."""
-        args, done, (start, middle, end) = self.args, iteration + 1, times
-        lr = args.learning_rate * (1 - iteration / args.num_iterations if args.anneal_lr else 1)
-        row: dict[str, Any] = dict(zip(METRICS, values, strict=True))
-        row |= {"iteration": iteration, "global_step": done * self.steps}
-        row |= {"charts/learning_rate": lr, "charts/SPS": self.steps / (end - start)}
-        row |= {"time/elapsed": end - self.start, "time/iteration": end - start}
-        if middle is not None:
-            row |= {"time/rollout": middle - start, "time/update": end - middle}
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
-        self.metrics.write(json.dumps(row) + "\n")
-        for name, x in row.items():
-            if "/" in name and x is not None:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
-        if self.wandb:
-            self.wandb.log(row, step=iteration)
-        if done % math.ceil(args.num_iterations / 100) == 0:
-            mean, sps = row["charts/episodic_return"], row["charts/SPS"]
-            text = "no episode ended" if mean is None else f"return {mean:.1f}"
-            print(f"iteration {done}/{args.num_iterations}: {text}, {sps:,.0f} steps/s", flush=True)
-        due = bool(self.signals) or done == args.num_iterations
-        return due or (args.save_every > 0 and done % args.save_every == 0)
-
-    def save(self, iteration: int, **state: Any) -> None:
-        """Write a checkpoint to go on from after an iteration; if a signal asks for it, end."""
-        start, done, buffer = time.perf_counter(), iteration + 1, io.BytesIO()
-        self.tensorboard.flush()
-        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
-        name_of = partial(jax.tree_util.keystr, simple=True, separator="/")
-        arrays = {name_of(place): x for place, x in jax.tree.leaves_with_path(state)}
-        now = {"iteration": done, "elapsed": start - self.start}
-        np.savez(buffer, info=json.dumps(self.info | now), **arrays)  # sync
-        replace_file(self.dir / "checkpoint.npz", buffer.getvalue())
-        self.saving += time.perf_counter() - start
-        if self.signals and done < self.args.num_iterations:
-            self.close(128 + self.signals[0])
-            own = ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
-            how = shlex.join([sys.orig_argv[0], sys.argv[0], "--resume", str(self.dir), *own])
-            print(f"Stopped after {done} of {self.args.num_iterations} iterations. To go on: {how}")
-            sys.exit(128 + self.signals[0])
-
-    def finish(self, peak_device_bytes: int | None) -> dict[str, Any]:
-        """Write run.json, and return what it holds."""
-        total = time.perf_counter() - self.start
-        results: dict[str, Any] = {"status": "completed", "peak_device_bytes": peak_device_bytes}
-        results["durations"] = {"imports": self.imports, "total": total, "saving": self.saving}
-        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        results["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
-        replace_file(self.dir / "run.json", json.dumps(self.info | results, indent=2).encode())
-        if self.wandb:
-            self.wandb.summary.update(results)
-        self.close(0)
-        for number, handler in self.handlers.items():  # not where a signal ends it: one may follow
-            signal.signal(number, handler)
-        print(f"written to {self.dir}")
-        return self.info | results
-
-    def close(self, exit_status: int) -> None:
-        self.metrics.close()
-        self.tensorboard.close()
-        if self.wandb:
-            self.wandb.finish(exit_status)
-        os.close(self.lock)
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = torch.where(done, x, torch.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = torch.where(done, x, -torch.inf).max()
+    return metrics
 
 
 # === Training ===================================================================================
-def train(args: Args) -> dict[str, Any]:
-    """Train an agent; return what run.json holds."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
-    log = RunLog(args, "torch", "eager", gpu or "cpu")
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
     # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
     torch.set_float32_matmul_precision(args.matmul_precision)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
+    log = RunLog(args, "torch", "eager", gpu or "cpu")
+
     torch.manual_seed(args.seed)
     agent, adam = make_agent(args, env, device)
     generators = [torch, torch.cuda] if gpu else [torch]
@@ -728,34 +495,248 @@ def train(args: Args) -> dict[str, Any]:
     # These tensors train in place, so a checkpoint's numbers are copied into them.
     moments = {name: adam.state[x] for name, x in agent.named_parameters()}
     tensors = {"agent": agent.state_dict(), "adam": moments}
-    states = [x.get_rng_state() for x in generators]
-    first, saved, states, obs, actions = log.begin(
-        tensors=tensors, generators=states, obs=obs, actions=env.actions
-    )
-    env.replay(actions[: first * args.num_steps], obs)
-    jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, saved)
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_rng_state(torch.as_tensor(state))
+    if args.resume:
+        states = [x.get_rng_state() for x in generators]
+        saved = log.load(tensors=tensors, generators=states, obs=obs, actions=env.actions)
+        arrays, states, obs, actions = saved
+        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_rng_state(torch.as_tensor(state))
+        env.replay(actions[: log.info["iteration"] * args.num_steps], obs)
     obs = torch.from_numpy(obs).to(device)
 
     policy_fn = partial(policy, agent)
-    counter = count(first * args.update_epochs * args.num_minibatches)
+    counter = count(log.info["iteration"] * args.update_epochs * args.num_minibatches)
     epoch_fn = partial(epoch, partial(minibatch_step, agent, adam, counter, args=args), args=args)
 
-    for iteration in range(first, args.num_iterations):
+    for _ in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
         obs, storage = rollout(policy_fn, obs, env, args)
         if args.sync_for_timing and gpu:
             torch.cuda.synchronize()  # sync
-        middle = time.perf_counter() if args.sync_for_timing else None
+        middle = time.perf_counter()
         metrics = update(agent, epoch_fn, storage, args)
-        metrics = metrics.tolist()  # sync
-        if log.write(iteration, (start, middle, time.perf_counter()), metrics):
+        values = torch.stack([*metrics.values()]).tolist()  # sync
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(metrics, start, middle, time.perf_counter())
+        if log.must_save():
             on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync
             states = [x.get_rng_state() for x in generators]
-            log.save(iteration, **on_host, generators=states, actions=env.actions)
-    return log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+            log.save(**on_host, generators=states, actions=env.actions)
+    log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+class RunLog:
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # the number of one that came
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.lock = sqlite3.connect(self.dir / "lock", timeout=0)
+        try:
+            self.lock.execute("BEGIN EXCLUSIVE")  # until the process ends, however it does
+        except sqlite3.OperationalError:
+            fail(f"{self.dir} is in use by another process")
+
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_checkpoint(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        self.open_files()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)
+            os.truncate(path, len(b"".join(lines[: self.info["iteration"]])))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = Writer(str(self.dir))
+        self.wandb = self.start_wandb() if self.args.track else None
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = run.id
+        return run
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+
+    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+        """Log an iteration, in which the rollout went over to the update at middle."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if args.sync_for_timing:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(row) + "\n")
+        for name, x in row.items():
+            if "/" in name and x is not None:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
+        if self.wandb:
+            self.wandb.log(row, step=iteration)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            mean = row["charts/episodic_return"]
+            text = "no episode ended" if mean is None else f"return {mean:.4g}"
+            if row["losses/value_loss"] is None:
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
+        self.tensorboard.flush()
+        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        file = io.BytesIO()
+        np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        replace_file(self.dir / "checkpoint.npz", file.getvalue())
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            runner = "uv run" if "UV" in os.environ else "python"
+            print(f"Stopped after {done} iterations.")
+            own = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+            print(f"To go on: {runner} {sys.argv[0]} --resume {self.dir}{own}")
+            sys.exit(128 + self.signal)
+
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        status = Path("/proc/self/status")
+        if status.exists():  # on Linux
+            peak = status.read_text().partition("VmHWM:")[2].split()[0]
+            self.info["peak_host_bytes"] = 1024 * int(peak)
+        replace_file(self.dir / "run.json", json.dumps(self.info, indent=2).encode())
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        self.metrics.close()
+        self.tensorboard.close()
+        self.lock.close()
+        print(f"Written to {self.dir}; python evaluate.py {self.dir} plays it")
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            arrays = dict(file)
+        info = json.loads(arrays["info"].item())
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if info["script"] != Path(__file__).stem:
+        fail(f"{folder} is a run of {info['script']}.py")
+
+    def read(path, x):
+        array = arrays.get(name_of(path))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(path)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
+    new = path.with_suffix(".new")
+    with open(new, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+def args_of_run(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume."""
+    info, _ = load_checkpoint(given.resume)
+    args = Args(**info["args"] | {"resume": given.resume})
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    if tyro.cli(Args, default=args) != args:  # the command line says otherwise
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    args = tyro.cli(Args)
+    train(args_of_run(args) if args.resume else args)

@@ -21,8 +21,8 @@ GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
 VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
-SECTIONS += ["Run log", "Training"]
-VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Training"]
+SECTIONS += ["Training", "Run log"]
+VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
 LINEN_PAIR = ("ppo_linen", "ppo_linen_gymnasium")
@@ -30,6 +30,7 @@ LINEN_SCRIPTS = (*LINEN_PAIR, "ppo_linen_vmap")
 DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymnasium")]
 DQN_SCRIPTS = tuple(name for pair in DQN_PAIRS for name in pair)
 DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
+
 
 OTHERS = (*TORCH_SCRIPTS, *JAX_SCRIPTS[1:])  # that are like ppo_linen where frameworks are not seen
 
@@ -59,11 +60,11 @@ SHARED = {
     "Loss": [
         (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
         LINEN_SCRIPTS,
-        NNX_SCRIPTS,
+        (*NNX_SCRIPTS, "ppo_equinox"),
         *DQN_PAIRS,
     ],
     "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
-    "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *DQN_SCRIPTS, *VMAP_SCRIPTS)],
+    "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *VMAP_SCRIPTS), DQN_SCRIPTS],
     "Run logs": [VMAP_SCRIPTS],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.
@@ -94,15 +95,22 @@ def group_of(script: str, section: str) -> tuple[str, ...]:
     return next((group for group in SHARED.get(section, []) if script in group), ())
 
 
+def stand_ins(section: str, scripts: tuple[str, ...] = ALL_SCRIPTS) -> list[str]:
+    """The scripts, but one only of those that share the section: to test it once."""
+    firsts = [(group_of(name, section) or (name,))[0] for name in scripts]
+    return list(dict.fromkeys(firsts))
+
+
 def differences() -> list[str]:
     """Lines of unified diffs between each group's first script and the others."""
     lines = []
     for section, groups in SHARED.items():
         for first, *others in groups:
             for other in others:
-                ours, theirs = (shared_part(x, section).splitlines() for x in (first, other))
-                names = {"fromfile": f"{first}.py: {section}", "tofile": f"{other}.py: {section}"}
-                lines += difflib.unified_diff(ours, theirs, **names, lineterm="", n=1)
+                ours = shared_part(first, section).splitlines()
+                theirs = shared_part(other, section).splitlines()
+                titles = f"{first}.py: {section}", f"{other}.py: {section}"
+                lines += difflib.unified_diff(ours, theirs, *titles, lineterm="", n=1)
     return lines
 
 
