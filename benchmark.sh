@@ -29,8 +29,9 @@ Or your own grid, each as LIST or one,two,...:
                     equinox-none equinox
                     torch_gymnasium linen_gymnasium; linen_vmap nnx_vmap torch_vmap, which train
                     8 agents; with dqn_ before it: linen torch linen_gymnasium torch_gymnasium;
-                    sb3 sb3-one-thread sbx, two libraries in environments that uv makes
-  --envs LIST       default CartPole-v1
+                    sb3 sb3-one-thread sbx, two libraries in environments that uv makes;
+                    path/to/mine.py, your own, whose runs are named mine
+  --envs LIST       default CartPole-v1; my_module:MyEnv, your own, where you call this from
   --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024); default small
   --sync            wait for the device after each rollout, to time both phases
 
@@ -70,6 +71,8 @@ vmap_scripts=(linen_vmap nnx_vmap torch_vmap)
 peers=(sb3 sb3-one-thread sbx)
 dqn_scripts=(dqn_torch dqn_linen dqn_torch_gymnasium dqn_linen_gymnasium)
 known_scripts=("${all_scripts[@]}" equinox-none equinox dqn_torch dqn_linen "${gymnasium_scripts[@]}" "${vmap_scripts[@]}" "${peers[@]}")
+declare -A own_scripts=() # name -> path of a script that is not this project's
+own_environment='^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z0-9_-]+$'
 gymnasium_environments=(CartPole-v1 Acrobot-v1 MountainCar-v0)
 all_sizes=(small medium large)
 declare -A hidden_sizes=([small]="64 64" [medium]="256 256 256"
@@ -178,14 +181,22 @@ shuffle() { # SALT
 }
 
 cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and the command
-  local study=$1 env=$2 size=$3 script=$4 name path words key file=ppo_${4%-none}.py steps=8192
+  local study=$1 env=$2 size=$3 script=$4 name path words widths key file=ppo_${4%-none}.py steps=8192
   local runner=("$python")
-  name=${study:+${study}__}${env}__${size}__${script}__${iterations}it__seed$repeat
+  # A dot for the colon of one's own: no other environment's name has one.
+  name=${study:+${study}__}${env/:/.}__${size}__${script}__${iterations}it__seed$repeat
   case $script in
   dqn_*) file=$script.py steps=5000 ;;
-  sb3* | sbx) file=analysis/peers/ppo_${script%-one-thread}.py runner=(uv run --quiet --script) ;;
+  sb3 | sb3-one-thread | sbx) file=analysis/peers/ppo_${script%-one-thread}.py runner=(uv run --quiet --script) ;;
   esac
-  read -ra words <<<"$file --env-id $env --hidden-sizes ${hidden_sizes[$size]}"
+  file=${own_scripts[$script]:-$file}
+  # A script looks for one's own environment in the folder that it runs in.
+  if [[ $env == *:* && $called_from ]]; then
+    runner=(env "--chdir=$called_from" "$python")
+    if [[ $file != /* ]]; then file=$here$file; fi
+  fi
+  read -ra widths <<<"${hidden_sizes[$size]}"
+  words=("$file" --env-id "$env" --hidden-sizes "${widths[@]}")
   if [[ $size == own ]]; then words=("$file" --env-id "$env"); fi
   if [[ $env == minatar ]]; then words=("$file" minatar); fi # a configuration of the script
   if [[ $env == doors-* ]]; then words=(-m analysis.doors_run "$file" doors) steps=5120; fi
@@ -205,7 +216,7 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   doors-public-*:*_gymnasium) words+=(--env-id envs.doors_gymnasium:DoorsShort-v0) ;;
   doors-public-*) words+=(--max-episode-steps 15) ;;
   esac
-  case $env in doors*-1024) words+=(--num-envs 1024 --num-steps 5) ;; esac
+  case $env in doors-1024 | doors-public-1024) words+=(--num-envs 1024 --num-steps 5) ;; esac
   words+=(--seed "$repeat" --total-timesteps $((iterations * steps)))
   case $script in
   torch-none) words+=(--no-jit-env) ;;
@@ -214,7 +225,7 @@ cell() { # STUDY ENV SIZE SCRIPT: print the run's name, what --only looks at and
   esac
   case $study in sync*) words+=(--sync-for-timing) ;; esac
   if [[ $env == minatar ]] && ((iterations * steps > pace_frames)); then words+=(--save-every 20); fi
-  key="${words[*]} --run-name $name"
+  key="${words[*]##*/} --run-name $name"
   # W&B would not tell those side by side from runs that had the machine for themselves.
   if [[ $track && $study != side_by_side && ${runner[0]} != uv ]]; then words+=(--track); fi
   path=$(path_of "$name")
@@ -232,7 +243,7 @@ quoted() { # WORDS...: one line that a shell reads as these words
 }
 
 path_of() { # NAME: the run's folder; what is discarded is out of the report's way
-  case $1 in warmup*) echo "$state/warmup/$1" ;; *) echo "$runs_dir/$1" ;; esac
+  case $1 in warmup__CartPole-v1__*) echo "$state/warmup/$1" ;; *) echo "$runs_dir/$1" ;; esac
 }
 
 # === Arguments ==================================================================================
@@ -248,9 +259,50 @@ choices() { # FLAG LIST ALLOWED...: set the array `chosen`, each item once
   if ((${#items[@]} == 0)); then fail "$flag must name at least one of: $*."; fi
   chosen=()
   for item in "${items[@]}"; do
-    if [[ " $* " != *" $item "* ]]; then fail "$flag must be of: $*; not '$item'."; fi
+    if [[ $flag == --envs && $item =~ $own_environment ]]; then
+      : # whether there is one, its script says
+    elif [[ " $* " != *" $item "* ]]; then
+      fail "$flag must be of: $*; not '$item'."
+    fi
     if [[ " ${chosen[*]} " != *" $item "* ]]; then chosen+=("$item"); fi
   done
+}
+
+choose_scripts() { # LIST: set the array `scripts`, each once, and own_scripts
+  local items item name
+  IFS=$', \t\n' read -rd '' -a items <<<"$1" || true
+  if [[ -f $1 ]]; then items=("$1"); fi # a path may have spaces
+  if ((${#items[@]} == 0)); then fail "--scripts must name at least one of: ${known_scripts[*]}."; fi
+  scripts=()
+  for item in "${items[@]}"; do
+    name=${item##*/}
+    name=${name%.py}
+    if [[ " ${known_scripts[*]} one_scan " == *" ${name#ppo_} "* ]]; then
+      if [[ $item == */* && ! $item -ef $here$name.py ]]; then
+        fail "--scripts: '$item' has the name of a script of this project; give it another."
+      fi
+      name=${name#ppo_}
+    else
+      choose_own_script "$item" "$name"
+    fi
+    if [[ " ${scripts[*]} " != *" $name "* ]]; then scripts+=("$name"); fi
+  done
+}
+
+choose_own_script() { # PATH NAME
+  local path=$1
+  if [[ $path != *.py ]]; then
+    fail "--scripts must be of: ${known_scripts[*]}; or the path of a script; not '$path'."
+  fi
+  if [[ ! -f $path ]]; then fail "--scripts: there is no file '$path'."; fi
+  if [[ ! $2 =~ ^[A-Za-z0-9_]+$ ]]; then
+    fail "--scripts: a script's name must have letters, digits and _ only, since its runs are named after it; not '$2'."
+  fi
+  if [[ $path != /* ]]; then path=$PWD/$path; fi
+  if [[ ! $path -ef ${own_scripts[$2]:-$path} ]]; then
+    fail "--scripts: '$path' and '${own_scripts[$2]}' have one name; give one of them another."
+  fi
+  own_scripts[$2]=$path
 }
 
 check_gpus() { # CUDA takes the beginning of a UUID too; where it sees no such GPU, runs go to the CPU
@@ -304,6 +356,10 @@ counts=(1 2 4 8 16 32 64)
 pace_frames=100000 frames=("$((pace_frames))" 500000 5000000) # up to pace_frames for speed alone
 environments=(CartPole-v1) sizes=(small) scripts=(torch torch_compile linen nnx nnx_cached)
 invocation=$(quoted "$0" "$@")
+here=$(readlink -f -- "$0")
+here=${here%/*}/
+called_from="" # a folder, if it is another
+if [[ ! . -ef $here ]]; then called_from=$PWD; fi
 while (($# > 0)); do
   case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
   case $1 in
@@ -320,11 +376,7 @@ while (($# > 0)); do
     --runs-dir | --timeout | --gpus | --notes | --frames | --agents)
     if (($# < 2)); then fail "$1 needs a value."; fi
     case $1 in
-    --scripts)
-      value=${2//ppo_/}
-      choices "$1" "${value//.py/}" "${known_scripts[@]}"
-      scripts=("${chosen[@]}") own_grid=$1
-      ;;
+    --scripts) choose_scripts "$2" && own_grid=$1 ;;
     --envs) choices "$1" "$2" "${all_environments[@]}" && environments=("${chosen[@]}") own_grid=$1 ;;
     --sizes) choices "$1" "$2" "${all_sizes[@]}" && sizes=("${chosen[@]}") own_grid=$1 ;;
     --frames)
@@ -392,6 +444,7 @@ custom)
       fail "--sync is for the scripts of this repository, not for $script."
     fi
     for env in "${environments[@]}"; do
+      if [[ $env == *:* && " ${peers[*]} " != *" $script "* ]]; then continue; fi
       if [[ " ${gymnasium_scripts[*]} ${peers[*]} " == *" $script "* &&
         " ${gymnasium_environments[*]} " != *" $env "* ]]; then
         fail "$script runs in ${gymnasium_environments[*]}, not in $env."
@@ -402,14 +455,13 @@ custom)
 esac
 iterations=${iterations:-100} repeats=${repeats:-1}
 if ((repeats > 1000)); then fail "--repeats must be at most 1000, not $repeats."; fi
-here=$(readlink -f -- "$0")
-here=${here%/*}/
-if [[ ! . -ef $here ]]; then
-  if [[ $runs_dir != /* ]]; then runs_dir=$PWD/$runs_dir; fi
-  if [[ ${VENV:-/} != /* ]]; then VENV=$PWD/$VENV; fi
+if [[ $called_from ]]; then
+  if [[ $runs_dir != /* ]]; then runs_dir=$called_from/$runs_dir; fi
+  if [[ ${VENV:-/} != /* ]]; then VENV=$called_from/$VENV; fi
 fi
 cd -- "$here"
 python=${VENV:-.venv}/bin/python
+if [[ $called_from && $python != /* ]]; then python=$here$python; fi
 state=$runs_dir/.benchmark # outputs, locks, what is discarded or was left behind by a killed run
 log=$runs_dir/benchmark.jsonl
 
@@ -543,6 +595,14 @@ set_aside() { # NAME: keep what a killed run had measured, out of the way
   fi
 }
 
+machine() { # WORDS...: what the run of a command should say of machine and script, as JSON
+  local word script=benchmark.sh
+  for word in "$@"; do
+    if [[ $word == *.py ]]; then script=$word && break; fi
+  done
+  python -IS analysis/machine.py "$script"
+}
+
 run_once() { # NAME GPU LINE COMMAND: run a command; set code
   local words
   log_event event=start run="$1" line="$3" preset="$preset" order_seed="$seed" gpu="$2" \
@@ -550,14 +610,14 @@ run_once() { # NAME GPU LINE COMMAND: run a command; set code
   eval "words=($4)"
   code=0
   # timeout leads a process group of its own, which a terminal's Ctrl-C does not reach.
-  BENCHMARK_RUN="$$ $1" timeout --kill-after=10 "$timeout" "${words[@]}" \
+  RUN_INFO=$(machine "${words[@]}") BENCHMARK_RUN="$$ $1" timeout --kill-after=10 "$timeout" "${words[@]}" \
     </dev/null >>"$output" 2>&1 &
   wait $! 2>/dev/null || code=$? # bash would announce a killed run there
   kill_strays "$1"
 }
 
 is_of_no_use() { # OUTPUT: does a resumed run say that its checkpoint will never do?
-  grep -qE "is no checkpoint of|does not repeat itself" "$1" && ! grep -q "must fit in memory" "$1"
+  grep -qE "is damaged|in its checkpoint|does not repeat itself" "$1" && ! grep -q "MemoryError" "$1"
 }
 
 attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another process is at it
@@ -573,14 +633,6 @@ attempt() { # I GPU [WAIT]: do cell I unless it is done; status 1 if another pro
   elif ! flock --nonblock "$cell_lock"; then
     exec {cell_lock}>&-
     return 1
-  fi
-  if [[ -d $path ]] && ! flock --nonblock "$path" true; then # someone resumed it by hand
-    reason="its folder is in use by another process"
-    echo "$reason" >"$state/$name.failed"
-    echo "FAILED $name: $reason"
-    flock --unlock "$cell_lock"
-    exec {cell_lock}>&-
-    return
   fi
   take "$gpu_lock" "another benchmark on this machine to finish its run"
   if ! is_done "$name" && [[ ! $state/$name.failed -nt /dev/fd/$started ]]; then

@@ -4,18 +4,21 @@
 
 It does what `python dqn_linen.py doors ...` does. Every five iterations the greedy agent also
 starts from each of the 225 layouts, and the run's folder gets a line of JSON in layouts.jsonl:
-iteration, global_step, seconds (since the process began), solved (how many layouts), steps (taken
+iteration, global_step, seconds (since the script began), solved (how many layouts), steps (taken
 in those) and optimal (the fewest possible in those). The run's clock stands still meanwhile. A run
 that is stopped begins anew: the script's --resume would go on without a judge.
 """
 
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
 import importlib
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -55,39 +58,48 @@ def values_of(script: Any, args: Any, state: dict[str, Any]) -> Callable:
 
 def train(script: Any) -> None:
     """Run a script by sys.argv, and judge its agent as it learns."""
+    args = script.parse_args()
+    if args.resume:
+        fail("a run that was stopped begins anew: --resume has no judge")
+    if args.env_id not in ENVIRONMENTS:
+        fail(f"{args.env_id} is not Doors")
+    args.save_every = EVERY
 
     class RunLog(script.RunLog):
         """That of the script, whose save() judges first."""
 
-        def save(self, iteration: int, **state: Any) -> None:
-            start, done, args = time.perf_counter(), iteration + 1, self.args
-            row = {"iteration": done, "global_step": done * args.num_envs * args.num_steps}
-            row |= {"seconds": self.imports + start - self.start}
-            row |= judge(values_of(script, args, state))
+        def save(self, **state: Any) -> None:
+            start = time.perf_counter()
+            done = self.info["iteration"]
+            row = {
+                "iteration": done,
+                "global_step": done * self.steps,
+                "seconds": self.info["durations"]["imports"] + start - self.start,
+            }
+            row |= judge(values_of(script, self.args, state))
             with open(self.dir / "layouts.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
             try:
-                super().save(iteration, **state)
+                super().save(**state)
             except SystemExit:  # Ctrl-C
                 print("But no judge comes with it: for the study, begin this run anew.")
                 raise
-            self.start, self.saving = self.start + time.perf_counter() - start, 0.0
+            self.start += time.perf_counter() - start
 
     script.RunLog = RunLog
-    args = script.parse_args()
-    if args.env_id not in ENVIRONMENTS:
-        print(f"analysis.doors_run: {args.env_id} is not Doors", file=sys.stderr)
-        sys.exit(2)
-    args.save_every = EVERY
-    script.main(args)
+    script.START = START
+    script.train(args)
+
+
+def fail(reason: str) -> NoReturn:
+    print(f"analysis.doors_run: {reason}", file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> None:
     names = [f"{name}.py" for name in SCRIPTS]
     if len(sys.argv) < 3 or Path(sys.argv[1]).name not in names or sys.argv[2] != "doors":
-        rule = f"name one of {', '.join(names)}, then doors, then flags"
-        print(f"analysis.doors_run: {rule}", file=sys.stderr)
-        sys.exit(2)
+        fail(f"name one of {', '.join(names)}, then doors, then flags")
     del sys.argv[0]  # as if the script had been called
     train(importlib.import_module(Path(sys.argv[0]).stem))
 

@@ -11,9 +11,7 @@ range) over the repetitions, and compile, the seconds that the first call takes.
 
 import argparse
 import json
-import os
 import platform
-import subprocess
 import sys
 import time
 from functools import partial
@@ -24,9 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from scipy import stats
 
+from analysis import machine
 from ppo_linen import VecEnv
 
 ENVIRONMENTS = (
@@ -54,10 +52,7 @@ def play(key: jax.Array, state: Any, env: VecEnv, num_steps: int) -> tuple[Any, 
 
 
 def measure(env_id: str, num_envs: int, num_steps: int, repeats: int) -> dict[str, Any]:
-    """Time one environment; all values are seconds per step of num_envs environments.
-
-    Raise ValueError for an environment that cannot be stepped.
-    """
+    """Time one environment; all values are seconds per step of num_envs environments."""
     env = VecEnv(env_id, num_envs)
     key = jax.random.key(0)
     _, state = jax.jit(env.reset)(key)
@@ -81,12 +76,13 @@ def measure(env_id: str, num_envs: int, num_steps: int, repeats: int) -> dict[st
 
 def hardware() -> dict[str, Any]:
     """What the measurement ran on, and how busy that was (processes over the minute before)."""
+    found = machine.describe()
     return {
         "device": jax.devices()[0].device_kind,
-        "cpu": subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
-        "cores": psutil.cpu_count(logical=False),
+        "cpu": found["cpu"],
+        "cores": found["cores"],
         "os": platform.platform(),
-        "load": os.getloadavg()[0],
+        "load": found["load"],
     }
 
 
@@ -107,11 +103,11 @@ def main(arguments: list[str] | None = None) -> None:
                 raise ValueError(f"--{flag} must be positive, not {getattr(args, name)}")
         if args.out and not (args.out.absolute().parent.is_dir() and not args.out.is_dir()):
             raise ValueError(f"--out must be a file in an existing folder, not {args.out}")
-        for env_id in args.env_ids:  # before the first minute has gone into measuring
-            VecEnv(env_id, args.num_envs)
     except ValueError as error:
         print(f"env_timing: {error}", file=sys.stderr)
         sys.exit(2)
+    for env_id in args.env_ids:  # before the first minute has gone into measuring
+        VecEnv(env_id, args.num_envs)  # it ends the process where there is no such environment
 
     settings = {name: getattr(args, name) for name in ("num_envs", "num_steps", "repeats")}
     result = settings | {"hardware": hardware()}

@@ -13,8 +13,11 @@ mean, to which the first adds the seconds of compiling. All metrics are kept on 
 the end, and another number of iterations is another program, compiled anew.
 """
 
-import signal
 import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import signal
 from functools import partial
 from typing import Any
 
@@ -23,10 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
+import ppo_linen_vmap
 from ppo_linen_vmap import Args, RunLogs, VecEnv, fail, make_agent, rollout, update
 
 
-def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, jax.Array]:
+def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, Any]:
     """Train an agent for each seed; return their train_state, obs, env_state and metrics."""
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed), 3))(seeds)
     # Not under vmap: batched, the threads that make orthogonal matrices share that work among
@@ -36,10 +40,8 @@ def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any,
     return jax.vmap(training)(train_state, keys[:, 0], keys[:, 2])
 
 
-def whole_training(
-    train_state, key, env_key, env: VecEnv, args: Args
-) -> tuple[Any, Any, Any, jax.Array]:
-    """Train one agent; return train_state, obs, env_state and metrics (num_iterations, 13)."""
+def whole_training(train_state, key, env_key, env: VecEnv, args: Args) -> tuple[Any, Any, Any, Any]:
+    """Train one agent; return train_state, obs, env_state and metrics, each (num_iterations,)."""
     obs, env_state = env.reset(env_key)
 
     def one_iteration(carry, iteration):
@@ -54,43 +56,44 @@ def whole_training(
     return *end, metrics
 
 
-def train(args: Args) -> dict[str, Any]:
-    """Train the agents; return what run.json holds."""
-    device = jax.devices()[0]
-    log = RunLogs(args, "linen", "jit", device.device_kind)
+def train(args: Args) -> None:
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
+    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs)
-    seeds = np.uint32(args.seed) + np.arange(args.num_agents, dtype=np.uint32)
+    log = RunLogs(args, "linen", "jit", device.device_kind)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # there is no iteration to wait for
+    seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     start = time.perf_counter()
     program = jax.jit(partial(train_all, env=env, args=args)).lower(seeds).compile()
     compiled = time.perf_counter()
     train_state, obs, env_state, metrics = jax.block_until_ready(program(seeds))  # sync
     end = time.perf_counter()
 
-    rows = np.asarray(metrics).swapaxes(0, 1).tolist()  # (num_iterations, num_agents, 13)
-    log.begin(train_state=train_state, obs=obs, env_state=env_state)
+    metrics = jax.device_get(metrics)  # each (num_agents, num_iterations)
     marks = np.linspace(compiled, end, args.num_iterations + 1).tolist()
     marks[0] = start  # the first iteration has the compiling, as those of the scripts do
-    for iteration, values in enumerate(rows):
-        log.write(iteration, (marks[iteration], None, marks[iteration + 1]), values)
-    log.save(args.num_iterations - 1, train_state=train_state, obs=obs, env_state=env_state)
-    for one in (*log.agents, log):  # checkpoints are as ppo_linen_vmap.py's, durations are not
-        one.info |= {"script": "one_scan", "compile_seconds": compiled - start}
-    return log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    for iteration in range(args.num_iterations):
+        row = {name: x[:, iteration] for name, x in metrics.items()}
+        log.write(row, marks[iteration], marks[iteration], marks[iteration + 1])
+    log.save(train_state=train_state, obs=obs, env_state=env_state)
+    for one in (*log.agents, log.program):  # checkpoints are ppo_linen_vmap.py's, runs are not
+        one.info["script"] = "one_scan"
+        one.info["compile_seconds"] = compiled - start
+    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
 
-def main(args: Args) -> None:
-    usual = Args(run_name="usual")
+def check(args: Args) -> None:
+    """End where a flag asks for what cannot be had of a single compiled program."""
+    usual = Args()
     for name in ("jit", "sync_for_timing", "save_every", "resume"):
         if getattr(args, name) != getattr(usual, name):
             fail(f"--{name.replace('_', '-')}: one compiled program has no such thing")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to wait for
-    try:
-        train(args)
-    except OSError as error:
-        fail(f"{args.runs_dir}: {error}")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, prog="python -m analysis.one_scan"))
+    args = tyro.cli(Args, prog="python -m analysis.one_scan")
+    check(args)
+    ppo_linen_vmap.START = START
+    train(args)

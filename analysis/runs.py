@@ -53,6 +53,8 @@ SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
 # Of scripts whose names do not begin with it.
 ALGORITHMS = {"one_scan": "ppo", "sb3": "ppo", "sbx": "ppo"}
+# Arguments that tell, of a copy under a name of its own, what it is a copy of.
+TELLING = {"clip_coef": "ppo", "target_network_frequency": "dqn"}
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
 # Text that a spreadsheet would run is quoted in a study's runs.csv, as spreadsheets do it.
 FORMULA, QUOTED = re.compile("'*[=+@-]"), "^'(?='*[=+@-])"
@@ -387,7 +389,7 @@ def check_run(record: Record) -> dict[str, Any]:
     groups |= {x: info[x] for x in ("args", "durations")}
     parts = {f"{x}.{name}": y for x, group in groups.items() for name, y in group.items()}
     values = {"script": info["args"].get("exp_name")} | info | parts
-    if algorithm_of(values["script"]) == "dqn":
+    if algorithm_of_run(values["script"], info["args"]) == "dqn":
         values |= {"args.sync_for_timing": False}  # acting and learning take turns at every step
     schema.check(values, [x for x in (*RUNS, *INPUTS) if x.source], ("run", "table"))
     num_iterations = count_iterations(info["args"])
@@ -416,6 +418,11 @@ def count_iterations(args: dict[str, Any]) -> int:
 def algorithm_of(script: Any) -> str:
     name = str(script).partition("_")[0]
     return name if name in ("ppo", "dqn") else ALGORITHMS.get(str(script), "")
+
+
+def algorithm_of_run(script: Any, args: dict[str, Any]) -> str:
+    found = [name for argument, name in TELLING.items() if argument in args]
+    return algorithm_of(script) or (found[0] if found else "")
 
 
 def name_environment(args: dict[str, Any]) -> str:
@@ -471,7 +478,7 @@ def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
     versions = {str(name).lower(): str(x) for name, x in info["versions"].items()}
     versions["python"] = str(values.get("python", ""))
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
-    algorithm = algorithm_of(values["script"])
+    algorithm = algorithm_of_run(values["script"], args)
     if algorithm == "dqn":
         # Of whole iterations: what is left over is not trained.
         length = count_iterations(args) * args["num_envs"] * args["num_steps"]

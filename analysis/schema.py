@@ -51,7 +51,9 @@ RUNS = (
     Column("name", "text", "`--run-name`", "args.run_name", "run"),
     Column("source", "text", "the folder, or W&B's address, that it came from"),
     Column("script", "text", "file name without suffix, as `ppo_linen`", "script", "run"),
-    Column("algorithm", "text", "`ppo` or `dqn`: what the script's name begins with"),
+    Column(
+        "algorithm", "text", "`ppo` or `dqn`: what the script's name begins with, or else its flags"
+    ),
     Column(
         "framework", "text", "`torch`, `linen`, `nnx`, `equinox` or another", "framework", "table"
     ),
@@ -88,11 +90,17 @@ RUNS = (
     ),
     Column("platform", "text", "system, GPU with driver, processor: runs on two are kept apart"),
     Column("device", "text", "what trained: `cpu`, or the GPU's name", "device", "run"),
-    Column("gpu", "text", "the machine's GPU, even where it was not used", "gpu"),
+    Column(
+        "gpu",
+        "text",
+        "the machine's GPU, even where it was not used; like `driver`, `container`, `commit`, "
+        "`cores` and `load`, known of runs that `benchmark.sh` started",
+        "gpu",
+    ),
     Column("driver", "text", "its driver", "driver"),
     Column("cpu", "text", "processor", "cpu"),
     Column("os", "text", "operating system", "os", "run"),
-    Column("container", "flag", "ran in a container", "container", "run"),
+    Column("container", "flag", "ran in a container", "container"),
     Column("started", "text", "start, ISO 8601", "started", "run"),
     Column("commit", "text", "git commit, with `-dirty` if files had changed", "git_commit"),
     *(Column(name, "text", f"version of {name}") for name in VERSIONS),
@@ -132,7 +140,8 @@ RUNS = (
     Column(
         "imports",
         "seconds",
-        "process start to start of training: interpreter and imports",
+        "start of the script (of runs up to November 2026, of its process) to start of training: "
+        "above all its imports",
         "durations.imports",
         "run",
     ),
@@ -146,7 +155,12 @@ RUNS = (
     Column("first", "seconds", "iteration 0, in which everything compiles", "", "table"),
     Column("early", "seconds", "mean of iterations 1-7"),
     Column("steady", "seconds", "mean of iterations 8 and later", "", "table"),
-    Column("saving", "number", "writing checkpoints; part of `total`", "durations.saving"),
+    Column(
+        "saving",
+        "number",
+        "of older runs, writing checkpoints; part of `total`",
+        "durations.saving",
+    ),
     Column("total", "seconds", "start of training to its end", "durations.total", "run"),
     Column(
         "process",
@@ -190,7 +204,7 @@ RUNS = (
             ("random", "with `--epsilon 1`, which is a random agent's"),
         )
     ),
-    Column("peak_host_bytes", "number", "most memory used, in bytes", "peak_host_bytes", "run"),
+    Column("peak_host_bytes", "number", "most memory used, in bytes; on Linux", "peak_host_bytes"),
     Column(
         "peak_device_bytes",
         "number",

@@ -5,9 +5,9 @@
 Flags are the script's. With two cores that is seeds 1 and 2, in runs/pair/seed1 and seed2.
 The folder runs/pair gets side_by_side.json as they start, by which the analysis knows that their
 durations are not those of a process alone; and at the end, if all of them are complete, run.json:
-processes, seconds (from the start of the first to the end of the last) and peak_host_bytes (the sum
-of theirs). A signal that ends this process kills them, and all that they started; SIGKILL, which
-nobody can catch, kills them alone.
+processes, seconds (from the start of the first to the end of the last) and, on Linux,
+peak_host_bytes (the sum of theirs). A signal that ends this process kills them, and all that they
+started; SIGKILL, which nobody can catch, kills them alone.
 """
 
 import argparse
@@ -120,11 +120,11 @@ def train(script: str, flags: list[str], seed: int, folder: Path, cores: list[se
     failed = [f"{name} ended with status {code}" for name, code in codes.items() if code]
     if failed:
         fail(f"{' and '.join(failed)}: {shlex.join([script, *flags])}", 1)
-    memory = 0
-    for name in children:
-        memory += json.loads((folder / name / "run.json").read_text())["peak_host_bytes"]
     own = {"status": "completed", "processes": len(cores), "seconds": seconds}
-    write_json(folder / "run.json", own | {"peak_host_bytes": memory})
+    infos = [json.loads((folder / name / "run.json").read_text()) for name in children]
+    if all("peak_host_bytes" in info for info in infos):
+        own["peak_host_bytes"] = sum(info["peak_host_bytes"] for info in infos)
+    write_json(folder / "run.json", own)
 
 
 def main() -> None:
@@ -151,8 +151,8 @@ def main() -> None:
         train(args.script, flags, args.seed, folder, cores)
     except OSError as error:
         fail(f"{folder}: {error.strerror}")
-    except (ValueError, KeyError, TypeError) as error:
-        fail(f"{folder} has a run.json that says no memory: {error!r}", 1)
+    except (ValueError, TypeError) as error:
+        fail(f"{folder} has a run.json that is none: {error!r}", 1)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ import json
 import os
 import platform
 import resource
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,18 +16,30 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import psutil
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 # By ppo_torch.py's names, so that the analysis knows what to compare. What a library does not do in
 # the same way (SBX, for one, never clips the value loss) is in docs/peers.md.
 SETTINGS: dict[str, Any] = {
-    **{"learning_rate": 2.5e-4, "anneal_lr": True, "num_envs": 32, "num_steps": 256},
-    **{"gamma": 0.99, "gae_lambda": 0.95, "num_minibatches": 8, "update_epochs": 10},
-    **{"norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5},
-    **{"max_grad_norm": 0.5, "adam_eps": 1e-5, "bootstrap_truncated": True},
-    **{"matmul_precision": "high", "sync_for_timing": False},
+    "learning_rate": 2.5e-4,
+    "anneal_lr": True,
+    "num_envs": 32,
+    "num_steps": 256,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "num_minibatches": 8,
+    "update_epochs": 10,
+    "norm_adv": True,
+    "clip_coef": 0.2,
+    "clip_vloss": True,
+    "ent_coef": 0.01,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "adam_eps": 1e-5,
+    "bootstrap_truncated": True,
+    "matmul_precision": "high",
+    "sync_for_timing": False,
 }
 BATCH_SIZE = SETTINGS["num_envs"] * SETTINGS["num_steps"]
 
@@ -57,9 +67,14 @@ def parse_args(script: str, **own: str) -> argparse.Namespace:
     return argparse.Namespace(exp_name=script, **SETTINGS, **vars(args))
 
 
-def train(args: argparse.Namespace, compile_mode: str, make_model: Callable[[Any], Any]) -> None:
-    """Train what make_model makes of the environments, for whole iterations."""
-    log = RunLog(args, compile_mode)
+def train(
+    args: argparse.Namespace, start: float, compile_mode: str, make_model: Callable[[Any], Any]
+) -> None:
+    """Train what make_model makes of the environments, for whole iterations.
+
+    start is when the script began, before its imports.
+    """
+    log = RunLog(args, start, compile_mode)
     envs = make_vec_env(args.env_id, args.num_envs, seed=args.seed)  # a DummyVecEnv
     make_model(envs).learn(args.total_timesteps // BATCH_SIZE * BATCH_SIZE, callback=log)
     log.finish()
@@ -72,26 +87,28 @@ class RunLog(BaseCallback):
     nothing: to the start of the next rollout, or to the end of training.
     """
 
-    def __init__(self, args: argparse.Namespace, compile_mode: str) -> None:
+    def __init__(self, args: argparse.Namespace, start: float, compile_mode: str) -> None:
         super().__init__()
-        self.args, self.begin, self.iteration = args, time.perf_counter(), 0
-        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-        self.imports = now - (psutil.Process().create_time() - psutil.boot_time())
-        self.dir, shell = Path(args.runs_dir, args.run_name), subprocess.getoutput
-        git = f"git -C {shlex.quote(str(Path(__file__).parent))} describe --always --dirty"
-        gpu = "nvidia-smi --format=csv,noheader 2>/dev/null --query-gpu="
+        self.args = args
+        self.begin = time.perf_counter()
+        self.iteration = 0
+        self.dir = Path(args.runs_dir, args.run_name)
         self.info: dict[str, Any] = {
-            **{"args": vars(args), "script": args.exp_name, "framework": args.exp_name},
-            **{"compile_mode": compile_mode, "device": "cpu", "resumed": [], "wandb_id": None},
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "git_commit": shell(git + " --abbrev=40 --exclude='*' 2>/dev/null") or None,
-            **{"python": platform.python_version(), "os": platform.platform()},
+            "args": vars(args),
+            "script": args.exp_name,
+            "framework": args.exp_name,
+            "compile_mode": compile_mode,
+            "device": "cpu",
+            "python": platform.python_version(),
             "versions": {package.name: package.version for package in metadata.distributions()},
-            **{"gpu": shell(gpu + "name") or None, "driver": shell(gpu + "driver_version") or None},
-            "cpu": shell("lscpu | sed -n 's/^Model name: *//p'") or platform.processor(),
-            **{"cores": psutil.cpu_count(logical=False), "load": os.getloadavg()[0]},
-            "container": any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": self.begin - start},
         }
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         self.dir.mkdir(parents=True)
         self.metrics = open(self.dir / "metrics.jsonl", "w", buffering=1)
 
@@ -124,11 +141,12 @@ class RunLog(BaseCallback):
         self.iteration += 1
 
     def finish(self) -> None:
-        total, rss = time.perf_counter() - self.begin, resource.getrusage(resource.RUSAGE_SELF)
-        results: dict[str, Any] = {"status": "completed", "peak_device_bytes": None}
-        results["durations"] = {"imports": self.imports, "total": total, "saving": 0.0}
-        results["peak_host_bytes"] = rss.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.begin
+        self.info["peak_device_bytes"] = None
+        self.info["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
         partial = self.dir / "run.partial"
-        partial.write_text(json.dumps(self.info | results, indent=2))
+        partial.write_text(json.dumps(self.info, indent=2))
         partial.replace(self.dir / "run.json")
-        print(f"written to {self.dir}")
+        print(f"Written to {self.dir}")

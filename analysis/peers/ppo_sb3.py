@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium==1.3.0",
-#   "numpy==2.4.6", "psutil==7.2.2"]
+#   "numpy==2.4.6"]
 #
 # [tool.uv.sources]  # the build without CUDA's gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
@@ -18,6 +18,10 @@
 
 docs/peers.md says where it is not the same algorithm.
 """
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
 
 import torch
 from peer import parse_args, train
@@ -57,7 +61,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(args, "eager", make_model)
+    train(args, START, "eager", make_model)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["sbx-rl==0.28.0", "stable-baselines3==2.9.2", "torch==2.13.0",
 #   "gymnasium==1.3.0", "numpy==2.4.6", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8",
-#   "tfp-nightly==0.26.0.dev20261027", "psutil==7.2.2"]
+#   "tfp-nightly==0.26.0.dev20261027"]
 #
 # [tool.uv.sources]  # the build without CUDA's gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
@@ -20,6 +20,10 @@
 docs/peers.md says where it is not the same algorithm. SBX takes a clip_range_vf and does not read
 it, so none is given here.
 """
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
 
 import flax.linen as nn
 from peer import parse_args, train
@@ -56,7 +60,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(args, "jit", make_model)
+    train(args, START, "jit", make_model)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,90 @@
+"""Print what a run's durations depend on, as JSON.
+
+    RUN_INFO=$(python analysis/machine.py ppo_linen.py) python ppo_linen.py
+
+benchmark.sh does that for each run, and the run keeps it in run.json. What cannot be known is null:
+where a tool is missing, fails or does not answer, nothing that it says counts. Of a script that no
+git repository holds, the commit is null.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SECONDS = 10  # for a tool to answer: nvidia-smi may hang with its driver
+
+
+def output(*words: str) -> str | None:
+    """What a command says; None where it fails or says nothing."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"LC_ALL": "C"},  # lscpu is translated
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return done.stdout.decode(errors="replace").strip() or None
+
+
+def read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def cpu() -> str | None:
+    # lscpu has a name for ARM's processors, too.
+    text = output("lscpu") or read(Path("/proc/cpuinfo")) or ""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "model name":
+            return value.strip()
+    return None
+
+
+def cores() -> int | None:
+    """How many physical cores there are, each of which may be several CPUs."""
+    folders = Path("/sys/devices/system/cpu").glob("cpu[0-9]*")
+    siblings = {read(folder / "topology/thread_siblings_list") for folder in folders}
+    return len(siblings - {None}) or None
+
+
+def gpu() -> tuple[str | None, str | None]:
+    """The first GPU's driver and name."""
+    query = "--query-gpu=driver_version,name"
+    text = output("nvidia-smi", "--format=csv,noheader", query) or ""
+    driver, _, name = text.partition("\n")[0].partition(", ")
+    return driver or None, name or None
+
+
+def git_commit(script: Path) -> str | None:
+    git = ("git", "-C", str(script.parent))
+    if output(*git, "ls-files", "--error-unmatch", script.name) is None:
+        return None
+    return output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def describe() -> dict[str, str | int | float | bool | None]:
+    """What does not depend on the script."""
+    driver, gpu_name = gpu()
+    return {
+        "cpu": cpu(),
+        "cores": cores(),
+        "load": os.getloadavg()[0],  # processes that ran or waited, in the last minute
+        "gpu": gpu_name,
+        "driver": driver,
+        "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe() | {"git_commit": git_commit(Path(sys.argv[1]))}))
