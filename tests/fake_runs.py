@@ -31,7 +31,10 @@ def run_info(
     sync: bool = False,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Return what run.json holds, but for the results; changes replace top-level values."""
+    """Return what run.json holds under benchmark.sh, but for the results.
+
+    changes replace top-level values.
+    """
     script, framework, compile_mode, *_ = MODES[mode]
     name = f"{env_id}__{mode.replace(' ', '_')}__{size}__{'sync__' if sync else ''}{seed}"
     args: dict[str, Any] = {
@@ -42,7 +45,7 @@ def run_info(
     }
     args |= {"total_timesteps": 8192 * iterations, "num_envs": 32, "num_steps": 256}
     args |= {"learning_rate": 2.5e-4, "sync_for_timing": sync, "runs_dir": "runs"}
-    args |= {"run_name": name, "track": False, "save_every": 0, "resume": None}
+    args |= {"run_name": name, "track": False, "save_every": 0, "resume": ""}
     info: dict[str, Any] = {"args": args, "script": script, "framework": framework}
     info |= {"compile_mode": compile_mode, "resumed": [], "wandb_id": None}
     info |= {"started": f"2026-01-01T00:00:{seed:02}+0000", "git_commit": "a" * 40}
@@ -69,7 +72,7 @@ def metrics_rows(
 
 def results(rows: list[dict[str, Any]], imports: float = 2.0) -> dict[str, Any]:
     """Return the part of run.json that the scripts compute at the end."""
-    durations = {"imports": imports, "saving": 0.1, "total": rows[-1]["time/elapsed"]}
+    durations = {"imports": imports, "total": rows[-1]["time/elapsed"]}
     memory = {"peak_host_bytes": 500_000_000, "peak_device_bytes": None}
     return {"status": "completed", "durations": durations} | memory
 

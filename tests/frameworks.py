@@ -21,6 +21,7 @@ __all__ = ["ALL_SCRIPTS", "GYMNASIUM_SCRIPTS", "JAX_SCRIPTS", "SCRIPTS", "TORCH_
 __all__ += ["make_learner", "random_weights"]
 
 Weights = dict[str, list[tuple[np.ndarray, np.ndarray]]]
+Metrics = dict[str, float]
 
 
 def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions: int) -> Weights:
@@ -34,6 +35,10 @@ def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions
         ]
 
     return {"actor": layers(num_actions), "critic": layers(1)}
+
+
+def floats(metrics: dict[str, Any]) -> Metrics:
+    return {name: float(x) for name, x in metrics.items()}
 
 
 class Linen:
@@ -69,7 +74,7 @@ class Linen:
         }
         self.state = self.state.replace(params={"params": params})
 
-    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+    def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
         batch = self.script.Batch(*map(jnp.array, batch))
         loss_fn = partial(
             self.script.ppo_loss, apply_fn=self.state.apply_fn, batch=batch, args=self.args
@@ -78,7 +83,7 @@ class Linen:
         (loss, losses), grads = grad_fn(self.state.params)
         before, self.state = self.state, self.state.replace(params=grads)
         grads, self.state = self.get_weights(), before
-        return float(loss), np.array(losses), grads
+        return float(loss), floats(losses), grads
 
     def gae(self, storage: tuple, value: np.ndarray, next_value: np.ndarray) -> np.ndarray:
         storage = self.script.Storage(*map(jnp.array, storage))
@@ -91,10 +96,10 @@ class Linen:
         size = self.args.batch_size
         return [np.array(self.script.shuffle(key, size)).astype(int) for key in keys]
 
-    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
+    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
         self.state, metrics = self.update_fn(self.state, storage, key)
-        return np.array(metrics)
+        return floats(metrics)
 
     def rollout(self) -> Any:
         self.key, key = jax.random.split(self.key)
@@ -103,12 +108,12 @@ class Linen:
         )
         return storage
 
-    def iterate(self) -> np.ndarray:
-        """One iteration of training; its METRICS."""
+    def iterate(self) -> Metrics:
+        """One iteration of training."""
         storage = self.rollout()
         self.key, key = jax.random.split(self.key)
         self.state, metrics = self.update_fn(self.state, storage, key)
-        return np.array(metrics)
+        return floats(metrics)
 
     def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Action probabilities and values of obs."""
@@ -167,7 +172,7 @@ class NNX(Linen):
             for layer, (kernel, bias) in zip(layers, weights[name], strict=True):
                 layer.kernel[...], layer.bias[...] = jnp.array(kernel), jnp.array(bias)
 
-    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+    def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
         batch = self.script.Batch(*map(jnp.array, batch))
         loss_fn = partial(self.script.ppo_loss, batch=batch, args=self.args)
         (loss, losses), grads = nnx.value_and_grad(loss_fn, has_aux=True)(self.agent)
@@ -175,21 +180,21 @@ class NNX(Linen):
         nnx.update(copy, grads)
         before, self.agent = self.agent, copy
         grads, self.agent = self.get_weights(), before
-        return float(loss), np.array(losses), grads
+        return float(loss), floats(losses), grads
 
-    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
+    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
-        return np.array(self.update_fn(storage, key))
+        return floats(self.update_fn(storage, key))
 
     def rollout(self) -> Any:
         self.key, key = jax.random.split(self.key)
         self.obs, self.env_state, storage = self.rollout_fn(self.obs, self.env_state, key)
         return storage
 
-    def iterate(self) -> np.ndarray:
+    def iterate(self) -> Metrics:
         storage = self.rollout()
         self.key, key = jax.random.split(self.key)
-        return np.array(self.update_fn(storage, key))
+        return floats(self.update_fn(storage, key))
 
     def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         logits, value = self.agent(jnp.array(obs))
@@ -222,11 +227,11 @@ class Equinox(Linen):
         agent = jax.tree.unflatten(jax.tree.structure(self.state.agent), leaves)
         self.state = eqx.tree_at(lambda x: x.agent, self.state, agent)
 
-    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+    def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
         batch = self.script.Batch(*map(jnp.array, batch))
         grad_fn = eqx.filter_value_and_grad(self.script.ppo_loss, has_aux=True)
         (loss, losses), grads = grad_fn(self.state.agent, batch, self.args)
-        return float(loss), np.array(losses), self.get_weights(grads)
+        return float(loss), floats(losses), self.get_weights(grads)
 
     def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         logits, value = jax.vmap(self.state.agent)(jnp.array(obs))
@@ -234,6 +239,8 @@ class Equinox(Linen):
 
 
 class Torch:
+    compiled = False  # by torch.compile, which takes many seconds
+
     def __init__(self, script: ModuleType, args: Any) -> None:
         self.script, self.args = script, args
 
@@ -249,6 +256,7 @@ class Torch:
             minibatch_fn = partial(step, args=args)
         else:
             minibatch_fn = partial(script.minibatch_step, self.agent, adam, args=args)
+        if self.compiled and script.__name__ == "ppo_torch_compile":
             torch.compiler.reset()
             self.policy_fn = script.compile_graph(self.policy_fn, gpu=None)
             minibatch_fn = script.compile_graph(minibatch_fn, gpu=None)
@@ -273,7 +281,7 @@ class Torch:
                 layer.weight.copy_(torch.tensor(kernel.T))
                 layer.bias.copy_(torch.tensor(bias))
 
-    def loss_and_grads(self, batch: tuple) -> tuple[float, np.ndarray, Weights]:
+    def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
         batch = self.script.Batch(*map(torch.tensor, batch))
         loss, losses = self.script.ppo_loss(self.agent, batch, self.args)
         self.agent.zero_grad()
@@ -283,14 +291,14 @@ class Torch:
             for name, xs in self._layers().items()
         }
         self.agent.zero_grad()
-        return loss.item(), losses.numpy(), grads
+        return loss.item(), floats(losses), grads
 
     def gae(self, storage: tuple, value: np.ndarray, next_value: np.ndarray) -> np.ndarray:
         storage = self.script.Storage(*map(torch.tensor, storage))
         arrays = storage, torch.tensor(value), torch.tensor(next_value)
         return self.script.compute_gae(*arrays, self.args).numpy()
 
-    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> np.ndarray:
+    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> Metrics:
         storage = self.script.Storage(*map(torch.tensor, storage))
         draws, randperm = iter(orders), torch.randperm
 
@@ -301,7 +309,7 @@ class Torch:
 
         torch.randperm = draw  # ty: ignore[invalid-assignment]
         try:
-            return self.script.update(self.agent, self.epoch_fn, storage, self.args).numpy()
+            return floats(self.script.update(self.agent, self.epoch_fn, storage, self.args))
         finally:
             torch.randperm = randperm
 
@@ -311,9 +319,9 @@ class Torch:
         )
         return storage
 
-    def iterate(self) -> np.ndarray:
+    def iterate(self) -> Metrics:
         storage = self.rollout()
-        return self.script.update(self.agent, self.epoch_fn, storage, self.args).numpy()
+        return floats(self.script.update(self.agent, self.epoch_fn, storage, self.args))
 
     @torch.no_grad()
     def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -343,13 +351,17 @@ LEARNERS["ppo_equinox"] = Equinox
 LEARNERS |= {"ppo_linen_gymnasium": LinenGymnasium, "ppo_torch_gymnasium": TorchGymnasium}
 
 
-def make_learner(name: str, start: bool = True, **flags: Any) -> Any:
-    """The learner of script name, with small defaults that flags override."""
+def make_learner(name: str, start: bool = True, compiled: bool = False, **flags: Any) -> Any:
+    """The learner of script name, with small defaults that flags override.
+
+    JAX always compiles it; PyTorch does so if that is asked for, and if the script does.
+    """
     script = importlib.import_module(name)
     small: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "num_minibatches": 4}
     small |= {"update_epochs": 2}
     small |= {"hidden_sizes": (8, 8), "total_timesteps": 640, "matmul_precision": "highest"}
     learner = LEARNERS.get(name, Torch)(script, script.Args(**small | flags))
+    learner.compiled = compiled
     if start:
         learner.start()
     return learner

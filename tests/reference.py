@@ -32,7 +32,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def ppo_loss(weights: dict, batch: tuple, args: Any) -> tuple[float, np.ndarray]:
+def ppo_loss(weights: dict, batch: tuple, args: Any) -> tuple[float, dict[str, float]]:
     obs, action, logprob, old_value, advantage, target = batch
     log_probs = log_softmax(forward(weights["actor"], obs))
     value = forward(weights["critic"], obs)[:, 0]
@@ -49,9 +49,13 @@ def ppo_loss(weights: dict, batch: tuple, args: Any) -> tuple[float, np.ndarray]
     policy_loss, value_loss = -np.mean(gains), 0.5 * np.mean(errors)
     entropy = -np.mean(np.sum(np.exp(log_probs) * log_probs, -1))
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    kl = np.mean(ratio - 1 - log_ratio)
-    clipped = np.mean(np.abs(ratio - 1) > args.clip_coef)
-    return loss, np.array([policy_loss, value_loss, entropy, kl, clipped])
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": np.mean(ratio - 1 - log_ratio),
+        "losses/clip_fraction": np.mean(np.abs(ratio - 1) > args.clip_coef),
+    }
 
 
 def flatten(weights: dict) -> np.ndarray:
@@ -84,8 +88,8 @@ def gradient(weights: dict, batch: tuple, args: Any, step: float = 1e-6) -> np.n
     return grads
 
 
-def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict, np.ndarray]:
-    """Weights after update_epochs over storage with Adam, and the mean losses (5,)."""
+def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict, dict]:
+    """Weights after update_epochs over storage with Adam, and the mean of each loss."""
     obs, action, logprob, reward, terminated, truncated, next_obs = storage[:7]
     value = forward(weights["critic"], obs)[..., 0]
     next_value = forward(weights["critic"], next_obs)[..., 0]
@@ -110,4 +114,5 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
             square = 0.999 * square + 0.001 * grads**2
             root = np.sqrt(square / (1 - 0.999**count)) + args.adam_eps
             vector = vector - rate * mean / (1 - 0.9**count) / root
-    return unflatten(vector, weights), np.mean(losses, 0)
+    means = {name: np.mean([x[name] for x in losses]) for name in losses[0]}
+    return unflatten(vector, weights), means

@@ -51,6 +51,9 @@ with open(folder / "metrics.jsonl", "w") as metrics:
         time.sleep(float(plan))
 if plan != "silent":
     variables = {name: x for name, x in os.environ.items() if name.startswith(("CUDA_", "WANDB_"))}
-    (folder / "run.json.partial").write_text(json.dumps({"args": flags, "variables": variables}))
+    machine = json.loads(os.environ.get("RUN_INFO", "{}"))
+    info = {"args": flags, "variables": variables, "machine": machine}
+    info["folder"] = os.getcwd()
+    (folder / "run.json.partial").write_text(json.dumps(info))
     os.rename(folder / "run.json.partial", folder / "run.json")
 trace("end")

@@ -583,5 +583,5 @@ def test_one_scan_has_nothing_within(flag, tmp_path, capsys):
 
     words = [flag, "--runs-dir", str(tmp_path / "new"), "--run-name", "x"]
     with pytest.raises(SystemExit, match="2"):
-        one_scan.main(tyro.cli(one_scan.Args, args=words))
+        one_scan.check(tyro.cli(one_scan.Args, args=words))
     assert "has no such thing" in capsys.readouterr().err and not (tmp_path / "new").exists()

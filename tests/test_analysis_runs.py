@@ -91,9 +91,7 @@ def test_old_and_new_runs_are_the_same_row(tmp_path):
     write_run(tmp_path / "old", info, rows, old=True)
     write_run(tmp_path / "new", info, rows)
     old, new = (load_runs(tmp_path / x).iloc[0] for x in ("old", "new"))
-    own = ["source", "saving"]
-    pd.testing.assert_series_equal(old.drop(own), new.drop(own), check_exact=True)
-    assert (np.isnan(old["saving"]), new["saving"]) == (True, 0.1)
+    pd.testing.assert_series_equal(old.drop("source"), new.drop("source"), check_exact=True)
     durations = json.loads((tmp_path / "old" / old["run"] / "run.json").read_text())["durations"]
     for window in ("first", "early", "steady"):
         assert old[window] == pytest.approx(durations[f"{window}_iteration"], rel=1e-12)
@@ -106,7 +104,7 @@ def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
     data = load(tmp_path)
     row, other = (row for _, row in data.runs.iterrows())
     assert (row["resumed"], row["final_return"]) == (True, 110)
-    durations = [x.name for x in RUNS if x.kind == "seconds"] + ["saving"]
+    durations = [x.name for x in RUNS if x.kind == "seconds"]
     assert {"imports", "startup", "steady", "total", "process", "update_first"} <= set(durations)
     assert row[durations].isna().all()
     assert other[durations].notna().all()
@@ -226,6 +224,34 @@ def test_what_may_be_unknown_may_be_null_or_absent(tmp_path):
     assert (row["platform"], row["repeat"]) == ("Linux, unknown processor", 1)
 
 
+def test_a_run_made_by_hand_is_a_run(tmp_path):
+    """It was not told what machine it is on; on macOS it does not know its memory, either."""
+    info = run_info(cpu="arm", os="macOS-26-arm64")
+    for name in ("cores", "load", "gpu", "driver", "container", "git_commit"):
+        del info[name]
+    path = write_run(tmp_path, info, plain_rows(info))
+    done = json.loads((path / "run.json").read_text())
+    del done["peak_host_bytes"]
+    (path / "run.json").write_text(json.dumps(done))
+    data = load(tmp_path)
+    assert not data.left_out and not data.runs["container"][0]
+    assert data.runs["platform"].tolist() == ["macOS, arm"]
+    assert data.runs[["cores", "load", "saving", "peak_host_bytes"]].isna().all(axis=None)
+    assert data.runs["process"].notna().all()
+
+
+def test_a_copy_under_a_name_of_its_own_is_of_the_same_algorithm(tmp_path):
+    for name, telling in (("a", "clip_coef"), ("b", "target_network_frequency"), ("c", "other")):
+        info = run_info(script="mine")
+        info["args"] |= {"exp_name": "mine", "run_name": name, telling: 1}
+        if telling != "clip_coef":
+            del info["args"]["sync_for_timing"]
+        write_run(tmp_path, info | {"args": info["args"]}, plain_rows(run_info()))
+    data = load(tmp_path)
+    assert data.runs["algorithm"].tolist() == ["ppo", "dqn"] and set(data.runs["mode"]) == {"mine"}
+    assert data.left_out == {"c": "args.sync_for_timing is missing"}
+
+
 def test_of_two_runs_with_the_same_settings_the_newer_counts(tmp_path):
     """Also at another commit or version: a seed that was run again is no second observation."""
     new = write_plain(
@@ -293,7 +319,7 @@ def test_agents_of_one_program_are_runs_and_the_first_has_its_durations(tmp_path
     assert data.runs["run"].tolist() == [f"{path.name}/{path.name}-seed{k}" for k in (1, 2, 3)]
     assert data.runs["agent"].tolist() == [0, 1, 2] and not data.left_out
     assert data.runs["num_agents"].tolist() == [3] * 3 and data.runs["seed"].tolist() == [1, 2, 3]
-    for name in ("total", "startup", "steady", "saving"):
+    for name in ("total", "startup", "steady"):
         assert data.runs[name].notna().tolist() == [True, False, False]
     assert data.runs["final_return"].tolist() == [20] * 3
     timed = data.iterations.dropna(subset=["time/iteration"])

@@ -113,7 +113,14 @@ def test_judging_changes_nothing_that_pytorch_draws():
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["ppo_linen.py", "doors"], ["dqn_linen.py"], ["dqn_linen.py", "minatar"]]
+    "words",
+    [
+        [],
+        ["ppo_linen.py", "doors"],
+        ["dqn_linen.py"],
+        ["dqn_linen.py", "minatar"],
+        ["dqn_linen.py", "doors", "--resume", "runs/x"],
+    ],
 )
 def test_another_word_is_one_sentence(words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["doors_run", *words])
@@ -261,8 +268,6 @@ def test_where_a_figure_would_go_there_goes_no_table(name, tmp_path, monkeypatch
 def test_another_environment_is_not_judged(tmp_path, monkeypatch, capsys):
     words = ["dqn_torch_gymnasium.py", "doors", "--env-id", "CartPole-v1"]
     monkeypatch.setattr(sys, "argv", ["doors_run", *words, "--runs-dir", str(tmp_path)])
-    script = importlib.import_module("dqn_torch_gymnasium")
-    monkeypatch.setattr(script, "RunLog", script.RunLog)
     with pytest.raises(SystemExit, match="2"):
         doors_run.main()
     assert "CartPole-v1 is not Doors" in capsys.readouterr().err and not [*tmp_path.iterdir()]

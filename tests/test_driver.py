@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ import psutil
 import pytest
 import tyro
 
+from analysis.runs import load_runs
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached"]
 NVIDIA_SMI = """#!/bin/sh
@@ -32,7 +35,7 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-8f3c7e21-0b7d-4c55-8a10-5e6f7a8b9c0d)
 GPUS
 """
 CELL = re.compile(
-    r"(?P<study>(sync|sync-sizes|warmup|side_by_side|agents-\d+)__)?(?P<env>[\w-]+?)__(?P<size>[a-z]+)__(?P<script>[a-z_-]+)"
+    r"(?P<study>(sync|sync-sizes|warmup|side_by_side|agents-\d+)__)?(?P<env>[\w.-]+?)__(?P<size>[a-z]+)__(?P<script>[a-z_-]+)"
     r"__(?P<iterations>\d+)it__seed(?P<seed>\d+)"
 )
 
@@ -46,8 +49,7 @@ def cell_of(name):
 @pytest.fixture
 def project(tmp_path):
     """A copy of the driver, with stand-ins for the scripts and for two GPUs."""
-    for name in ("benchmark.sh", "setup.sh"):
-        shutil.copy(ROOT / name, tmp_path)
+    copy_driver(tmp_path)
     set_gpus(tmp_path, NVIDIA_SMI)
     for name in SCRIPTS:
         shutil.copy(ROOT / "tests/stand_in.py", tmp_path / f"{name}.py")
@@ -56,6 +58,12 @@ def project(tmp_path):
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def copy_driver(folder):
+    (folder / "analysis").mkdir(parents=True)
+    for name in ("benchmark.sh", "setup.sh", "analysis/machine.py"):
+        shutil.copy(ROOT / name, folder / name)
 
 
 def set_gpus(project, nvidia_smi):
@@ -380,6 +388,15 @@ def test_a_listed_line_can_be_pasted(project):
         (["agents", "--sizes", "small"], "--sizes"),
         (["--scripts", "dqn_linen", "--sync"], "--sync is for PPO, not for dqn_linen"),
         (["--scripts", "linen_gymnasium", "--envs", "Asterix-MinAtar"], "not in Asterix-MinAtar"),
+        (["--scripts", "sbx", "--envs", "mine:Env-v0"], "not in mine:Env-v0"),
+        (["--envs", "mine.py:Env;ls"], "not 'mine.py:Env;ls'"),
+        (["--envs", "a/mine:Env"], "not 'a/mine:Env'"),
+        (["--scripts", ""], "--scripts must name at least one"),
+        (["--scripts", "mine"], "or the path of a script; not 'mine'"),
+        (["--scripts", "no/mine.py"], "there is no file 'no/mine.py'"),
+        (["--scripts", "own/my-own.py"], "letters, digits and _ only"),
+        (["--scripts", "own/ppo_linen.py"], "has the name of a script of this project"),
+        (["--scripts", "own/mine.py,mine.py"], "have one name"),
         (["--gpus", "0;1"], "--gpus"),
         (["--gpus", "0,7"], "not '7'"),
         (["--gpus", "GPU-8f3d"], "not 'GPU-8f3d'"),
@@ -395,6 +412,9 @@ def test_a_listed_line_can_be_pasted(project):
     ],
 )
 def test_wrong_usage_gets_one_sentence(project, flags, word):
+    (project / "own").mkdir()
+    for name in ("mine.py", "own/mine.py", "own/my-own.py", "own/ppo_linen.py"):
+        (project / name).touch()
     driver = bench(project, *flags)
     assert (driver.returncode, driver.stdout) == (2, "")
     assert len(driver.stderr.splitlines()) == 1 and word in driver.stderr
@@ -484,8 +504,8 @@ def test_it_finds_what_lies_beside_it_through_a_link(project):
 def test_cdpath_does_not_lead_to_another_folder(project):
     """With CDPATH, `cd checkout` may go to another checkout, and prints where it went."""
     (project / "there/checkout").mkdir(parents=True)
-    (project / "here/checkout").mkdir(parents=True)
-    for path in project.glob("*.*"):
+    copy_driver(project / "here/checkout")
+    for path in project.glob("*.py"):
         shutil.copy(path, project / "here/checkout")
     (project / "here/own").symlink_to(sys.prefix)
     env = environment(project) | {"CDPATH": f"{project}/there:{project}/here", "VENV": "own"}
@@ -508,6 +528,63 @@ def test_ones_own_environment_is_found_from_any_folder(project):
     assert (driver.returncode, driver.stderr) == (0, "")
     assert "Runs complete: 1 of 1, in " in driver.stdout
     assert len(list(elsewhere.glob("runs/*/run.json"))) == 1
+
+
+@pytest.mark.parametrize("called_from", [".", "own folder"])
+def test_a_script_of_ones_own_runs_wherever_it_lies(project, called_from):
+    """Under its own name, beside this project's; from any folder."""
+    own = project / "own folder"
+    own.mkdir()
+    shutil.copy(project / "ppo_linen.py", own / "mine.py")
+    script = os.path.relpath(own / "mine.py", project / called_from)
+    flags = ["--scripts", f"{script},linen"] if called_from != "." else ["--scripts", script]
+    driver = subprocess.run(
+        [project / "benchmark.sh", *flags, "--runs-dir", project / "runs", "--no-report"],
+        cwd=project / called_from,
+        env=environment(project),
+        capture_output=True,
+        text=True,
+    )
+    assert (driver.returncode, driver.stderr) == (0, "")
+    names = {"CartPole-v1__small__mine__100it__seed1", "CartPole-v1__small__linen__100it__seed1"}
+    assert set(completed(project)) == (names if called_from != "." else {max(names)})
+    flags = json.loads((project / "runs" / max(names) / "run.json").read_text())["args"]
+    assert (flags["--env-id"], flags["--hidden-sizes"]) == ("CartPole-v1", "64")
+    assert flags["--total-timesteps"] == "819200"
+
+
+def test_where_ones_own_script_lies_decides_neither_its_runs_nor_their_order(project):
+    (project / "linen").mkdir()
+    for folder in (project, project / "linen"):
+        (folder / "mine.py").touch()
+    flags = ("--envs", "Acrobot-v1,CartPole-v1", "--only", "linen", "--scripts")
+    order = list_names(project, *flags, "torch,linen,mine.py")
+    assert list_names(project, *flags, "torch,linen,linen/mine.py") == order and len(order) == 2
+    of_dqn = bench(project, "--scripts", "dqn_linen", "--list").stdout
+    shutil.copy(project / "mine.py", project / "dqn_mine.py")
+    assert bench(project, "--scripts", "dqn_mine.py", "--list").stdout == of_dqn.replace(
+        "dqn_linen.py", f"{project}/dqn_mine.py"
+    ).replace("dqn_linen", "dqn_mine")
+
+
+def test_an_environment_of_ones_own(project):
+    """Its runs have names of their own, and their script finds its module where one calls from."""
+    own = project / "own folder"
+    own.mkdir()
+    flags = ["--envs", "CartPole:v1,CartPole-v1,games.mine:My-v0", "--scripts", "linen"]
+    names = [f"{x}__small__linen__100it__seed1" for x in ("CartPole.v1", "games.mine.My-v0")]
+    for folder in (project, own):
+        driver = subprocess.run(
+            [project / "benchmark.sh", *flags, "--runs-dir", folder / "runs", "--no-report"],
+            cwd=folder,
+            env=environment(project),
+            capture_output=True,
+            text=True,
+        )
+        assert (driver.returncode, driver.stderr) == (0, "")
+        found = {x.parent.name: json.loads(x.read_text()) for x in folder.glob("runs/*/run.json")}
+        assert len(found) == 3 and {found[x]["folder"] for x in names} == {str(folder)}
+        assert [found[x]["args"]["--env-id"] for x in names] == ["CartPole:v1", "games.mine:My-v0"]
 
 
 # === Running ====================================================================================
@@ -592,7 +669,7 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
     assert ends["nnx"]["exit_status"] == 0 and ends["nnx"]["completed"] == "no"
     summary = driver.stdout.splitlines()[-6:]
     assert summary[0] == "Runs not complete: 4 of 5:"
-    assert any("torch__25it__seed1: exit status 1, after 0 s" in line for line in summary)
+    assert any("torch__25it__seed1: exit status 1, after " in line for line in summary)
     assert any("torch_compile__25it__seed1: no end after 2 s; output" in line for line in summary)
     assert summary[-1] == f"To run them again: ./benchmark.sh {' '.join(flags)}"
     again = bench(project, *flags)
@@ -734,6 +811,45 @@ def test_gpus_take_one_run_at_a_time_each(project):
         assert json.loads(path.read_text())["variables"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
+def test_a_run_is_told_what_machine_it_is_on(project):
+    """What a tool says as it fails is no answer, wherever it says it."""
+    commit = ["commit", "--quiet", "--allow-empty", "--message", "x"]
+    who = ["-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "--quiet"], ["add", "ppo_linen.py"], [*who, *commit]):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    flags = ("--scripts", "linen,torch", "--no-report")
+    assert bench(project, *flags).returncode == 0
+    told = {cell_of(x)["script"]: machine_of(project, x) for x in completed(project)}
+    usual = told["linen"]
+    assert re.fullmatch("[0-9a-f]{40}", usual["git_commit"])
+    assert told["torch"]["git_commit"] is None  # nobody has committed it
+    assert usual["cores"] == psutil.cpu_count(logical=False) and usual["load"] >= 0
+    assert isinstance(usual["container"], bool) and isinstance(usual["cpu"], str)
+    with open(project / "ppo_linen.py", "a") as file:
+        file.write("# changed\n")
+    set_gpus(project, "#!/bin/sh\necho 'H200, with a, comma' >&2 && echo '570.1, NVIDIA H200, x'\n")
+    shutil.rmtree(project / "runs")
+    assert bench(project, *flags, "--only", "linen").returncode == 0
+    gpu = machine_of(project, *completed(project))
+    assert (gpu["driver"], gpu["gpu"]) == ("570.1", "NVIDIA H200, x")
+    assert gpu["git_commit"] == usual["git_commit"] + "-dirty"
+    for name in ("nvidia-smi", "lscpu", "git"):
+        (project / "tools" / name).write_text(
+            "#!/bin/sh\necho 'Model name: it has failed' && exit 9\n"
+        )
+        (project / "tools" / name).chmod(0o755)
+    shutil.rmtree(project / "runs")
+    assert bench(project, *flags, "--only", "linen").returncode == 0
+    failed = machine_of(project, *completed(project))
+    for name in ("gpu", "driver", "git_commit"):
+        assert failed[name] is None
+    assert "failed" not in str(failed)
+
+
+def machine_of(project, name):
+    return json.loads((project / "runs" / name / "run.json").read_text())["machine"]
+
+
 def test_half_a_line_in_the_log_is_dropped(project):
     bench(project, "--to", "1")
     path = project / "runs/benchmark.jsonl"
@@ -805,17 +921,26 @@ def test_killed_at_random_moments(project):
 
 # === Long runs ==================================================================================
 RESUMABLE = """
-import json, os, signal, sys, time
+import json, os, sqlite3, sys, time
 from pathlib import Path
 
 flags = dict(zip(sys.argv[1:], sys.argv[2:]))
 folder, first = Path(flags.get("--resume") or f"{flags['--runs-dir']}/{flags['--run-name']}"), 0
 if "--resume" in flags:
     text = (folder / "checkpoint.npz").read_text()
-    if not text.isdigit():
-        reasons = {"full": "must fit in memory", "random": "CartPole-v1 does not repeat itself"}
-        print(f"it is no checkpoint of it: {reasons.get(text, text)}", file=sys.stderr)
-        sys.exit(2)
+    lock = sqlite3.connect(folder / "lock", timeout=0)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError:
+        sys.exit(f"{folder} is in use by another process")
+    reasons = {
+        "damaged": "checkpoint.npz is not there, or is damaged (BadZipFile)",
+        "full": "checkpoint.npz is not there, or is damaged (MemoryError)",
+        "other": "it has no replay/obs of shape (8, 4) in its checkpoint",
+        "random": "CartPole-v1 does not repeat itself, so no run in it can go on",
+    }
+    if text in reasons:
+        sys.exit(reasons[text])
     first = int(text)
 else:
     folder.mkdir(parents=True)
@@ -891,7 +1016,7 @@ def test_a_short_run_never_resumes(long_project):
     assert len(list((project / "runs/.benchmark/partial").iterdir())) == 1
 
 
-@pytest.mark.parametrize("content", ["damaged", "", "random"])
+@pytest.mark.parametrize("content", ["damaged", "other", "", "random"])
 def test_a_checkpoint_of_no_use_is_set_aside(long_project, content):
     project, flags = long_project, ("minatar", "--frames", "500000", "--repeats", "1")
     name, other = list_names(project, *flags)
@@ -913,7 +1038,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_kept(long_project):
     folder.mkdir(parents=True)
     (folder / "checkpoint.npz").write_text("full")
     driver = bench(project, *flags, "--no-report")
-    assert driver.returncode == 1 and f"FAILED {name}: exit status 2" in driver.stdout
+    assert driver.returncode == 1 and f"FAILED {name}: exit status 1" in driver.stdout
     assert (folder / "checkpoint.npz").read_text() == "full" and not iterations(project, name)
     assert completed(project) == [other]
     (folder / "checkpoint.npz").write_text("8")
@@ -926,14 +1051,12 @@ def test_a_run_that_someone_resumed_by_hand_is_left_alone(long_project):
     folder = project / "runs" / name
     folder.mkdir(parents=True)
     (folder / "checkpoint.npz").write_text("8")
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        driver = bench(project, *flags, "--no-report")
-    finally:
-        os.close(lock)
+    lock = sqlite3.connect(folder / "lock")
+    lock.execute("BEGIN EXCLUSIVE")
+    driver = bench(project, *flags, "--no-report")
+    lock.close()
     assert driver.returncode == 1
-    assert f"FAILED {name}: its folder is in use by another process\n" in driver.stdout
+    assert f"    runs/{name} is in use by another process\n" in driver.stdout
     assert folder.exists() and not iterations(project, name) and completed(project) == [other]
     assert bench(project, *flags, "--no-report").returncode == 0 and first_of(project, name) == 8
 
@@ -1006,7 +1129,10 @@ def test_a_real_long_run_goes_on(tmp_path):
 
 # === The real scripts ===========================================================================
 def test_a_small_real_grid(tmp_path):
-    flags = ["--scripts", "linen,nnx_cached", "--iterations", "1", "--runs-dir", tmp_path / "runs"]
+    """Of a script and of a copy under another name, which the report compares."""
+    shutil.copy(ROOT / "ppo_linen.py", tmp_path / "mine.py")
+    flags = ["--scripts", f"linen,{tmp_path}/mine.py", "--iterations", "1"]
+    flags += ["--runs-dir", tmp_path / "runs"]
     env = environment(tmp_path)
     driver = subprocess.run(
         [ROOT / "benchmark.sh", *flags], env=env, capture_output=True, text=True
@@ -1016,8 +1142,11 @@ def test_a_small_real_grid(tmp_path):
     for path in (tmp_path / "runs").glob("*/run.json"):
         run = json.loads(path.read_text())
         assert run["status"] == "completed" and run["peak_host_bytes"] > 0
+        assert run["cores"] == psutil.cpu_count(logical=False)
     report = tmp_path / "runs/report/report.html"
-    assert report.exists() and "ppo_nnx_cached" in driver.stdout
+    assert report.exists() and "mine" in driver.stdout
+    found = load_runs(tmp_path / "runs")
+    assert sorted(found["mode"]) == ["mine", "ppo_linen"] and set(found["algorithm"]) == {"ppo"}
     assert driver.stdout.splitlines()[-2:] == [
         f"Report: {report}",
         f"Runs complete: 2 of 2, in {tmp_path}/runs.",

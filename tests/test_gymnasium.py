@@ -1,11 +1,9 @@
 """Environments on the CPU: what a transition means, whatever steps them, and what they leave."""
 
 import gc
-import importlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -17,14 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
-from frameworks import GYMNASIUM_SCRIPTS
 from scripted import Scripted
-from test_resume import command, content, main, metrics, start, train  # noqa: F401  (a fixture)
+from test_resume import command, start  # noqa: F401  (a fixture)
 
 import ppo_linen_gymnasium as script
 
 ANY = ["sync", "async"]
 CARTPOLES = [*ANY, "vector", "envpool"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forkserver():
+    """It has imported the script, so that each process of async need not, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # by which it finds the script
+        multiprocessing.set_forkserver_preload(["ppo_linen_gymnasium"])
+        multiprocessing.get_context("forkserver").Process().start()
 
 
 def make(env_id, num_envs, vectorization, seed=1, num_steps=2000):
@@ -60,8 +66,10 @@ class Alone:
         return result
 
 
-@pytest.mark.parametrize("vectorization", ANY)
-@pytest.mark.parametrize("env_id", ["Scripted-v0", "MinAtar/Breakout-v0", "MountainCar-v0"])
+@pytest.mark.parametrize(
+    ("env_id", "vectorization"),
+    [("Scripted-v0", "sync"), ("Scripted-v0", "async"), ("MinAtar/Breakout-v0", "sync")],
+)
 def test_every_transition_is_that_of_environments_stepped_alone(env_id, vectorization):
     """Where one ends, no step is spent on its restart: not by it, and not by the others."""
     env, obs = make(env_id, 5, vectorization)
@@ -171,137 +179,102 @@ def test_environments_are_closed_with_their_object(monkeypatch):
     assert not alive(workers)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_async_leaves_no_orphan(number, start, tmp_path):  # noqa: F811
-    """KILL reaches the parent alone; what a terminal or a batch system sends reaches all."""
-    process = start(*command("ppo_linen_gymnasium", "a", 10**6, "--vectorization", "async"))
-    path, deadline = tmp_path / "runs/a/metrics.jsonl", time.monotonic() + 120
+@pytest.mark.parametrize("ended", ["parent by KILL", "all by Ctrl-C", "first worker by KILL"])
+def test_async_leaves_no_process(ended, start, tmp_path):  # noqa: F811
+    """KILL ends one process alone; what a terminal or a batch system sends goes to all."""
+    flags = ["--vectorization", "async", "--num-envs", 2]
+    process = start(*command("ppo_linen_gymnasium", "a", 10**5, *flags))
+    path = tmp_path / "runs/a/metrics.jsonl"
     while not (path.exists() and path.read_text().count("\n") > 2):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.05)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 4
-    (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+    parent = psutil.Process(process.pid)
+    children = parent.children(recursive=True)
+    workers = set(children) - set(parent.children())
+    assert len(workers) == 2
+    if ended == "parent by KILL":
+        parent.kill()
+    elif ended == "all by Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        min(workers, key=psutil.Process.create_time).kill()
     output, errors = process.communicate(timeout=60)
     assert not alive(children)
-    assert "Traceback" not in errors
-    if number == signal.SIGKILL:
-        assert process.returncode == -number
+    if ended == "parent by KILL":
+        assert process.returncode == -signal.SIGKILL and "Traceback" not in errors
+    elif ended == "all by Ctrl-C":
+        assert (process.returncode, errors) == (128 + signal.SIGINT, "") and "To go on: " in output
     else:
-        assert process.returncode == 128 + number and "To go on: " in output and not errors
+        assert process.returncode == 1 and "Traceback" in errors
+
+
+@pytest.mark.parametrize("vectorization", ANY)
+def test_sys_exit_in_an_environment_is_an_error(vectorization):
+    """Otherwise a training that it ends with status 0 would seem to be complete."""
+    env, _ = make("Quits-v0", 2, vectorization)
+    with pytest.raises(RuntimeError, match="Quits-v0 called sys"):
+        env.step(np.zeros(2, int))
 
 
 # === Resume =====================================================================================
-@pytest.mark.parametrize("name", GYMNASIUM_SCRIPTS)
-def test_a_checkpoint_holds_the_actions(name, tmp_path):
-    folder = train(name, tmp_path, "stopped", stops=4)
-    with np.load(folder / "checkpoint.npz") as file:
-        actions = file["actions"]
-    assert actions.shape == (6 * 32, 4) and actions.dtype == np.uint8
-    assert set(actions[: 4 * 32].ravel()) == {0, 1} and not actions[4 * 32 :].any()
-    whole = train(name, tmp_path, "whole")
-    assert main(name, "--resume", folder) == 0
-    assert metrics(folder) == metrics(whole)
+@pytest.mark.parametrize("vectorization", CARTPOLES)
+def test_replay_leads_to_where_a_run_was_stopped(vectorization):
+    """And on from there: new episodes begin as they would have."""
+    env, obs = make("CartPole-v1", 4, vectorization)
+    actions = np.random.default_rng(1).integers(0, 2, (300, 4))
+    for action in actions[:200]:
+        obs, _ = env.step(action)
+    again, first = make("CartPole-v1", 4, vectorization)
+    again.replay(env.actions[:200], obs)
+    assert not np.array_equal(first, obs)
+    np.testing.assert_array_equal(again.actions, env.actions)
+    for action in actions[200:]:
+        np.testing.assert_array_equal(again.step(action)[0], env.step(action)[0])
 
 
-@pytest.mark.parametrize("name", GYMNASIUM_SCRIPTS)
-def test_an_environment_that_does_not_repeat_itself_cannot_be_resumed(name, tmp_path, capfd):
-    folder = train(name, tmp_path, "stopped", "--env-id", "Noisy-v0", stops=4)
-    assert main(name, "--resume", folder) == 2
-    errors = capfd.readouterr().err
-    assert "Noisy-v0 does not repeat itself" in errors and errors.count("\n") == 1
+def test_an_environment_that_does_not_repeat_itself_cannot_be_resumed(capsys):
+    env, _ = make("Noisy-v0", 2, "sync")
+    obs, _ = env.step(np.zeros(2, int))
+    with pytest.raises(SystemExit) as stopped:
+        make("Noisy-v0", 2, "sync")[0].replay(env.actions[:1], obs)
+    sentence = "--resume: Noisy-v0 does not repeat itself, so no run in it can go on\n"
+    assert (stopped.value.code, capsys.readouterr().err) == (2, sentence)
 
 
-def test_actions_of_a_strangers_checkpoint_are_no_traceback(tmp_path, capfd):
-    folder = train("ppo_linen_gymnasium", tmp_path, "stopped", stops=4)
-    path = folder / "checkpoint.npz"
-    with np.load(path) as file:
-        arrays = dict(file)
-    arrays["actions"] += 200
-    np.savez(path, **arrays)
-    assert main("ppo_linen_gymnasium", "--resume", folder) == 2
-    errors = capfd.readouterr().err
-    assert "does not repeat itself" in errors and errors.count("\n") == 1
+def test_what_is_no_number_repeats_itself():
+    env, obs = make("Blank-v0", 2, "sync")
+    env.replay(np.zeros((1, 2), np.uint8), obs)
 
 
 # === Bad input ==================================================================================
 BAD = [
-    ({"env_id": "Nope/Nope-v0"}, "--env-id Nope/Nope-v0: .*Namespace Nope not found"),
-    ({"env_id": "MinAtar/Pong-v0"}, "--env-id MinAtar/Pong-v0: .*doesn't exist"),
-    ({"env_id": "FrozenLake-v1"}, "--env-id must have discrete actions from 0 on and see arrays"),
-    ({"env_id": "Blackjack-v1"}, "--env-id must have discrete actions from 0 on and see arrays"),
-    ({"vectorization": "vector", "env_id": "Acrobot-v1"}, "--vectorization vector has CartPole-v1"),
-    ({"vectorization": "vector", "env_id": "phys2d/CartPole-v1"}, "--vectorization vector has"),
+    ("Nope/Nope-v0", "sync", "--env-id: Namespace Nope not found"),
+    ("MinAtar/Pong-v0", "sync", "--env-id: Environment `Pong` doesn't exist in namespace MinAtar"),
+    ("CartPole-v7", "sync", "--env-id: Environment version `v7` for environment `CartPole` "),
+    ("Pendulum-v1", "sync", "--env-id: actions must be discrete and begin with 0; Pendulum-v1 has"),
+    ("FrozenLake-v1", "sync", "--env-id: observations must be arrays; FrozenLake-v1 has Discrete"),
+    ("scripted:Scripted", "sync", "--env-id: Scripted is a class; use its registered id, as "),
+    ("Acrobot-v1", "vector", "--vectorization vector has CartPole-v1 only, not Acrobot-v1"),
+    ("CartPole-v1", "envpool", "--vectorization envpool needs a package: pip install envpool==1"),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*already in registry")  # MinAtar, looked for again
-@pytest.mark.parametrize("name", GYMNASIUM_SCRIPTS)
-@pytest.mark.parametrize(("flags", "message"), BAD, ids=str)
-def test_bad_values(name, flags, message):
-    with pytest.raises(ValueError, match=message) as error:
-        importlib.import_module(name).Args(**flags)
-    assert "\n" not in str(error.value)
-
-
-class Unmakeable(gymnasium.Env):
-    def __init__(self):
-        raise FileNotFoundError("no game's file")
-
-
-class Blank(gymnasium.Env):
-    """Sees what is no number."""
-
-    action_space = gymnasium.spaces.Discrete(2)
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.full(2, np.nan, np.float32), {}
-
-    def step(self, action):
-        return np.full(2, np.nan, np.float32), 0.0, bool(self.np_random.random() < 0.1), False, {}
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own checks
-def test_an_environment_that_fails_or_sees_no_numbers(monkeypatch, tmp_path):
-    """The first is one sentence; of the second, a fresh run has nothing to repeat."""
-    registry = dict(gymnasium.registry)
-    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
-    monkeypatch.setattr(gymnasium, "registry", registry)
-    gymnasium.register("Unmakeable-v0", f"{__name__}:Unmakeable")
-    gymnasium.register("Blank-v0", f"{__name__}:Blank")
-    with pytest.raises(ValueError, match=r"^--env-id Unmakeable-v0: no game's file$"):
-        script.Args(env_id="Unmakeable-v0")
-    env = script.VecEnv("Blank-v0", 2, "sync", 1)
-    obs = env.reset(8)
-    env.replay(np.zeros((0, 2), np.uint8), obs)
-
-
-def test_envpool_without_the_package_or_the_environment(monkeypatch):
+@pytest.mark.parametrize(("env_id", "vectorization", "sentence"), BAD)
+def test_bad_values(env_id, vectorization, sentence, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(ValueError, match=r"--vectorization envpool .*install envpool==1\.2\.5$"):
-        script.Args(vectorization="envpool")
-    monkeypatch.undo()
-    pytest.importorskip("envpool")
-    with pytest.raises(ValueError, match="--vectorization envpool has no environment MinAtar/"):
-        script.Args(vectorization="envpool", env_id="MinAtar/Breakout-v0")
+    with pytest.raises(SystemExit) as stopped:
+        script.VecEnv(env_id, 2, vectorization, 1)
+    errors = capsys.readouterr().err
+    assert stopped.value.code == 2 and errors.startswith(sentence) and errors.count("\n") == 1
 
 
-def test_command_line(tmp_path):
-    """One sentence, and a name with a slash is one folder."""
-    path = script.__file__
+def test_envpool_without_the_environment(capsys):
+    with pytest.raises(SystemExit):
+        make("MinAtar/Breakout-v0", 2, "envpool")
+    sentence = "--vectorization envpool has no environment MinAtar/Breakout-v0\n"
+    assert capsys.readouterr().err == sentence
 
-    def run(*flags):
-        command = [sys.executable, path, "--runs-dir", tmp_path / "runs", *flags]
-        return subprocess.run(command, capture_output=True, text=True)
 
-    for flags in (["--env-id", "Nope-v0"], ["--vectorization", "none"]):
-        done = run(*flags)
-        assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout
-        assert flags[0] in done.stderr and not list(tmp_path.iterdir())
-    small = "--num-envs 4 --num-steps 16 --total-timesteps 128 --hidden-sizes 8"
-    done = run("--env-id", "MinAtar/Breakout-v0", *small.split())
-    assert (done.returncode, done.stderr) == (0, "")
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("MinAtar-Breakout-v0__ppo_linen_gymnasium__1__")
+def test_a_name_with_a_slash_is_one_folder():
+    name = script.Args(env_id="MinAtar/Breakout-v0").run_name
+    assert name.startswith("MinAtar-Breakout-v0__ppo_linen_gymnasium__1__")

@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT
 from made_up import grid, only_bench
 from scipy.stats import norm
+from test_driver import copy_driver
 
 from analysis import others, pack
 from analysis.runs import NOT_SETTINGS, Data, load
@@ -94,7 +95,8 @@ def stand_in(name, folder, *flags):
 
 # === Runs =======================================================================================
 @pytest.mark.parametrize(("name", "flags"), [("sb3", ["--threads", "1"]), ("sbx", [])])
-def test_its_runs_are_compared_with_ours(name, flags, tmp_path):
+def test_its_runs_are_compared_with_ours(name, flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_INFO", '{"cpu": "Fast", "cores": 3}')  # as benchmark.sh does
     steps = ["--total-timesteps", str(3 * 8192 + 1), "--seed", "7", "--hidden-sizes", "8", "9"]
     called = stand_in(name, tmp_path, "--run-name", "one", *steps, *flags)
     expected = usual_settings()
@@ -103,6 +105,7 @@ def test_its_runs_are_compared_with_ours(name, flags, tmp_path):
     assert json.loads(run["settings"]) == expected
     assert (run["mode"], run["script"], run["framework"]) == (" ".join([name, *flags]), name, name)
     assert (run["algorithm"], run["device"], run["repeat"]) == ("ppo", "cpu", 7)
+    assert run["platform"] == "Linux, Fast, 3 cores"
     assert (run["hidden_sizes"], run["num_iterations"], run["batch_size"]) == ("8 9", 3, 8192)
     assert list(found.iterations["charts/episodic_return"])[:2] == [20, 40]
     assert list(found.iterations["charts/episodic_return_max"])[:2] == [30, 60]
@@ -153,9 +156,8 @@ esac
 @pytest.fixture
 def project(tmp_path):
     """A copy of the driver with stand-ins for the peers, in an environment that has no uv."""
-    for name in ("benchmark.sh", "setup.sh"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "analysis/peers").mkdir(parents=True)
+    copy_driver(tmp_path)
+    (tmp_path / "analysis/peers").mkdir()
     for name in ("sb3", "sbx"):
         shutil.copy(ROOT / "tests/stand_in.py", tmp_path / f"analysis/peers/ppo_{name}.py")
     add_tool(tmp_path, "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')

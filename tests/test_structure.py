@@ -1,4 +1,10 @@
-"""The scripts as texts: what must be the same is the same, and what differs stays small."""
+"""The scripts as texts: what must be the same is the same, what differs stays small, all is plain.
+
+What the ceilings hold is what was reached; whoever adds lines takes others out. Aimed at, for the
+lesson and the file, were 400 and 570 lines (Linen, NNX, Equinox), 455 and 625 (PyTorch), 520 and
+690 (compiled), 440 and 610 (Gymnasium), 470 and 650 (many agents; PyTorch 590 and 760), 560 and
+730 (DQN).
+"""
 
 import ast
 import difflib
@@ -23,12 +29,21 @@ from sections import (
     sections,
 )
 
+PPO_SCRIPTS = (*ALL_SCRIPTS, *VMAP_SCRIPTS)
+EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS])
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS])
+MAIN = """\
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    train(args_of_run(args) if args.resume else args)
+"""
+
+
+# === The same to the letter =====================================================================
+@pytest.mark.parametrize("name", PPO_SCRIPTS)
 def test_sections_and_main(name):
     assert list(sections(read(name))) == (VMAP_SECTIONS if name in VMAP_SCRIPTS else SECTIONS)
-    *_, main = read(name).split('if __name__ == "__main__":\n')
-    assert main == "    main(tyro.cli(Args))\n"
+    assert read(name).endswith(f"\n\n\n{MAIN}")
 
 
 def test_shared_sections_are_the_same_to_the_letter():
@@ -36,94 +51,175 @@ def test_shared_sections_are_the_same_to_the_letter():
 
 
 def test_an_edit_of_a_shared_section_is_shown_and_copied(tmp_path, monkeypatch, capsys):
-    scripts = [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS]
-    for name in scripts:
-        (tmp_path / f"{name}.py").write_text(read(name))
+    before = {name: read(name) for name in (*PPO_SCRIPTS, *DQN_SCRIPTS)}
+    for name, text in before.items():
+        (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    before = {name: read(name) for name in scripts}
-    (tmp_path / "ppo_nnx.py").write_text(before["ppo_nnx"].replace("Plumbing", "Pipes"))
-    assert module.main([]) == 1 and "-# Plumbing" in capsys.readouterr().out
-    assert module.main(["ppo_nnx", "Run log"]) == module.main([]) == 0
-    assert all("# Pipes" in sections(read(name))["Run log"] for name in scripts)
+    edited = before["ppo_nnx"].replace("You may stop", "Stop")
+    (tmp_path / "ppo_nnx.py").write_text(edited)
+    assert module.main([]) == 1
+    assert "+# Stop reading here" in capsys.readouterr().out
+    assert module.main(["ppo_nnx", "Run log"]) == 0
+    assert module.main([]) == 0
+    assert all("# Stop reading" in sections(read(name))["Run log"] for name in PPO_SCRIPTS)
     for section in ("Run log", "Arguments", "Environment", "GAE"):  # and back: nothing else changed
         for name in LINEN_PAIR:
             (tmp_path / f"{name}.py").write_text(before[name])
             module.main([name, section])
-    assert {name: read(name) for name in scripts} == before
+    assert {name: read(name) for name in before} == before
     assert module.main(["ppo_linen", "Training"]) == 2
 
 
+# === Lengths ====================================================================================
+CEILINGS = {  # of the lesson, through Training, and of the file
+    "ppo_linen": (410, 620),
+    "ppo_nnx": (410, 625),
+    "ppo_nnx_cached": (410, 625),
+    "ppo_equinox": (430, 645),
+    "ppo_torch": (470, 685),
+    "ppo_torch_compile": (530, 745),
+    "ppo_linen_gymnasium": (510, 720),
+    "ppo_torch_gymnasium": (530, 745),
+    "ppo_linen_vmap": (420, 695),
+    "ppo_nnx_vmap": (425, 700),
+    "ppo_torch_vmap": (580, 855),
+    "dqn_linen": (545, 760),
+    "dqn_linen_gymnasium": (620, 835),
+    "dqn_torch": (625, 835),
+    "dqn_torch_gymnasium": (665, 880),
+}
+
+
+@EACH
+def test_length(name):
+    lesson, file = CEILINGS[name]
+    text = read(name)
+    assert len(text.partition("# === Run log")[0].splitlines()) <= lesson
+    assert len(text.splitlines()) <= file
+
+
+def test_fewer_lines_are_not_fuller_lines():
+    """Statements and syntax nodes of the script that is read first; there were 524 and 7201."""
+    nodes = list(ast.walk(ast.parse(read("ppo_linen"))))
+    assert sum(isinstance(node, ast.stmt) for node in nodes) <= 442
+    assert len(nodes) <= 5366
+
+
+# === Diffs ======================================================================================
 def changed_lines(first, second):
     command = ["diff", ROOT / f"{first}.py", ROOT / f"{second}.py"]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return sum(line[0] in "<>" for line in lines)
 
 
-def test_diff_budgets():
-    assert changed_lines("ppo_nnx", "ppo_nnx_cached") <= 15
-    assert changed_lines("ppo_linen", "ppo_nnx") <= 95
-    assert changed_lines("ppo_linen", "ppo_equinox") <= 90
-    # Of these, 30 record the CUDA graphs and 12 say how to compile, which cannot be had in fewer.
-    assert changed_lines("ppo_torch", "ppo_torch_compile") <= 115
-    torch, linen = read("ppo_torch").splitlines(), read("ppo_linen").splitlines()
-    blocks = difflib.SequenceMatcher(None, torch, linen, autojunk=False).get_matching_blocks()
-    assert sum(block.size for block in blocks) >= len(torch) / 2
-
-
-@pytest.mark.parametrize(("framework", "budget"), [("linen", 45), ("nnx", 70), ("torch", 150)])
-def test_diff_budgets_from_one_agent_to_many(framework, budget):
-    """What vmap asks for; how many agents keep a log each is a section of its own."""
-    many, alone = f"ppo_{framework}_vmap", f"ppo_{framework}"
-    alone += "_compile" if framework == "torch" else ""
-    run_logs = len(sections(read(many))["Run logs"].splitlines())
-    assert changed_lines(alone, many) - run_logs <= budget
-    assert run_logs <= 73
+@pytest.mark.parametrize(
+    ("first", "second", "budget"),
+    [
+        ("ppo_linen", "ppo_nnx", 100),
+        ("ppo_nnx", "ppo_nnx_cached", 14),
+        ("ppo_linen", "ppo_equinox", 100),
+        ("ppo_torch", "ppo_torch_compile", 116),
+        ("ppo_linen", "ppo_torch", 348),
+        ("ppo_linen", "ppo_linen_vmap", 116),
+        ("ppo_nnx", "ppo_nnx_vmap", 118),
+        ("ppo_torch_compile", "ppo_torch_vmap", 230),
+        ("ppo_linen", "ppo_linen_gymnasium", 298),
+        ("ppo_torch", "ppo_torch_gymnasium", 320),
+        ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 300),
+    ],
+)
+def test_diff_budgets(first, second, budget):
+    assert changed_lines(first, second) <= budget
 
 
 @pytest.mark.parametrize("pair", [LINEN_PAIR, TORCH_PAIR])
-def test_diff_budgets_from_gymnax_to_gymnasium(pair):
+def test_from_gymnax_to_gymnasium_only_what_must_differ_does(pair):
     """Most of it is the environment: gymnax has a reset that goes into a compiled step."""
     gymnax, gymnasium = (sections(read(name)) for name in pair)
-    budgets = {"Arguments": 9, "Environment": 232, "Rollout": 30, "Training": 60}
     for section in SECTIONS:
         lines = difflib.ndiff(gymnax[section].splitlines(), gymnasium[section].splitlines())
-        changed = sum(line[0] in "+-" for line in lines)
-        assert changed <= budgets.get(section, 0), section
-    assert changed_lines(*pair) <= 349
+        same = all(line[0] not in "+-" for line in lines)
+        assert same == (section not in ("Arguments", "Environment", "Rollout", "Training"))
 
 
-def test_diff_budget_from_linen_to_torch_on_gymnasium():
-    """Less than from ppo_linen to ppo_torch, since the environments are the same to the letter."""
-    pair = LINEN_PAIR[1], TORCH_PAIR[1]
-    assert changed_lines(*pair) <= 280 < changed_lines("ppo_linen", "ppo_torch")
+# === Plain ======================================================================================
+LOOPS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+ORDERS = ast.Lt | ast.LtE | ast.Gt | ast.GtE
+# What would be found, and is clear; more of it has to be worth a line here.
+CLEAR = {
+    "steps, results = ([], [])",
+    "agents, adams, generators = ([], [], [])",
+    "agent, tx = (train_state.agent, train_state.tx)",
+    "torch_gpu, jax_gpu = (torch.cuda.is_available(), jax.default_backend() == 'gpu')",
+    "graph, inputs, outputs = (torch.cuda.CUDAGraph(), None, None)",
+    "[(i, j) for i in range(3) for j in range(3)]",
+    "[np.stack([x[name] for x in results]) for name in Episodes._fields]",
+    "[torch.stack([x[name] for x in results]) for name in Episodes._fields]",
+}
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS])
-def test_length(name):
-    """Whoever adds lines takes others out.
+def is_banned(node):
+    match node:
+        case ast.Assign(value=ast.Lambda()) | ast.AnnAssign(value=ast.Lambda()):
+            return True  # a function has a def
+        case ast.Assign(targets=[_, _, *_]) | ast.NamedExpr():
+            return True  # a = b = 1, and :=
+        case ast.Assign(targets=[ast.Tuple()], value=ast.Tuple()):
+            return True  # a, b = 1, 2
+        case ast.Dict():
+            return None in node.keys  # {**a, "b": 1}
+        case ast.keyword(arg=None, value=ast.Dict()):
+            return True  # f(**{"a": 1})
+        case ast.Compare():
+            return len(node.ops) > 1 and not all(isinstance(x, ORDERS) for x in node.ops)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            inner = [x for x in ast.walk(node) if isinstance(x, LOOPS)]
+            return len(inner) > 1 or len(node.generators) > 1
+    return False
 
-    Aimed at were 580, 635 and 680. What stands above that keeps a run safe: the lock, links that
-    are not followed, strangers' arguments checked, wrappers' second signals, errors as sentences.
-    Of these, 80 lines (with gymnax) or 50 are environments of one's own: what is wrong, and where.
-    """
-    ceilings = {"ppo_torch": 747, "ppo_torch_compile": 807, "ppo_equinox": 709}
-    ceilings |= {"ppo_torch_gymnasium": 761, "ppo_linen_gymnasium": 745}
-    ceilings |= {"ppo_linen_vmap": 772, "ppo_nnx_vmap": 778, "ppo_torch_vmap": 928}
-    assert len(read(name).splitlines()) <= ceilings.get(name, 695)
+
+@EACH
+def test_style_is_plain(name):
+    found = [x for x in ast.walk(ast.parse(read(name))) if is_banned(x)]
+    assert {ast.unparse(node) for node in found} <= CLEAR
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "double = lambda x: 2 * x",
+        "a = b = 1",
+        "a, b = 1, 2",
+        "f(x := 1)",
+        "x = {**y, 'a': 1}",
+        "f(**{'a': 1})",
+        "assert a == b != c",
+        "x = [[z for z in y] for y in x]",
+        "x = [z for y in x for z in y]",
+    ],
+)
+def test_what_is_not_plain_is_found(line):
+    assert any(is_banned(node) for node in ast.walk(ast.parse(line)))
+
+
+@pytest.mark.parametrize(
+    "line", ["assert 0 <= x < 1", "f(**y)", "a, b = f()", "x = [y for y in x]"]
+)
+def test_what_is_plain_is_let_through(line):
+    assert not any(is_banned(node) for node in ast.walk(ast.parse(line)))
+
+
+@EACH
 def test_every_flag_is_read_and_explained(name):
     text = read(name)
-    fields = re.findall(
-        r"^    (\w+): [^=\n]+ = [^\n]*?  # (.+)$", sections(text)["Arguments"], re.M
-    )
-    assert len(fields) == (30 if name in VMAP_SCRIPTS else 29)
-    for field, _ in fields:
+    line = r"^    (\w+): [^=\n]+ = [^\n]*?  # .+$"
+    fields = re.findall(line, sections(text)["Arguments"], re.M)
+    assert name in DQN_SCRIPTS or len(fields) == (30 if name in VMAP_SCRIPTS else 29)
+    for field in fields:
         assert re.search(rf"\b(args|self)\.{field}\b", text), field
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS])
+@EACH
 def test_functions_nest_at_most_twice(name):
     def depth(node):
         inner = max(map(depth, ast.iter_child_nodes(node)), default=0)
@@ -132,13 +228,28 @@ def test_functions_nest_at_most_twice(name):
     assert depth(ast.parse(read(name))) <= 2
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS])
-def test_imports_no_file_of_this_project(name):
-    ours = {"analysis", "tests", *(path.stem for path in ROOT.glob("*.py"))}
+# === Imports ====================================================================================
+def imports(name):
+    """The first parts of all module names that a script imports, anywhere."""
+    names = set()
     for node in ast.walk(ast.parse(read(name))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-        assert not ours & {name.split(".")[0] for name in names}
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    return {name.split(".")[0] for name in names}
+
+
+@EACH
+def test_imports_nothing_that_a_system_lacks(name):
+    """Of Windows and macOS; psutil's wheels are not there for all."""
+    assert not imports(name) & {"fcntl", "resource", "pwd", "grp", "psutil"}
+
+
+@EACH
+def test_imports_no_file_of_this_project(name):
+    ours = {"analysis", "envs", "tests", *(path.stem for path in ROOT.glob("*.py"))}
+    assert not ours & imports(name)
 
 
 def requirements():
@@ -147,19 +258,15 @@ def requirements():
     return {pin.partition("==")[0]: pin for pin in pinned}
 
 
-def imported(name):
-    """Packages by the names that requirements.txt has for them."""
-    packages = set()
-    for node in ast.walk(ast.parse(read(name))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-        packages |= {name.split(".")[0] for name in names} - sys.stdlib_module_names
+def packages_of(name):
+    """By the names that requirements.txt has for them."""
+    packages = imports(name) - sys.stdlib_module_names
     packages -= {"envpool"}  # an extra, 600 MB, that only --vectorization envpool imports
     packages |= {"six"} if "gymnax" in packages else set()  # gymnax imports it, and does not say so
     return {"pillow" if package == "PIL" else package for package in packages}
 
 
-@pytest.mark.parametrize("name", [*ALL_SCRIPTS, *VMAP_SCRIPTS, *DQN_SCRIPTS, "evaluate"])
+@pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS, "evaluate"])
 def test_the_metadata_block_is_what_the_script_imports(name):
     """PEP 723: exactly the packages that it imports, in the tested versions.
 
@@ -168,9 +275,9 @@ def test_the_metadata_block_is_what_the_script_imports(name):
     block = read(name).removeprefix("# /// script\n").partition("# ///\n")[0]
     metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
     assert metadata["requires-python"] == ">=3.11"
-    packages = imported(name)
+    packages = packages_of(name)
     if name == "evaluate":
-        packages |= imported("ppo_linen") - {"wandb"} | {"pygame-ce"}
+        packages |= packages_of("ppo_linen") - {"wandb"} | {"pygame-ce"}
     assert sorted(metadata["dependencies"]) == sorted(requirements()[x] for x in packages)
 
 

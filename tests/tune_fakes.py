@@ -1,22 +1,20 @@
-"""A copy of tune.py beside stand-ins for a script and for evaluate.py, and ways to run it fast.
+"""tune.py on stand-ins for a script and for evaluate.py, in this process or in forked ones.
 
-tune.py takes seconds to import what it needs, so most tests run its file in their own process, and
-those that kill it in processes that a server forks, which has imported all that before.
+tune.py takes seconds to import what it needs, so most tests call its main() in their own process,
+and those that kill it in processes that a server forks, which has imported all that before.
 """
 
-import contextlib
 import json
+import logging
 import math
 import multiprocessing
 import multiprocessing.forkserver
 import os
-import runpy
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -25,96 +23,55 @@ import psutil
 import pytest
 from conftest import ROOT
 
-import analysis.tuning
+import tune
 
-QUICK = ["ppo_fake", "--num-seeds", "2", "--fresh-seeds", "2", "--episodes", "5"]
+QUICK = ["fake.py", "--num-seeds", "2", "--fresh-seeds", "2", "--episodes", "5"]
 QUICK += ["--pruner", "none"]
-
-
-def make_project(path: Path) -> Path:
-    path.mkdir(exist_ok=True)
-    shutil.copy(ROOT / "tune.py", path)
-    shutil.copy(ROOT / "tests/tune_script.py", path / "ppo_fake.py")
-    shutil.copy(ROOT / "tests/tune_judge.py", path / "evaluate.py")
-    (path / "analysis").symlink_to(ROOT / "analysis")
-    return path
+NAME = "fake__Fake-v1"
 
 
 def environment(project: Path, **misbehave: str) -> dict[str, str]:
-    own = {"TRACE": str(project / "trace"), "MISBEHAVE": json.dumps(misbehave)}
-    return own | {"PYTHONPATH": str(project)}
-
-
-class InProcess(futures.Executor):
-    """Stands in for the pool of one process that asks the script for its arguments."""
-
-    def __init__(self, *_: Any, **options: Any) -> None:
-        pass
-
-    def submit(self, fn: Callable, /, *args: Any, **options: Any) -> futures.Future:
-        future: futures.Future = futures.Future()
-        try:
-            future.set_result(fn(*args, **options))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+    return {"TRACE": str(project / "trace"), "MISBEHAVE": json.dumps(misbehave)}
 
 
 def run(project: Path, words: list[str]) -> int:
-    """Run tune.py in this process, which it changes: arguments, signals, current directory."""
+    """Run tune.py in this process, which it changes: arguments, signals, modules, environment."""
     os.chdir(project)
     sys.argv = ["tune.py", *words]
-    sys.path.insert(0, str(project))
-    sys.modules.pop("ppo_fake", None)
     try:
-        runpy.run_path(str(project / "tune.py"), run_name="__main__")
+        tune.main()
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else 1
-    finally:
-        sys.path.remove(str(project))
-        sys.modules.pop("ppo_fake", None)
     return 0
 
 
-def make_quick(setattr: Callable) -> None:
-    """Drop what takes longer than all else, and is tested by a real study."""
-    setattr(analysis.tuning, "draw", lambda *_: None)
-    setattr(futures, "ProcessPoolExecutor", InProcess)
+def make_quick(setattr: Callable, project: Path) -> None:
+    """Judge by a stand-in, and drop what takes longer than all else."""
+    setattr(tune, "HERE", str(project))
+    setattr(tune.tuning, "draw", lambda *_: None)
 
 
-def slow_down_asking(setattr: Callable) -> None:
-    """So that who counts the trials in the meantime, and does not wait, makes one too many."""
-    ask = optuna.Study.ask
-
-    def slowly(*args: Any, **options: Any) -> optuna.Trial:
-        time.sleep(0.05)
-        return ask(*args, **options)
-
-    setattr(optuna.Study, "ask", slowly)
-
-
-def prune_below(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    """A pruner that is as strict with the first trial as with all others."""
-    strict = optuna.pruners.ThresholdPruner(lower=value)
-    monkeypatch.setattr(
-        optuna.pruners.HyperbandPruner, "prune", lambda _, *trial: strict.prune(*trial)
-    )
-
-
-# === Fixtures ===================================================================================
 @pytest.fixture
 def project(tmp_path):
-    yield make_project(tmp_path)
-    for process in processes_in(tmp_path):
-        process.kill()
+    shutil.copy(ROOT / "tests/tune_script.py", tmp_path / "fake.py")
+    shutil.copy(ROOT / "tests/tune_judge.py", tmp_path / "evaluate.py")
+    yield tmp_path
+    for pid in processes_in(tmp_path):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
 def command(project, monkeypatch, capsys):
     """Run tune.py in this process; return exit status, output and errors."""
     handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM)}
-    make_quick(monkeypatch.setattr)
+    make_quick(monkeypatch.setattr, project)
     monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(logging.root.manager, "disable", 0)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     monkeypatch.chdir(project)
 
     def call(*words, **misbehave):
@@ -131,19 +88,28 @@ def command(project, monkeypatch, capsys):
 
 @pytest.fixture(scope="session", autouse=True)
 def server():
-    start_server()
+    """Import all that a command needs, in the process that forks them."""
+    names = ["tune_fakes", "optuna.storages.journal", "sqlalchemy.dialects.sqlite"]
+    SERVER.set_forkserver_preload(names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+        multiprocessing.forkserver.ensure_running()
 
 
-# === Processes ==================================================================================
+SERVER = multiprocessing.get_context("forkserver")
+
+
 def begin(project: Path, words: list[str], own: dict[str, str], log: Path) -> None:
     """In a forked process: run tune.py, with its output in files."""
-    for number, end in ((1, ".out"), (2, ".err")):
-        with open(log.with_suffix(end), "wb", 0) as file:
-            os.dup2(file.fileno(), number)
+    os.dup2(os.open(log.with_suffix(".out"), os.O_WRONLY | os.O_CREAT), 1)
+    os.dup2(os.open(log.with_suffix(".err"), os.O_WRONLY | os.O_CREAT), 2)
     os.environ.update(own)
-    make_quick(setattr)
-    if "SLOW" in own:
-        slow_down_asking(setattr)
+    make_quick(setattr, project)
+    if "NO_SETPRIV" in own:
+        tune.DIE_TOO = []
+    if "SLOW" in own:  # so that who counts the trials in the meantime makes one too many
+        ask = optuna.Study.ask
+        setattr(optuna.Study, "ask", lambda *args: [time.sleep(0.05), ask(*args)][1])  # noqa: B010
     status = run(project, words)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -155,9 +121,7 @@ class Command:
 
     count = 0
 
-    def __init__(
-        self, project: Path, *words: str, own: dict[str, str] | None = None, **misbehave: str
-    ) -> None:
+    def __init__(self, project: Path, *words: str, own: Any = None, **misbehave: str) -> None:
         Command.count += 1
         self.log = project / f"command-{Command.count}"
         args = (project, list(words), environment(project, **misbehave) | (own or {}), self.log)
@@ -170,33 +134,13 @@ class Command:
         """Exit status, output and errors."""
         self.process.join(60)
         texts = [self.log.with_suffix(x) for x in (".out", ".err")]
-        out, err = (x.read_text() if x.exists() else "" for x in texts)
+        out, err = [x.read_text() if x.exists() else "" for x in texts]
         return self.process.exitcode, out, err
 
 
-SERVER = multiprocessing.get_context("forkserver")
-
-
-def start_server() -> None:
-    """Import all that a command needs, in the process that forks them."""
-    SERVER.set_forkserver_preload(["tune_preload"])
-    old = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
-    multiprocessing.forkserver.ensure_running()
-    os.environ.pop("PYTHONPATH")
-    os.environ |= {} if old is None else {"PYTHONPATH": old}
-
-
-def processes_in(project: Path) -> list[psutil.Process]:
-    """What this test's commands started, by its environment, at any remove."""
-
-    def belongs(process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):
-            mine = process.environ().get("TRACE") == str(project / "trace")
-            return mine and process.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    return [x for x in psutil.process_iter() if belongs(x)]
+def processes_in(project: Path) -> list[int]:
+    """What this test's commands started, and has not ended."""
+    return [pid for pid in {x["pid"] for x in traced(project, "start")} if psutil.pid_exists(pid)]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 30) -> None:
@@ -207,6 +151,15 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30) -> None:
 
 
 # === What was done ==============================================================================
+def load(project: Path, storage: Any = None) -> optuna.Study:
+    storage = storage or f"sqlite:///{project}/studies/{NAME}/study.db"
+    return optuna.load_study(study_name=NAME, storage=storage)
+
+
+def report(project: Path) -> dict[str, Any]:
+    return json.loads((project / "studies" / NAME / "best.json").read_text())
+
+
 def traced(project: Path, *what: str) -> list[dict[str, Any]]:
     """What happened to runs, in order; with `what`, only that."""
     path = project / "trace"
