@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
-os.environ["PYTHONSAFEPATH"] = "1"  # async's processes import no file of the current folder
 
 import gymnasium
 import jax
@@ -181,6 +180,7 @@ class VecEnv:
             if how == "async":
                 options["context"] = "forkserver"  # not fork: JAX and torch have threads
                 options["worker"] = async_worker
+                os.environ["PYTHONSAFEPATH"] = "1"  # they import no file of the current folder
             self.envs = gymnasium.make_vec(self.spec, self.num_envs, how, vector_kwargs=options)
             obs, _ = self.envs.reset(seed=seeds)
         close = partial(close_workers, self.envs) if how == "async" else self.envs.close

@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
-os.environ["PYTHONSAFEPATH"] = "1"  # async's processes import no file of the current folder
 
 import gymnasium
 import jax
@@ -179,6 +178,7 @@ class VecEnv:
             if how == "async":
                 options["context"] = "forkserver"  # not fork: JAX and torch have threads
                 options["worker"] = async_worker
+                os.environ["PYTHONSAFEPATH"] = "1"  # they import no file of the current folder
             self.envs = gymnasium.make_vec(self.spec, self.num_envs, how, vector_kwargs=options)
             obs, _ = self.envs.reset(seed=seeds)
         close = partial(close_workers, self.envs) if how == "async" else self.envs.close

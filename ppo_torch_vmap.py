@@ -93,9 +93,8 @@ class Args:
         for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
-        last_seed = self.seed + self.num_agents - 1
-        if self.seed < 0 or last_seed >= 2**32:  # JAX would take the lower bits: another seed
-            raise ValueError("--seed must lie between 0 and 2**32 - --num-agents")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
@@ -519,6 +518,8 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, from the start or from a checkpoint on."""
+    if args.seed + args.num_agents > 2**32:
+        fail("--seed must lie between 0 and 2**32 - --num-agents")
     # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)

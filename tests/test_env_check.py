@@ -34,7 +34,6 @@ def here(tmp_path, monkeypatch, compiled):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # which a script set as it was imported
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     importlib.invalidate_caches()

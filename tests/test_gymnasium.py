@@ -33,6 +33,11 @@ def forkserver():
         multiprocessing.get_context("forkserver").Process().start()
 
 
+@pytest.fixture(autouse=True)
+def variables(monkeypatch):
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as async sets it; here, it is as before afterwards
+
+
 def make(env_id, num_envs, vectorization, seed=1, num_steps=2000):
     if vectorization == "envpool":
         pytest.importorskip("envpool")

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+import wandb
 from conftest import ROOT
 from frameworks import ALL_SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -377,6 +378,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("WANDB_MODE", "online")
     yield server
+    wandb.teardown()  # or the process's next run would look for this server
     server.shutdown()
     server.server_close()
 
