@@ -1,4 +1,4 @@
-"""The figures of the report: the answer, bars, forest, curves and bands. Each returns a Figure.
+"""The figures of the report: bars, forest and bands. Each returns a Figure.
 
 Hue stands for the framework, in Okabe and Ito's colours, which colour-blind readers tell apart;
 shade, line and marker stand for the mode. Whatever they say, a label says too.
@@ -7,7 +7,6 @@ Modes, sizes, panels and rows are strangers' text: it is drawn to the letter, ne
 
 import io
 import math
-import textwrap
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -22,10 +21,8 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import offset_copy
-from scipy.optimize import isotonic_regression
 
 P = ParamSpec("P")
 
@@ -43,14 +40,10 @@ FAMILIES = {  # framework -> hue, and a marker for each of its modes
 STRANGERS = (("#E69F00", "h*p"), ("#56B4E9", "pX8"), ("#666666", "8Ph"))
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 SHADES = (("black", 0), ("black", 0.4), ("white", 0.35), ("black", 0.65))
-HATCHES = ("", "////", "", "\\\\\\\\")
 DARK, GREY, PALE, MARGIN = "#333333", "#666666", "#E4E4E4", "#FAF4BE"
 PLAIN = "{x:,.12g}"  # numbers on axes: no powers of ten, no noise of floats
-RING: dict[str, Any] = {"marker": "o", "ls": "", "mfc": "white", "mec": "black", "mew": 0.9}
-CENTRED: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
-    "svg.hashsalt": "figures",
     "font.size": 9,
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
@@ -64,7 +57,6 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "grid.color": PALE,
-    "hatch.linewidth": 0.6,
     "legend.frameon": False,
     "legend.handlelength": 2.8,
 }
@@ -104,22 +96,12 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return draw_in_style
 
 
-def saved(figure: Figure, kind: str, **metadata: None) -> bytes:
-    """Return the file of a figure, without the metadata that would differ from day to day."""
+def png(figure: Figure) -> bytes:
+    """Return a figure as PNG, without the metadata that would differ from day to day."""
     buffer = io.BytesIO()
     with in_style():
-        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+        figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def png(figure: Figure) -> bytes:
-    """Return a figure as PNG."""
-    return saved(figure, "png", Software=None)
-
-
-def svg(figure: Figure) -> bytes:
-    """Return a figure as SVG, its text as shapes."""
-    return saved(figure, "svg", Date=None, Creator=None)
 
 
 # === Names, numbers and looks ===================================================================
@@ -228,180 +210,54 @@ def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
         legend.remove()
 
 
-# === The answer =================================================================================
-def spread(wanted: Iterable[float], gap: float, low: float, high: float) -> np.ndarray:
-    """Return the places nearest to those wanted that lie gap apart, between low and high."""
-    places = np.array(list(wanted))
-    order, steps = np.argsort(places, kind="stable"), gap * np.arange(len(places))
-    free = isotonic_regression(places[order] - steps).x
-    places[order] = np.clip(free, low, max(low, high - steps[-1])) + steps
-    return places
-
-
-def spread_labels(axes: Axes) -> None:
-    """Move the labels at the lines' ends up and down until none lies on another."""
-    labels = [text for text in axes.texts if isinstance(text, Annotation)]
-    box = axes.get_window_extent()
-    height = max(Text.get_window_extent(x).height for x in labels) / box.height
-    wanted = (axes.transData.transform([x.xy for x in labels])[:, 1] - box.y0) / box.height
-    places = spread(wanted, 1.12 * height, height / 2, 1 - height / 2)
-    for label, place in zip(labels, places, strict=True):
-        label.set_position((label.get_position()[0], place))
-
-
-def draw_line(axes: Axes, line: pd.DataFrame, measured: float, look: Look) -> None:
-    """Draw a mode's line with its band: to the measured length boldly, beyond it thin and pale."""
-    x, y, *band = line[["iterations", "estimate", "low", "high"]].to_numpy(dtype=float).T
-    bottom, top = axes.get_ylim()
-    band = np.clip(band, bottom / 10, top * 10)  # a log axis has no place for 0 and infinity
-    axes.fill_between(x, *band, color=look.colour, alpha=0.13, linewidth=0)
-    for start, end, width, alpha in ((x[0], measured, 2, 1), (measured, x[-1], 1, 0.55)):
-        at = np.geomspace(start, end, 60)
-        seconds = np.exp(np.interp(np.log(at), np.log(x), np.log(y)))
-        axes.plot(at, seconds, ls=look.line, color=look.colour, linewidth=width, alpha=alpha)
-
-
-def draw_size(axes: Axes, lines: pd.DataFrame, dots: pd.DataFrame, looks: dict[str, Look]) -> None:
-    """Draw the lines of one size, its measured trainings, and a label at the end of each line."""
-    for mode, look in present(looks, lines["mode"]).items():
-        line = lines[lines["mode"] == mode]
-        x, y = dots.loc[dots["mode"] == mode, ["iterations", "seconds"]].to_numpy(dtype=float).T
-        draw_line(axes, line, max([line["iterations"].iloc[0], *x]), look)
-        edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5, "zorder": 4}
-        axes.scatter(x, y, s=24, marker=look.marker, color=look.colour, **edge)
-        end = line["iterations"].iloc[-1], line["estimate"].iloc[-1]
-        leader = {"arrowstyle": "-", "color": look.colour, "linewidth": 0.7, "relpos": (0, 0.5)}
-        form: dict[str, Any] = {"color": mix(look.colour, "black", 0.35), "va": "center"}
-        form |= {"fontsize": 8.5, "textcoords": "axes fraction", "annotation_clip": False}
-        axes.annotate(short(mode), end, (1.05, 0.5), arrowprops=leader, **form)
-
-
-def draw_crossings(axes: Axes, crossings: pd.DataFrame, columns: int) -> None:
-    """Ring the first three crossings, and say below the panel what they mean."""
-    text = [""]  # where the middle of the line says what the axis is
-    below = offset_copy(axes.transAxes, axes.get_figure(root=True), y=-19, units="points")
-    axes.text(0.5, 0, "iterations", transform=below, ha="center", va="top", fontsize=9)
-    for i, row in enumerate(crossings.head(3).to_dict("records")):
-        at = row["iterations"], row["seconds"]
-        axes.plot(*at, markersize=10, zorder=5, **RING)
-        axes.text(*at, str(i + 1), fontsize=7, zorder=6, clip_on=True, **CENTRED)
-        after = f"{at[0]:,.0f} [{row['low']:,.0f},\xa0{row['high']:,.0f}] iterations"
-        said = f"{i + 1}  {short(row['later'])} overtakes {short(row['sooner'])} after {after}"
-        text += textwrap.wrap(said, 120 // columns, subsequent_indent="    ")
-    label = axes.set_xlabel("\n".join(text), loc="left", linespacing=1.35)
-    fit(label, 100 * (WIDTH / columns - 0.9))
-
-
-@styled
-def answer(
-    lines: pd.DataFrame, dots: pd.DataFrame, crossings: pd.DataFrame, looks: dict[str, Look]
-) -> Figure:
-    """Plot the seconds of a training against its iterations: a line per mode, a panel per size.
-
-    lines: size, mode, iterations, estimate, low, high: a row per point of a line, two or more, in
-        their order; seconds from the start of the process to the end of so many iterations. low
-        and high may be NaN.
-    dots: size, mode, iterations, seconds: a row per whole training that was measured. Beyond the
-        longest of its mode and size a line is extrapolated, and pale.
-    crossings: size, sooner, later, iterations, low, high, seconds: `later` overtakes `sooner`
-        after so many iterations [low, high], at so many seconds. Of each size three are shown.
-    Sizes come in the order of lines; modes in that of looks.
-    """
-    sizes, modes = list(lines["size"].unique()), lines["mode"].unique()
-    columns = min(len(sizes), 3 if max(len(str(mode)) for mode in modes) < 25 else 1)
-    height = max(4.4, 1.2 + 0.17 * len(modes))
-    figure, panels = make_panels([f"{size} network" for size in sizes], columns, height)
-    seconds = pd.concat([lines["estimate"], dots["seconds"]]).astype(float)
-    for axes, size in zip(panels, sizes, strict=True):
-        line, dot, crossing = (x[x["size"] == size] for x in (lines, dots, crossings))
-        set_log(axes, "x", line["iterations"].min(), line["iterations"].max(), most=5)
-        set_log(axes, "y", seconds.min() / 1.4, seconds.max() * 1.4, most=9)
-        draw_size(axes, line, dot, looks)
-        draw_crossings(axes, crossing, columns)
-    for axes in panels[::columns]:
-        axes.set_ylabel("seconds, from the start of the process")
-    notes = ["marker: a whole training, measured"] * bool(len(dots))
-    notes += ["band: 95% interval"] * bool(lines["low"].notna().any())
-    notes += ["thin and pale: extrapolated, beyond the longest training measured"]
-    figure.supxlabel("; ".join(notes), fontsize=8, color=GREY, x=0.01, ha="left")
-    figure.draw_without_rendering()  # which gives panels and labels their sizes
-    for axes in panels:
-        spread_labels(axes)
-    return figure
-
-
 # === Bars =======================================================================================
-def part_style(colour: str, i: int, count: int) -> dict[str, Any]:
-    """Return the shade and hatch of part i of count: the first is the palest."""
-    face = mix(colour, "white", 0.72 * (count - 1 - i) / max(count - 1, 1))
-    hatch = {"hatch": HATCHES[i % len(HATCHES)], "hatchcolor": (1, 1, 1, 0.5)}
-    return {"facecolor": face, "edgecolor": "white", "linewidth": 0.4} | hatch
-
-
-def draw_bar(axes: Axes, y: int, values: np.ndarray, colour: str, unit: str) -> None:
-    """Draw a bar of parts, and its total at its end if every part is known."""
-    left = 0.0
-    for i, value in enumerate(np.nan_to_num(values)):
-        axes.barh(y, value, 0.62, left, **part_style(colour, i, len(values)))
-        left += value
-    total = "" if np.isnan(values).any() else f"{rounded(left)} {unit}"
-    axes.annotate(total, (left, y), (5, 0), textcoords="offset points", va="center")
-
-
-def write_parts(axes: Axes) -> None:
-    """Make room for the totals, and write into each part its number where it fits."""
-    space = axes.get_window_extent().width
-    widest = max(text.get_window_extent().width for text in axes.texts) + 12
-    high = (axes.dataLim.x1 or 1) / max(0.2, 1 - widest / space)
-    axes.set_xlim(0, high)
-    for bar in [bar for bars in axes.containers for bar in bars]:
-        (x, y), width, face = bar.get_center(), bar.get_width(), bar.get_facecolor()
-        ink = "white" if np.dot(face[:3], (0.3, 0.6, 0.1)) < 0.55 else "black"
-        patch = {"facecolor": face, "edgecolor": "none", "pad": 1}
-        text = axes.text(x, y, rounded(width), fontsize=8, color=ink, bbox=patch, **CENTRED)
-        if text.get_window_extent().width + 6 > width / high * space:
-            text.remove()
-
-
 @styled
-def bars(
-    parts: pd.DataFrame,
-    part_names: dict[str, str],
-    unit: str,
-    looks: dict[str, Look],
-    totals: pd.DataFrame | None = None,
-) -> Figure:
-    """Plot what a time is made of: a stacked bar per mode, a panel per size.
+def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], unit: str) -> Figure:
+    """Plot durations: a bar per mode, a panel per size, stacked of its parts from the left.
 
-    parts: size, mode, and a column per key of part_names, in the unit, stacked in their order. A
-        part that is NaN is left out, and its bar has no total.
-    part_names: column -> what the legend calls it.
+    rows: size, mode, a column per key of parts, and low and high, the ends of the whole bar's
+        interval, which may be NaN. A part that is NaN is left out, and its bar has no total.
+    parts: column -> what the legend calls it.
     unit: "s" or "ms".
-    totals: size, mode, seconds (in the unit as well): a ring per run, below its mode's bar.
-    Sizes and modes come in the order of parts, the first mode on top.
     """
-    sizes, modes = list(parts["size"].unique()), list(parts["mode"].unique())
-    titles, columns = [f"{size} network" for size in sizes], min(len(sizes), 3)
-    figure, panels = make_panels(titles, columns, 0.8 + 0.36 * len(modes))
+    sizes = list(rows["size"].unique())
+    modes = list(rows["mode"].unique())
+    titles = [f"{size} network" if len(sizes) > 1 else "" for size in sizes]
+    figure, panels = make_panels(titles, min(len(sizes), 3), 0.8 + 0.3 * len(modes))
     for axes, size in zip(panels, sizes, strict=True):
-        part = parts[parts["size"] == size]
-        values = part[list(part_names)].to_numpy(dtype=float)
-        for mode, row in zip(part["mode"], values, strict=True):
-            draw_bar(axes, modes.index(mode), row, looks[mode].colour, unit)
-        if totals is not None:
-            runs = totals[totals["size"] == size]
-            places = [modes.index(mode) + 0.42 for mode in runs["mode"]]
-            axes.plot(runs["seconds"], places, markersize=3.5, **RING)
+        for row in rows[rows["size"] == size].to_dict("records"):
+            draw_bar(axes, modes.index(row["mode"]), row, looks[row["mode"]].colour, list(parts))
         set_rows(axes, range(len(modes)), modes)
+        axes.set_xlim(0, axes.get_xlim()[1] * 1.15)  # room for the totals
         axes.set_xlabel({"s": "seconds", "ms": "milliseconds"}[unit])
-    shades = [part_style(GREY, i, len(part_names)) for i in range(len(part_names))]
-    entries = [(Patch(**x), name) for x, name in zip(shades, part_names.values(), strict=True)]
-    ring = Line2D([], [], markersize=3.5, **RING)
-    add_legend(figure, entries + [(ring, "a run")] * (totals is not None))
-    figure.draw_without_rendering()  # which gives panels and texts their sizes
-    for axes in panels:
-        write_parts(axes)
+    shades = [mix(GREY, "white", pale(i, len(parts))) for i in range(len(parts))]
+    entries: list[tuple[Any, str]] = [
+        (Patch(color=shade), name) for shade, name in zip(shades, parts.values(), strict=True)
+    ]
+    if rows["low"].notna().any():
+        entries.append((Line2D([], [], color=DARK, marker="|"), "95% interval"))
+    if len(entries) > 1:
+        add_legend(figure, entries)
     return figure
+
+
+def pale(i: int, count: int) -> float:
+    """Return how pale part i of count is: the first most, the last not at all."""
+    return 0.7 * (count - 1 - i) / max(count - 1, 1)
+
+
+def draw_bar(axes: Axes, y: int, row: dict[Any, Any], colour: str, parts: list[str]) -> None:
+    """Draw a bar of parts, its interval, and its total if every part is known."""
+    left = 0.0
+    for i, part in enumerate(parts):
+        width = np.nan_to_num(row[part])
+        axes.barh(y, width, 0.62, left, color=mix(colour, "white", pale(i, len(parts))))
+        left += width
+    if not np.isnan(row["low"]):
+        axes.plot([row["low"], row["high"]], [y, y], color=DARK, marker="|", linewidth=1)
+    total = "" if any(np.isnan(row[x]) for x in parts) else rounded(left)
+    end = max(left, np.nan_to_num(row["high"]))
+    axes.annotate(total, (end, y), (6, 0), textcoords="offset points", va="center")
 
 
 # === Forest =====================================================================================
@@ -491,7 +347,8 @@ def forest(
         for mode, look in looks.items()
     ]
     if rows[["low", "high"]].isna().any(axis=None):
-        entries.append((Line2D([], [], **RING), "hollow: no interval"))
+        hollow = Line2D([], [], marker="o", ls="", markerfacecolor="white", color="black")
+        entries.append((hollow, "hollow: no interval"))
     if band:
         entries.append((Patch(color=MARGIN), f"equivalent: {band[0]:g} to {band[1]:g}"))
     add_legend(figure, entries)
@@ -499,55 +356,6 @@ def forest(
 
 
 # === Curves =====================================================================================
-def mean_curve(runs: list[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean over runs: point by point, of both x and y, if all have equally many.
-
-    Otherwise it goes from where all have begun to the first end, as it would jump as runs come and
-    go; between its points a run is taken to be straight.
-    """
-    if len({len(run) for run in runs}) == 1:
-        x, y = (np.mean([run[name].to_numpy() for run in runs], axis=0) for name in ("x", "y"))
-        return x, y
-    start, end = max(run["x"].min() for run in runs), min(run["x"].max() for run in runs)
-    grid = np.linspace(start, end, 200 if start <= end else 0)
-    return grid, np.mean([np.interp(grid, run["x"], run["y"]) for run in runs], axis=0)
-
-
-@styled
-def curves(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str) -> Figure:
-    """Plot what runs come to: the mean of each mode's runs boldly, each run as a faint line.
-
-    points: panel, mode, run, x, y. Panels come in this order, modes in that of looks; rows where x
-        or y is NaN are left out. Runs of a mode may lie at different x, as where x is seconds.
-    """
-    points = points.dropna(subset=["x", "y"])
-    panels, looks = list(points["panel"].unique()), present(looks, points["mode"])
-    columns, height = min(len(panels), 4), 4.4 if len(panels) == 1 else 2.3
-    figure, axs = make_panels(panels, columns, height, sharey=False)
-    for axes, panel in zip(axs, panels, strict=True):
-        part = points[points["panel"] == panel].sort_values("x", kind="stable")
-        for k, (mode, look) in enumerate(present(looks, part["mode"]).items()):
-            runs = [run for _, run in part[part["mode"] == mode].groupby("run", sort=False)]
-            faint = min(0.35, 1.4 / len(runs))  # of many, a cloud behind the means
-            for run in runs if len(runs) > 1 else []:
-                axes.plot(run["x"], run["y"], color=look.colour, linewidth=0.7, alpha=faint)
-            x, y = mean_curve(runs)
-            every = max(1, len(x) // 4)
-            form: dict[str, Any] = {"linestyle": look.line, "marker": look.marker, "mec": "white"}
-            form["markevery"] = k * every // len(looks), every  # so that those of modes do not meet
-            axes.plot(x, y, color=look.colour, **form)
-        if part["x"].abs().max() >= 10_000:
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    figure.supxlabel(xlabel, fontsize=9)
-    figure.supylabel(ylabel, fontsize=9)
-    entries = [
-        (Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker), short(mode))
-        for mode, look in looks.items()
-    ]
-    add_legend(figure, entries)
-    return figure
-
-
 @styled
 def bands(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str) -> Figure:
     """Plot the mean of each mode's runs as a line, and its interval as a band around it.

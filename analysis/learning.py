@@ -1,4 +1,4 @@
-"""What the agents learned: returns, scores, their equivalence, and when they reached a target."""
+"""What the agents learned: returns, their equivalence, and when they reached a target."""
 
 import csv
 from pathlib import Path
@@ -6,20 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 
 from analysis import stats
-from analysis.bench import Bench, in_order, mode_order, shared, size_order, timed
+from analysis.measures import Bench, in_order, mode_order, timed
 from analysis.runs import LAST_EPISODES
 from analysis.schema import SourceError
 
-ENVIRONMENTS = Path(__file__).parent / "environments.csv"
+ENVIRONMENTS = Path(__file__).with_name("environments.csv")
 
 
 class Environment(NamedTuple):
     """What is known of an environment before any run: README.md says how it was fixed."""
 
-    untrained: float  # mean return of an untrained agent, which scores 0
-    reference: float  # the return that scores 1
     target: float  # the return that counts as learnt; NaN if none does
     margin: float  # returns that differ by less are equivalent
 
@@ -35,17 +34,9 @@ def load_environments(path: str | Path = ENVIRONMENTS) -> dict[str, Environment]
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         columns = ", ".join(("env_id", *Environment._fields))
         raise SourceError(f"{path} is not a CSV file with the columns {columns}") from None
-    numbers = [x for environment in known.values() for x in environment if not np.isnan(x)]
-    if any(abs(x) > 1e9 for x in numbers) or any(x.margin < 1e-9 for x in known.values()):
-        raise SourceError(f"{path} must have numbers within 1e9, and margins above 0")
+    if any(abs(x.target) > 1e9 or not 1e-9 <= x.margin < 1e9 for x in known.values()):
+        raise SourceError(f"{path} must have targets within 1e9, and margins above 0")
     return known
-
-
-def score(value: float, environment: Environment | None) -> float:
-    """Return where a return lies between the untrained agent's, 0, and the reference, 1."""
-    if environment is None or environment.untrained == environment.reference:
-        return np.nan
-    return (value - environment.untrained) / (environment.reference - environment.untrained)
 
 
 def learned(runs: pd.DataFrame) -> pd.DataFrame:
@@ -55,6 +46,7 @@ def learned(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([runs.head(0), *cells])
 
 
+# === Runs that computed the same ================================================================
 def fingerprints(bench: Bench) -> pd.Series:
     """Return a hash of all that each run computed: its metrics without times.
 
@@ -90,31 +82,30 @@ def identical(bench: Bench) -> dict[str, str]:
     return first
 
 
+# === Final returns ==============================================================================
 def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return a row per environment, size and mode: its final returns and their test.
 
-    Columns: env_id, size, mode, runs, mean, median with low and high, lowest, highest, score, and
-    against the baseline difference, with low and high of its 90% interval, margin and verdict: ""
-    for the baseline and without one, "as MODE" for a mode that computed the same as another,
-    "no margin" if none was fixed, "all alike" if no run of any mode differs, or equivalence()'s.
+    Cells in which no mode has LEAST_RUNS are not there. Columns: env_id, size, mode, runs, mean,
+    median with low and high, and against the baseline difference, difference_low, difference_high
+    (90%), margin and verdict: "" for the baseline and without one, "as MODE" for a mode that
+    computed the same as another, "no margin" if none was fixed, "all alike" if no run of any mode
+    differs, or equivalence()'s.
     """
-    rows, same = [], identical(bench)
+    rows = []
+    same = identical(bench)
     for _, cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
+        if cell["mode"].value_counts().max() < stats.LEAST_RUNS:
+            continue
         known = environments.get(str(cell["env_id"].iloc[0]))
         margin = known.margin if known else np.nan
         base = cell.loc[cell["mode"] == bench.baseline, "final_return"].to_numpy()
         for mode in mode_order(cell["mode"]):
             values = cell.loc[cell["mode"] == mode, "final_return"].to_numpy()
             row = {"env_id": cell["env_id"].iloc[0], "size": cell["size"].iloc[0], "mode": mode}
-            row |= {
-                "runs": len(values),
-                "mean": values.mean(),
-                "score": score(values.mean(), known),
-            }
             median, low, high = stats.median_interval(values)
-            row |= {"median": median, "low": low, "high": high}
-            row |= {"lowest": values.min(), "highest": values.max()}
-            row |= {"margin": margin, "verdict": ""}
+            row |= {"runs": len(values), "mean": values.mean()}
+            row |= {"median": median, "low": low, "high": high, "margin": margin, "verdict": ""}
             if same[mode] != mode and same[mode] in set(cell["mode"]):
                 row["verdict"] = f"as {same[mode]}"
             elif mode != bench.baseline and len(base):
@@ -126,51 +117,9 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
                 elif np.isnan(margin):
                     row["verdict"] = "no margin"
             rows.append(row)
-    columns = ["env_id", "size", "mode", "runs", "mean", "median", "low", "high", "lowest"]
-    columns += ["highest", "score", "difference", "difference_low", "difference_high", "margin"]
-    return in_order(pd.DataFrame(rows, columns=[*columns, "verdict"]))
-
-
-def scores(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
-    """Return each mode's score over environments, and by how much it differs from the baseline's.
-
-    Every environment has the same weight. Columns: size, mode, environments, score, and the
-    difference: estimate, low, high. The score itself has no interval: one that tells of other
-    environments is as wide as they differ, and one of these does not hold its level with few runs.
-    """
-    runs = learned(bench.runs)
-    values = [
-        score(value, environments.get(str(env_id)))
-        for env_id, value in zip(runs["env_id"], runs["final_return"], strict=True)
-    ]
-    runs = runs.assign(score=values).dropna(subset=["score"])
-    rows = []
-    for size in size_order(runs["size"]):
-        part = shared(runs[runs["size"] == size])
-        table = stats.compare(part, "score", bench.baseline, contrast=stats.difference)
-        table = table.set_index("mode")
-        for mode in mode_order(part["mode"]):
-            envs = part[part["mode"] == mode].groupby("env_id")["score"].mean()
-            row = {"size": size, "mode": mode, "environments": len(envs), "score": envs.mean()}
-            names = stats.Interval._fields if mode in table.index else ()
-            rows.append(row | {x: table.loc[mode, x] for x in names})
-    columns = ["size", "mode", "environments", "score", *stats.Interval._fields]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def learning(bench: Bench, size: str) -> pd.DataFrame:
-    """Return the learning curves of a size: env_id, mode, run, steps, seconds, return.
-
-    seconds are from the start of the process. An iteration without the end of an episode has the
-    return of the one before it.
-    """
-    runs = learned(bench.runs[bench.runs["size"] == size])
-    columns = ["run", "env_id", "mode", "imports", "repeat"]
-    rows = bench.iterations.merge(runs[columns], on="run").sort_values(["run", "iteration"])
-    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()
-    rows["steps"], rows["seconds"] = rows["global_step"], rows["imports"] + rows["time/elapsed"]
-    rows = rows.dropna(subset=["return"])
-    return rows[["env_id", "mode", "run", "steps", "seconds", "return"]]
+    columns = ["env_id", "size", "mode", "runs", "mean", "median", "low", "high", "difference"]
+    columns += ["difference_low", "difference_high", "margin", "verdict"]
+    return in_order(pd.DataFrame(rows, columns=columns))
 
 
 def last_returns(bench: Bench) -> pd.DataFrame:
@@ -181,7 +130,9 @@ def last_returns(bench: Bench) -> pd.DataFrame:
     the difference from the baseline's, named minus_, by Welch: seeds of two scripts are no pairs.
     """
     measures = ("last_100", "greedy", "noisy", "random")
-    keys, rows = ["size", "env_id", "mode", "num_iterations"], []
+    cell = ["size", "env_id", "num_iterations"]
+    keys = [*cell, "mode"]
+    rows = []
     for _, runs in bench.runs.groupby(keys, sort=False, dropna=False):
         row: dict[str, Any] = {x: runs[x].iloc[0] for x in keys} | {"runs": len(runs)}
         row["evaluated"] = int(runs["greedy_return"].notna().sum())
@@ -193,12 +144,11 @@ def last_returns(bench: Bench) -> pd.DataFrame:
             if name == "random":  # all seeds' random agents play the same games
                 found = found._replace(low=np.nan, high=np.nan)
             row |= {f"{name}_{x}": y for x, y in found._asdict().items()}
-        cell = ["size", "env_id", "num_iterations"]
         others = bench.runs[(bench.runs[cell] == runs[cell].iloc[0]).all(axis=1)]
         others = others.loc[others["mode"] == bench.baseline, "last_100_return"].dropna()
+        own = runs["last_100_return"].dropna()
         found = stats.Interval(np.nan, np.nan, np.nan)
-        if row["mode"] != bench.baseline:
-            own = runs["last_100_return"].dropna()
+        if row["mode"] != bench.baseline and min(len(own), len(others)) > 1:
             found = stats.welch(others.to_numpy(), own.to_numpy())
         row |= {f"minus_{x}": y for x, y in found._asdict().items()}
         rows.append(row)
@@ -206,31 +156,46 @@ def last_returns(bench: Bench) -> pd.DataFrame:
     return in_order(pd.DataFrame(rows, columns=[*keys, "runs", "evaluated", *names]))
 
 
-def recent(bench: Bench, size: str) -> pd.DataFrame:
-    """Return the mean return of about the last 100 episodes, over seeds, as training goes on.
+# === Along the way ==============================================================================
+def curves(bench: Bench) -> pd.DataFrame:
+    """Return the learning curves: size, env_id, mode, run, steps, seconds, return.
 
-    Columns: env_id, mode, steps, seconds (from the start of the process: the mean of the runs that
-    were not resumed), runs, estimate, low, high. An iteration is there if all runs of the mode have
-    so many episodes by then.
+    seconds are from the start of the process. An iteration without the end of an episode has the
+    return of the one before it.
     """
-    runs = bench.runs[bench.runs["size"] == size]
-    rows = bench.iterations.merge(runs[["run", "env_id", "mode", "imports"]], on="run")
+    columns = ["run", "size", "env_id", "mode", "imports"]
+    rows = bench.iterations.merge(learned(bench.runs)[columns], on="run")
     rows = rows.sort_values(["run", "iteration"])
+    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()
+    rows["steps"] = rows["global_step"]
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
-    names = ["charts/episodic_return", "charts/episodes"]
-    values = [running_return(*x[names].to_numpy().T) for _, x in rows.groupby("run")]
-    rows["return"] = np.concatenate([*values, []])
-    points = []
-    for _, group in rows.groupby(["env_id", "mode"], sort=False):
-        for steps, part in group.groupby("global_step"):
-            if part["return"].isna().any() or len(part) < group["run"].nunique():
-                continue
-            row = {x: part[x].iloc[0] for x in ("env_id", "mode")} | {"steps": steps}
-            row |= {"seconds": part["seconds"].mean(), "runs": len(part)}
-            found = stats.mean_interval(part["return"].to_numpy(), ["one"] * len(part))
-            points.append(row | found._asdict())
-    columns = ["env_id", "mode", "steps", "seconds", "runs", *stats.Interval._fields]
-    return pd.DataFrame(points, columns=columns)
+    rows = rows.dropna(subset=["return"])
+    return rows[["size", "env_id", "mode", "run", "steps", "seconds", "return"]]
+
+
+def progress(bench: Bench) -> pd.DataFrame:
+    """Return the mean return over seeds as training goes on, with Student's interval, at 95%.
+
+    It is that of the iteration's episodes, and of DQN of about the last 100. Columns: size, env_id,
+    mode, steps, runs, estimate, low, high. An iteration is there if all runs of the mode know it.
+    """
+    rows = bench.iterations.merge(bench.runs[["run", "size", "env_id", "mode"]], on="run")
+    rows = rows.sort_values(["run", "iteration"])
+    if (bench.runs["algorithm"] == "dqn").all():
+        names = ["charts/episodic_return", "charts/episodes"]
+        parts = [running_return(*x[names].to_numpy().T) for _, x in rows.groupby("run")]
+        rows["return"] = np.concatenate([*parts, []])
+    else:
+        rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()
+    cells = ["size", "env_id", "mode"]
+    every = rows.groupby(cells)["run"].transform("nunique")
+    points = rows.assign(every=every).groupby([*cells, "global_step", "every"], sort=False)
+    table = points["return"].agg(estimate="mean", spread="std", runs="count").reset_index()
+    table = table[table["runs"] == table["every"]].rename(columns={"global_step": "steps"})
+    quantile = student.ppf((1 + stats.CONFIDENCE) / 2, table["runs"] - 1)
+    half = quantile * table["spread"] / np.sqrt(table["runs"])
+    table = table.assign(low=table["estimate"] - half, high=table["estimate"] + half)
+    return table[[*cells, "steps", "runs", *stats.Interval._fields]]
 
 
 def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -239,8 +204,8 @@ def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
     It is runs.last_return() at each: NaN until so many have ended.
     """
     counts = np.where(np.isnan(means), 0, np.nan_to_num(counts))
-    ends, totals = np.cumsum(counts), np.cumsum(np.nan_to_num(means) * counts)
-    ends, totals = np.append(0, ends), np.append(0, totals)
+    ends = np.append(0, np.cumsum(counts))
+    totals = np.append(0, np.cumsum(np.nan_to_num(means) * counts))
     known = np.append(True, np.diff(ends) > 0)  # np.interp wants episodes to rise
     before = np.interp(ends[1:] - LAST_EPISODES, ends[known], totals[known])
     return np.where(ends[1:] >= LAST_EPISODES, (totals[1:] - before) / LAST_EPISODES, np.nan)
@@ -255,17 +220,17 @@ def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     which no run of any mode did are not there.
     """
     rows = []
-    for size in size_order(bench.runs["size"]):
-        points = learning(bench._replace(runs=timed(bench.runs)), size)
-        known = {x: y.target for x, y in environments.items()}
-        points["target"] = points["env_id"].map(known).astype("float64")
-        points = points.dropna(subset=["target", "seconds"])
-        points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
-        points = points[np.isfinite(points.groupby("env_id")["hit"].transform("min"))]
-        for _, group in points.groupby(["env_id", "mode"], sort=False):
-            seconds = group.groupby("run")["hit"].min().to_numpy()
-            row = {x: group[x].iloc[0] for x in ("env_id", "mode", "target")} | {"size": size}
-            row |= {"runs": len(seconds), "reached": int(np.isfinite(seconds).sum())}
-            rows.append(row | stats.median_interval(seconds)._asdict())
-    columns = ["size", "env_id", "mode", "target", "runs", "reached", *stats.Interval._fields]
-    return in_order(pd.DataFrame(rows, columns=columns))
+    points = curves(bench._replace(runs=timed(bench.runs)))
+    known = {x: y.target for x, y in environments.items()}
+    points["target"] = points["env_id"].map(known).astype("float64")
+    points = points.dropna(subset=["target", "seconds"])
+    points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
+    first = points.groupby(["size", "env_id"])["hit"].transform("min")
+    points = points[np.isfinite(first)]
+    keys = ["size", "env_id", "mode", "target"]
+    for key, group in points.groupby(keys, sort=False):
+        seconds = group.groupby("run")["hit"].min().to_numpy()
+        row = dict(zip(keys, key, strict=True))
+        row |= {"runs": len(seconds), "reached": int(np.isfinite(seconds).sum())}
+        rows.append(row | stats.median_interval(seconds)._asdict())
+    return in_order(pd.DataFrame(rows, columns=[*keys, "runs", "reached", *stats.Interval._fields]))

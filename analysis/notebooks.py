@@ -1,34 +1,21 @@
-"""Run the notebooks of this folder and keep their outputs.
-
-    python -m analysis.notebooks                                # on the source that each names
-    python -m analysis.notebooks --source runs --out my-notebooks    # copies, on another one
-
-They show sections of the report: what is in it and what they say is the same.
-"""
+"""Run the notebooks of this folder and keep their outputs: they show sections of the report."""
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from analysis import learning, readings, render, report
-from analysis.bench import benches
-from analysis.render import Section, Text
+from analysis import learning, page, report, tables
+from analysis.measures import benches
+from analysis.page import Section, Text
 from analysis.runs import load
 from analysis.schema import SourceError
 
 NOTEBOOKS = ("overall", "overhead", "phases", "compilation", "platforms", "learning")
 FOLDER = Path(__file__).parent
-ABSENT = {
-    "environments": "There is one environment only.",
-    "startup": "No run has a startup: all were resumed.",
-    "compile modes": "No run was made without compiling, so there is nothing to compare with.",
-    "platforms": "All runs are from one platform.",
-}
 
 
 def show(source: str | Path, *names: str, baseline: str | None = None) -> None:
@@ -36,22 +23,19 @@ def show(source: str | Path, *names: str, baseline: str | None = None) -> None:
     data = load(source)
     several = benches(data, baseline)
     request = report.Request(learning.load_environments(), baseline)
-    words = [readings.scope(data.runs), readings.resumed(data.runs)]
-    words += [f"Left out: {name}: {reason}." for name, reason in list(data.left_out.items())[:10]]
-    render.show(Section("", [Text(" ".join(filter(None, words)))]))
+    lines = [tables.scope(data.runs)]
+    lines += [f"Left out: {name}: {reason}." for name, reason in list(data.left_out.items())[:10]]
+    page.show(Section("", [Text(" ".join(lines))]))
     if "platforms" in names:
-        show_section(report.platform_section(several, request), ABSENT["platforms"])
+        section = report.platform_section(several, request)
+        page.show(section or Section("", [Text("All runs are from one platform.")]))
     for bench in several:
         if len(several) > 1:
-            render.show(Section(bench.title, [], level=2))
-        for name in [x for x in names if x != "platforms"]:
-            section = report.SECTIONS[name](bench, request.environments)
-            why = readings.unphased(bench.runs) if name == "phases" else ABSENT.get(name, "")
-            show_section(section, why or f"These runs give no {name}.")
-
-
-def show_section(section: Section | None, why: str) -> None:
-    render.show(section._replace(level=3) if section else Section("", [Text(why)]))
+            page.show(Section(bench.title, []))
+        for name in names:
+            if name != "platforms":
+                absent = Section("", [Text(f"These runs have nothing on {name}.")])
+                page.show(report.SECTIONS[name](bench, request) or absent)
 
 
 def execute(name: str, source: str | None = None) -> nbformat.NotebookNode:
@@ -70,29 +54,19 @@ def execute(name: str, source: str | None = None) -> nbformat.NotebookNode:
     return notebook
 
 
-def main() -> None:
-    lines = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(prog="python -m analysis.notebooks", description=lines[0])
-    parser.add_argument("--source", help="folder, table, or wandb:entity/project")
-    parser.add_argument("--out", type=Path, help="folder for the copies; needed with --source")
-    args = parser.parse_args()
+def run(args: argparse.Namespace) -> int:
     if (args.source is None) != (args.out is None):
-        parser.error("--source and --out go together: the notebooks here keep their own source")
+        words = "the notebooks here keep their own source"
+        raise SourceError(f"--source and --out go together: {words}")
     out = args.out or FOLDER
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if args.source:
-            load(args.source)  # or each notebook would say in a traceback that it cannot
-        for name in NOTEBOOKS:
-            nbformat.write(execute(name, args.source), out / f"{name}.ipynb")
-            print(out / f"{name}.ipynb")
-    except (SourceError, OSError) as error:
-        print(f"analysis.notebooks: {error}", file=sys.stderr)
-        sys.exit(2)
-    except CellExecutionError as error:
-        print(f"analysis.notebooks: {error.ename}: {error.evalue}", file=sys.stderr)
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    out.mkdir(parents=True, exist_ok=True)
+    if args.source:
+        load(args.source)  # or each notebook would say in a traceback that it cannot
+    for name in NOTEBOOKS:
+        try:
+            notebook = execute(name, args.source)
+        except CellExecutionError as error:
+            raise SourceError(f"{name}.ipynb: {error.ename}: {error.evalue}") from error
+        nbformat.write(notebook, out / f"{name}.ipynb")
+        print(out / f"{name}.ipynb")
+    return 0

@@ -1,13 +1,12 @@
 """Load benchmark runs, from wherever they are, into one table of runs and one of iterations.
 
 A source is a folder that holds runs or studies at any depth, a table (.csv or .parquet), or
-"wandb:entity/project". schema.py says what the columns are; README.md has them as tables.
+"wandb:entity/project". columns.csv says what the columns are; README.md has them as tables.
 """
 
 import json
 import os
 import re
-import warnings
 from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,17 +30,18 @@ NOT_SETTINGS = {
 }
 # The same game by MinAtar's rules, in gymnax and in Gymnasium; tests/test_minatar.py compares them.
 MINATAR = {f"{x}-MinAtar": f"MinAtar/{x}-v0" for x in ("Breakout", "Freeway", "SpaceInvaders")}
-# Doors, which tests/test_doors.py compares, by the name that both have beside the module's.
-DOORS = {"envs.doors:Doors": "Doors-v0"} | {
-    f"envs.{module}:Doors-v0": "Doors-v0" for module in ("doors", "doors_gymnasium")
-}
 RULES = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
+# Doors, which tests/test_doors.py compares, by the name that both have beside the module's.
+DOORS = {
+    "envs.doors:Doors": "Doors-v0",
+    "envs.doors:Doors-v0": "Doors-v0",
+    "envs.doors_gymnasium:Doors-v0": "Doors-v0",
+}
 EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
     "greedy": ("evaluation.json", 0),
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
     "random": ("evaluation-epsilon-1.json", 1),
 }
-SIDE_BY_SIDE, MOST_PROCESSES = "side_by_side.json", 4096  # what analysis.side_by_side leaves
 LAST_EPISODES = 100  # MinAtar's measure of learning
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
 # Runs that agree in all of these are made twice: the latest counts.
@@ -57,7 +57,8 @@ ALGORITHMS = {"one_scan": "ppo", "sb3": "ppo", "sbx": "ppo"}
 TELLING = {"clip_coef": "ppo", "target_network_frequency": "dqn"}
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
 # Text that a spreadsheet would run is quoted in a study's runs.csv, as spreadsheets do it.
-FORMULA, QUOTED = re.compile("'*[=+@-]"), "^'(?='*[=+@-])"
+FORMULA = re.compile("'*[=+@-]")
+QUOTED = "^'(?='*[=+@-])"
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
 
 
@@ -79,35 +80,11 @@ class Record(NamedTuple):
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
 
 
-def load_runs(source: str | Path, **options: Any) -> pd.DataFrame:
-    """Return one row per run; options are those of load(). Runs left out are named in a warning."""
-    return warn_of_left_out(load(source, **options)).runs
-
-
-def load_iterations(source: str | Path, **options: Any) -> pd.DataFrame:
-    """Return one row per run and iteration; options are those of load()."""
-    return warn_of_left_out(load(source, **options)).iterations
-
-
-def warn_of_left_out(data: Data) -> Data:
-    if data.left_out:
-        names = "; ".join(f"{name} ({reason})" for name, reason in data.left_out.items())
-        warnings.warn(f"{len(data.left_out)} runs left out: {names}", stacklevel=3)
-    return data
-
-
-def load(
-    source: str | Path | Sequence[str | Path],
-    filters: dict[str, Any] | None = None,
-    cache: str | Path | None = None,
-) -> Data:
+def load(source: str | Path | Sequence[str | Path], filters: dict[str, Any] | None = None) -> Data:
     """Load both tables from a folder, a table, or "wandb:entity/project", or from several.
 
-    filters select W&B runs, in its MongoDB syntax. cache names a folder: the study in it is read if
-    there is one, and otherwise written. Raise SourceError if there is nothing to load.
+    filters select W&B runs, in its MongoDB syntax. Raise SourceError if there is nothing to load.
     """
-    if cache and (Path(cache) / TABLES[0]).exists():
-        return load(cache)
     if isinstance(source, (str, Path)):
         parts = read(source, filters)
     else:
@@ -118,8 +95,6 @@ def load(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(data.left_out.items())[:3])
         more = f" ({len(data.left_out)} left out, e.g. {reasons})" if data.left_out else ""
         raise SourceError(f"no completed run in {source}{more}")
-    if cache:
-        save(data, cache)
     return data
 
 
@@ -136,7 +111,9 @@ def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
 
 def rename(data: Data, source: str) -> Data:
     """Return data whose runs' names begin with their source."""
-    runs, iterations = (x.assign(run=schema.clean(source) + "/" + x["run"]) for x in data[:2])
+    start = schema.clean(source) + "/"
+    runs = data.runs.assign(run=start + data.runs["run"])
+    iterations = data.iterations.assign(run=start + data.iterations["run"])
     left_out = {f"{source}/{name}": reason for name, reason in data.left_out.items()}
     return Data(runs, iterations, left_out, tuple(f"{source}: {x}" for x in data.notes))
 
@@ -146,26 +123,28 @@ def read_folder(folder: Path) -> list[Data]:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs, nor a table (.csv or .parquet)")
-    records, left_out, studies, programs = [], {}, [], set()
+    records = []
+    left_out = {}
+    studies = []
+    programs = set()
     closed: list[OSError] = []
     for path, is_study in find_runs(folder, closed):
         name = str(path.relative_to(folder)) if path != folder else ""
         if is_study:
             tables = [path / x for x in TABLES if (path / x).exists()]
             studies.append(load_table((tables or [path / TABLES[0]])[0], name))
-        elif is_side_by_side(path):
-            programs |= {name} if (path / "run.json").exists() else set()
+            continue
+        run = name or path.resolve().name
+        try:
+            record = Record(run, str(path), *read_run(path))
+        except (OSError, ValueError) as error:
+            left_out[run] = str(error)
         else:
-            run = name or path.resolve().name
-            try:
-                record = Record(run, str(path), *read_run(path))
-                if is_program(record.info):
-                    programs.add(run)
-                else:
-                    records.append(record)
-            except (OSError, ValueError) as error:
-                left_out[run] = str(error)
-    left_out |= {schema.clean(str(x.filename)): "it cannot be opened" for x in closed}
+            if is_program(record.info):
+                programs.add(run)
+            else:
+                records.append(record)
+    left_out |= {schema.clean(x.filename): "it cannot be opened" for x in closed}
     complete_runs = programs | {record.run for record in records}
     failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
     return [tabulate(records, left_out | failed), *studies]
@@ -194,7 +173,7 @@ def find_runs(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, bool]
         is_study = bool(set(TABLES) & set(files))
         if is_study:
             folders.clear()
-        if is_study or {"run.json", "metrics.jsonl", SIDE_BY_SIDE} & set(files):
+        if is_study or {"run.json", "metrics.jsonl"} & set(files):
             yield Path(path), is_study  # a run of many agents has a run of each inside
         # Hidden folders are the driver's: warm-ups, and what killed runs left behind.
         folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
@@ -202,55 +181,32 @@ def find_runs(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, bool]
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return run.json and the lines of metrics.jsonl; raise ValueError if the run is no good."""
-    files = path / "run.json", path / "metrics.jsonl"
-    if not files[0].exists():
-        raise ValueError("no run.json: it was killed or stopped, or is still running")
-    for file in files:
-        if not file.is_file():  # but a folder or a pipe, if it is there
-            raise ValueError(f"no file {file.name}" if file.exists() else f"no {file.name}")
+    for name in ("run.json", "metrics.jsonl"):
+        if name == "run.json" and not (path / name).exists():
+            raise ValueError("no run.json: it was killed or stopped, or is still running")
+        if not (path / name).is_file():  # a folder or a pipe would hang or confuse
+            raise ValueError(f"no file {name}")
     try:
-        info = json.loads(files[0].read_text())
+        info = json.loads((path / "run.json").read_text())
     except (ValueError, RecursionError):
         raise ValueError("run.json is not JSON") from None
     try:
-        lines = files[1].read_text().splitlines()
+        lines = (path / "metrics.jsonl").read_text().splitlines()
         # JSON has no NaN; what writes it means null.
         metrics = [json.loads(line, parse_constant=lambda _: None) for line in lines]
     except (ValueError, RecursionError):
         raise ValueError("metrics.jsonl is not JSON lines") from None
     if isinstance(info, dict):
         info["evaluations"] = read_evaluations(path, len(metrics))
-        info["side_by_side"] = read_side_by_side(path.resolve().parent)
     return info, metrics
-
-
-def is_side_by_side(path: Path) -> bool:
-    """Return whether it is the folder of runs side by side, which are in it, and no run itself."""
-    return (path / SIDE_BY_SIDE).exists() and not (path / "metrics.jsonl").exists()
-
-
-def read_side_by_side(folder: Path) -> int | None:
-    """Return how many processes a folder's runs shared the machine with; None if it is a usual one.
-
-    Raise ValueError where that cannot be known: their durations are no others'.
-    """
-    if not is_side_by_side(folder):
-        return None
-    path = folder / SIDE_BY_SIDE
-    try:
-        processes = json.loads(path.read_text())["processes"] if path.is_file() else None
-        if type(processes) is int and 0 < processes <= MOST_PROCESSES:
-            return processes
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        pass
-    rule = f"must say how many processes there were, 1 to {MOST_PROCESSES}"
-    raise ValueError(f"{SIDE_BY_SIDE} of its folder {rule}")
 
 
 def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
     """Return the mean returns of evaluate.py that are of the trained agent, by name."""
     found = {}
     for name, (file, epsilon) in EVALUATIONS.items():
+        if not (path / file).is_file():
+            continue
         try:
             own = json.loads((path / file).read_text())
             same = own["iteration"] == num_iterations and own["actions"] == "greedy"
@@ -260,7 +216,7 @@ def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
             if same and schema.is_number(own["return"]["mean"]):
                 found[name] = own["return"]["mean"]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # not evaluated, or not by that
+            continue  # not evaluate.py's
     return found
 
 
@@ -281,7 +237,6 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> tuple[list[Record],
     import wandb  # half a second that only this source pays
 
     wandb.setup(wandb.Settings(silent=True))  # without a key it must fail, not ask for one
-    left_out = {}
     try:
         found = list(wandb.Api(timeout=30).runs(path, filters, per_page=100, lazy=False))
         finished = [run for run in found if "durations" in run.summary_metrics]
@@ -289,9 +244,11 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> tuple[list[Record],
             histories = list(pool.map(read_history, finished))
     except (wandb.Error, ValueError) as error:
         raise SourceError(f"W&B gave no runs of {path}: {error}") from error
-    for run in found:
-        if run not in finished:
-            left_out[f"{run.name} ({run.id})"] = f"no results; W&B calls it {run.state}"
+    left_out = {
+        f"{run.name} ({run.id})": f"no results; W&B calls it {run.state}"
+        for run in found
+        if run not in finished
+    }
     records = [
         Record(run.id, run.url, run.config | dict(run.summary_metrics), history)
         for run, history in zip(finished, histories, strict=True)
@@ -310,10 +267,12 @@ def read_history(run: Any) -> list[dict[str, Any]]:
     return list({str(row.get("iteration")): row for row in rows}.values())
 
 
-# === Runs =======================================================================================
+# === Many runs ==================================================================================
 def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
     """Check the records and describe each by a row."""
-    rows, metrics, left_out = [], [], dict(left_out)
+    rows = []
+    metrics = []
+    left_out = dict(left_out)
     for record in records:
         try:
             row = describe(record, check_run(record))
@@ -325,8 +284,8 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
             metrics += [row | {"run": record.run} for row in record.metrics]
     # As objects, since text that is not clean yet may be more than pandas can hold.
     runs = fill(pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object))
-    metrics = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
-    iterations = schema.complete(metrics, ITERATIONS)
+    table = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
+    iterations = schema.complete(table, ITERATIONS)
     without = iterations["run"].isin(runs.loc[is_untimed(runs), "run"])
     iterations.loc[without, list(SPEEDS)] = float("nan")
     return Data(runs, iterations, left_out)
@@ -334,7 +293,8 @@ def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
 
 def merge(parts: Sequence[Data]) -> Data:
     """Return the parts as one; of runs made twice, the latest counts, and left_out says so."""
-    runs, iterations = (pd.concat([part[i] for part in parts], ignore_index=True) for i in (0, 1))
+    runs = pd.concat([part.runs for part in parts], ignore_index=True)
+    iterations = pd.concat([part.iterations for part in parts], ignore_index=True)
     left_out = {name: reason for part in parts for name, reason in part.left_out.items()}
     twice = runs.duplicated("run")  # as where a folder is given, and one within it
     left_out |= dict.fromkeys(runs.loc[twice, "run"], "its name is there twice: the first counts")
@@ -345,13 +305,9 @@ def merge(parts: Sequence[Data]) -> Data:
         ["untimed", "started"], ascending=[False, True], kind="stable", na_position="first"
     )
     copies = order.index[order.duplicated(list(IDENTITY), keep="last")]
-    cells = order.groupby(list(IDENTITY), dropna=False)[["run", "untimed", "started"]]
-    better = cells.transform("last")
+    better = order.groupby(list(IDENTITY), dropna=False)["run"].transform("last")
     for i in copies:
-        one, other = order.loc[i], better.loc[i]
-        why = "is newer" if other["started"] > one["started"] else "comes after it"
-        why = why if other["untimed"] == one["untimed"] else "has durations"
-        left_out[one["run"]] = f"same settings as {other['run']}, which {why}"
+        left_out[order.loc[i, "run"]] = f"made again as {better[i]}, which counts"
     runs = runs.drop(copies).sort_values("run", ignore_index=True)
     iterations = iterations[iterations["run"].isin(runs["run"])]
     iterations = iterations.drop_duplicates(["run", "iteration"], ignore_index=True)
@@ -373,6 +329,7 @@ def number_repeats(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(repeat=runs["repeat"].fillna(most + number))
 
 
+# === One run ====================================================================================
 def check_run(record: Record) -> dict[str, Any]:
     """Return the values of a completed and whole run by their path in run.json, as "args.seed".
 
@@ -383,14 +340,14 @@ def check_run(record: Record) -> dict[str, Any]:
         if not isinstance(info.get(part), dict):
             raise ValueError(f"not a run of this benchmark: it has no {part}")
     if info.get("status") != "completed":
-        raise ValueError(f"status is {schema.clean(str(info.get('status'))):.40}")
+        raise ValueError(f"status is {schema.clean(info.get('status')):.40}")
     found = info.get("evaluations")  # W&B has none
     groups = {"evaluations": found if isinstance(found, dict) else {}}
     groups |= {x: info[x] for x in ("args", "durations")}
     parts = {f"{x}.{name}": y for x, group in groups.items() for name, y in group.items()}
     values = {"script": info["args"].get("exp_name")} | info | parts
     if algorithm_of_run(values["script"], info["args"]) == "dqn":
-        values |= {"args.sync_for_timing": False}  # acting and learning take turns at every step
+        values["args.sync_for_timing"] = False  # acting and learning take turns at every step
     schema.check(values, [x for x in (*RUNS, *INPUTS) if x.source], ("run", "table"))
     num_iterations = count_iterations(info["args"])
     if num_iterations == 0:
@@ -430,8 +387,8 @@ def name_environment(args: dict[str, Any]) -> str:
 
     What two libraries have under two names, and play alike, has one.
     """
-    env_id, options = args["env_id"], {x: args[x] for x in RULES if args.get(x)}
-    env_id = DOORS.get(env_id, env_id)
+    env_id = DOORS.get(args["env_id"], args["env_id"])
+    options = {x: args[x] for x in RULES if args.get(x)}
     if options == RULES and env_id in MINATAR:
         return MINATAR[env_id]
     return ", ".join([env_id, *(f"{name} {x}" for name, x in options.items())])
@@ -439,18 +396,84 @@ def name_environment(args: dict[str, Any]) -> str:
 
 def name_mode(info: dict[str, Any], script: str) -> str | None:
     """Return the script with flags that change how it computes; None where fill() knows."""
-    args, flags = info["args"], []
+    args = info["args"]
+    flags = []
     if args.get("vectorization", "sync") != "sync":
         flags.append(f"--vectorization {args['vectorization']}")
     if args.get("compile"):
         flags.append("--compile")
     if args.get("threads"):
         flags.append(f"--threads {args['threads']}")
-    if processes := info.get("side_by_side"):
-        if info["compile_mode"] == "none":
-            flags.append(OP_BY_OP.get(info["framework"], "--no-jit"))
-        return f"{' '.join([script, *flags])}, {processes} side by side"
-    return " ".join([script, *flags]) if flags else None
+    name = " ".join([script, *flags])
+    if info.get("side_by_side"):  # how many processes shared the machine
+        return f"{name}, {info['side_by_side']} side by side"
+    return name if flags else None
+
+
+def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a run that check_run() found good."""
+    args = record.info["args"]
+    hidden = tuple(args["hidden_sizes"])
+    versions = {str(name).lower(): str(x) for name, x in record.info["versions"].items()}
+    versions["python"] = str(values.get("python", ""))
+    settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
+    algorithm = algorithm_of_run(values["script"], args)
+    batch_size = args["num_envs"] * args["num_steps"]
+    if algorithm == "dqn":
+        # Of whole iterations: what is left over is not trained.
+        settings["total_timesteps"] = count_iterations(args) * batch_size
+    returns = known_numbers(record.metrics, "charts/episodic_return")
+    row = {x.name: values.get(x.source) for x in RUNS if x.source}
+    row |= {name: versions.get(name) for name in schema.VERSIONS}
+    row |= {
+        "run": record.run,
+        "source": record.source,
+        "algorithm": algorithm,
+        "mode": name_mode(record.info, values["script"]),
+        "env_id": name_environment(args),
+        "size": SIZES.get(hidden, "x".join(map(str, hidden))),
+        "settings": json.dumps(settings),
+        "repeat": values.get("repeat", args["seed"]),
+        "num_iterations": count_iterations(args),
+        "batch_size": batch_size,
+        "platform": describe_platform(values),
+        "resumed": bool(values.get("resumed")),
+        "final_return": returns[-1] if returns else None,
+        "last_100_return": last_return(record.metrics),
+    }
+    durations = [x.name for x in RUNS if x.kind == "seconds"]
+    untimed = row["resumed"] or (row["agent"] or 0) != 0
+    return row | (dict.fromkeys(durations) if untimed else measure(record))
+
+
+def describe_platform(values: dict[str, Any]) -> str:
+    """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores, machine 3fa9": what times are of.
+
+    Two machines may call themselves by the same name, so the driver's hash is a part of it.
+    """
+    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", values.get("cpu", "")).strip()
+    parts = ["WSL2" if "microsoft" in values["os"].lower() else values["os"].split("-")[0]]
+    if values["device"] != "cpu":
+        parts += [values["device"], f"driver {values.get('driver', 'unknown')}"]
+    parts.append(cpu or "unknown processor")
+    if "cores" in values:
+        parts.append(f"{values['cores']} cores")
+    if "machine" in values:
+        parts.append(f"machine {values['machine']}")
+    return ", ".join(parts)
+
+
+def measure(record: Record) -> dict[str, float]:
+    """Return the durations, in seconds, of a run that was never stopped."""
+    metrics = record.metrics
+    first = metrics[0]["time/iteration"]
+    setup = metrics[0]["time/elapsed"] - first
+    row = {"setup": setup, "startup": record.info["durations"]["imports"] + setup + first}
+    seconds = known_numbers(metrics, "time/iteration")
+    parts = {name: seconds[part] for name, part in WINDOWS.items()}
+    for phase in ("rollout", "update"):
+        parts[f"{phase}_steady"] = known_numbers(metrics, f"time/{phase}")[WINDOWS["steady"]]
+    return row | {name: fmean(part) for name, part in parts.items() if part}
 
 
 def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
@@ -459,77 +482,19 @@ def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
     Of an iteration only its mean is known, so of the first one that counts, the mean stands for
     those of its episodes that do.
     """
-    left, total = float(LAST_EPISODES), 0.0
+    left = float(LAST_EPISODES)
+    total = 0.0
     for row in reversed(metrics):
-        value, count = (row.get(f"charts/{x}") for x in ("episodic_return", "episodes"))
+        value = row.get("charts/episodic_return")
+        count = row.get("charts/episodes")
         if value is None or count is None or not count > 0:
             continue
         weight = min(left, float(count))
-        total, left = total + weight * value, left - weight
+        total += weight * value
+        left -= weight
         if left <= 0:
             return total / LAST_EPISODES
     return None
-
-
-def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a run that check_run() found good."""
-    info, args = record.info, record.info["args"]
-    hidden = tuple(args["hidden_sizes"])
-    versions = {str(name).lower(): str(x) for name, x in info["versions"].items()}
-    versions["python"] = str(values.get("python", ""))
-    settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
-    algorithm = algorithm_of_run(values["script"], args)
-    if algorithm == "dqn":
-        # Of whole iterations: what is left over is not trained.
-        length = count_iterations(args) * args["num_envs"] * args["num_steps"]
-        settings["total_timesteps"] = length
-    returns = known_numbers(record.metrics, "charts/episodic_return")
-    row = {x.name: values.get(x.source) for x in RUNS if x.source}
-    row |= {name: versions.get(name) for name in schema.VERSIONS}
-    row |= {
-        "run": record.run,
-        "source": record.source,
-        "algorithm": algorithm,
-        "mode": name_mode(info, values["script"]),
-        "env_id": name_environment(args),
-        "size": SIZES.get(hidden, "x".join(map(str, hidden))),
-        "hidden_sizes": " ".join(map(str, hidden)),
-        "settings": json.dumps(settings),
-        "repeat": values.get("repeat", args["seed"]),
-        "num_iterations": count_iterations(args),
-        "batch_size": args["num_envs"] * args["num_steps"],
-        "platform": describe_platform(values),
-        "resumed": bool(values.get("resumed")),
-        "final_return": returns[-1] if returns else None,
-        "best_return": max(returns, default=None),
-        "last_100_return": last_return(record.metrics),
-    }
-    durations = [x.name for x in RUNS if x.kind == "seconds"]
-    untimed = row["resumed"] or (row["agent"] or 0) != 0
-    return row | (dict.fromkeys([*durations, "saving"]) if untimed else measure(record))
-
-
-def describe_platform(values: dict[str, Any]) -> str:
-    """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores": what durations depend on."""
-    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", values.get("cpu", "")).strip()
-    parts = ["WSL2" if "microsoft" in values["os"].lower() else values["os"].split("-")[0]]
-    if values["device"] != "cpu":
-        parts += [values["device"], f"driver {values.get('driver', 'unknown')}"]
-    cores = [f"{values['cores']} cores"] if "cores" in values else []
-    return ", ".join([*parts, cpu or "unknown processor", *cores])
-
-
-def measure(record: Record) -> dict[str, float]:
-    """Return the durations, in seconds, of a run that was never stopped."""
-    durations, metrics = record.info["durations"], record.metrics
-    first = metrics[0]["time/iteration"]
-    setup = metrics[0]["time/elapsed"] - first
-    row = {"setup": setup, "startup": durations["imports"] + setup + first}
-    for prefix, name in [("", "iteration"), ("rollout_", "rollout"), ("update_", "update")]:
-        seconds = known_numbers(metrics, f"time/{name}")
-        parts = {f"{prefix}{window}": seconds[part] for window, part in WINDOWS.items()}
-        row |= {window: fmean(part) for window, part in parts.items() if part}
-    return row
 
 
 def known_numbers(metrics: Sequence[dict[str, Any]], name: str) -> list[float]:
@@ -542,9 +507,8 @@ def fill(runs: pd.DataFrame) -> pd.DataFrame:
     flags = runs["framework"].map(OP_BY_OP).fillna("--no-jit")
     of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
     mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
-    runs["algorithm"] = runs["algorithm"].where(
-        runs["algorithm"] != "", runs["script"].map(algorithm_of)
-    )
+    algorithm = runs["script"].map(algorithm_of)
+    runs["algorithm"] = runs["algorithm"].where(runs["algorithm"] != "", algorithm)
     runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
     for name, parts in SUMS.items():
         known = known_parts(runs, parts)
@@ -569,7 +533,7 @@ def save(data: Data, folder: str | Path) -> None:
     data.iterations.to_parquet(parts[0], compression="zstd")
     about = {"left_out": data.left_out, "notes": data.notes}
     parts[1].write_text(json.dumps(about, indent=1) + "\n")
-    quoted = data.runs.map(lambda x: f"'{x}" if FORMULA.match(str(x)) and isinstance(x, str) else x)
+    quoted = data.runs.map(lambda x: f"'{x}" if isinstance(x, str) and FORMULA.match(x) else x)
     quoted.to_csv(parts[2], index=False, lineterminator="\n")
     for part, name in zip(parts, names, strict=True):  # all are whole before any takes its place
         part.replace(folder / name)
@@ -637,10 +601,13 @@ def read_rows(
     table: pd.DataFrame, prefix: str, iterations: pd.DataFrame
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Return the rows that are runs, checked and filled in, and why others are left out."""
-    rows, left_out, known = {}, {}, of_iterations(iterations)
+    rows = {}
+    left_out = {}
+    known = of_iterations(iterations)
     for i, cells in enumerate(table.to_dict("records"), 1):
         row = {x.name: schema.from_table(cells.get(x.name), x.kind) for x in RUNS}
-        name, row["run"] = row["run"], schema.clean(prefix + (row["run"] or f"row {i}"))
+        name = row["run"]
+        row["run"] = schema.clean(prefix + (name or f"row {i}"))
         row |= {x: y for x, y in known.get(row["run"], {}).items() if row[x] is None}
         try:
             check_row(row, rows)
@@ -654,10 +621,9 @@ def read_rows(
 def of_iterations(iterations: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Return, by run, what a table of runs may leave to that of iterations."""
     groups = iterations.sort_values("iteration").groupby("run")
-    returns = groups["charts/episodic_return"]
-    columns = {"final_return": returns.last(), "best_return": returns.max()}
-    table = pd.DataFrame(columns | {"num_iterations": groups["iteration"].max() + 1})
-    return {str(run): row for run, row in table.to_dict("index").items()}
+    columns = {"final_return": groups["charts/episodic_return"].last()}
+    columns["num_iterations"] = groups["iteration"].max() + 1
+    return {str(run): row for run, row in pd.DataFrame(columns).to_dict("index").items()}
 
 
 def check_row(row: dict[str, Any], names: Container[str]) -> None:
@@ -687,7 +653,7 @@ def drop_repeats(runs: pd.DataFrame, name: str) -> tuple[pd.DataFrame, list[str]
 
 def load_table_of_iterations(folder: Path, prefix: str) -> pd.DataFrame:
     """Return the iterations of a study, or an empty table if it has none."""
-    [*paths] = [x for x in (folder / "iterations.parquet", folder / "iterations.csv") if x.exists()]
+    paths = [x for x in (folder / "iterations.parquet", folder / "iterations.csv") if x.exists()]
     if not paths:
         return pd.DataFrame()
     table = read_table(paths[0], ITERATIONS)

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats
 
 BLOCK = ("mode", "platform", "settings", "sync", "env_id", "size", "repeat")
-WHOLE_RUN = ("total", "process", "final_return", "best_return")  # depend on its iterations
+WHOLE_RUN = ("total", "process", "final_return")  # depend on its iterations
 CONFIDENCE = 0.95
 LEAST_RUNS = 5  # of each side: with 3, a third of the claims of equivalence can be wrong
 
@@ -100,12 +100,6 @@ def ratio(pairs: pd.DataFrame) -> Interval:
     return Interval(*np.exp(mean_interval(logs.to_numpy(), pairs["env_id"])))
 
 
-def difference(pairs: pd.DataFrame) -> Interval:
-    """Return candidate minus baseline: the mean over repeats, then over environments."""
-    values = pairs["candidate"] - pairs["baseline"]
-    return mean_interval(values.to_numpy(), pairs["env_id"])
-
-
 def more_seconds(pairs: pd.DataFrame) -> Interval:
     """Return the candidate's geometric mean minus the baseline's.
 
@@ -127,7 +121,7 @@ def compare(
 ) -> pd.DataFrame:
     """Return how many times as long each candidate takes as baseline, in each group of `by`.
 
-    contrast may also be the difference of means or of geometric means. A value of the whole run is
+    contrast may also be the difference of geometric means. A value of the whole run is
     compared at one length, the commonest of the pairs in the group. Columns: contender, those of
     by, estimate, low, high, environments and blocks.
     """
@@ -163,7 +157,7 @@ class Equivalence(NamedTuple):
     difference: float  # candidate minus baseline
     low: float  # of the 90% interval of the difference
     high: float
-    verdict: Literal["equivalent", "different", "undecided", "too few runs"]
+    verdict: Literal["equivalent", "different", "undecided", ""]
 
 
 def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> Equivalence:
@@ -171,38 +165,30 @@ def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> E
 
     "equivalent" means that the 90% interval of the difference lies within the margin, "different"
     that it lies outside on one side, and "undecided" that it does neither. With fewer than
-    LEAST_RUNS a side, a failure that is rare would go unseen.
+    LEAST_RUNS a side, a failure that is rare would go unseen: then there is no verdict.
     """
-    difference = float(np.mean(candidate) - np.mean(baseline))
     if min(len(baseline), len(candidate)) < LEAST_RUNS:
-        return Equivalence(difference, np.nan, np.nan, "too few runs")
-    low = high = difference  # if every run of a side ended alike
-    if np.ptp(baseline) or np.ptp(candidate):
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side alike
-            test = stats.ttest_ind(candidate, baseline, equal_var=False)
-        low, high = (float(x) for x in test.confidence_interval(0.90))
-    return judged(difference, low, high, margin)
+        return Equivalence(float(np.mean(candidate) - np.mean(baseline)), np.nan, np.nan, "")
+    return judged(welch(baseline, candidate, 0.90), margin)
 
 
-def paired_equivalence(differences: np.ndarray, margin: float) -> Equivalence:
-    """Test pairs of returns for equivalence, as equivalence() does, by Student's t."""
-    difference = float(np.mean(differences))
-    if len(differences) < LEAST_RUNS:
-        return Equivalence(difference, np.nan, np.nan, "too few runs")
-    return judged(*mean_interval(differences, [""] * len(differences), 0.90), margin)
+def judged(found: Interval, margin: float) -> Equivalence:
+    """Return what the 90% interval of a difference says."""
+    if -margin < found.low and found.high < margin:
+        return Equivalence(*found, "equivalent")
+    if found.low > margin or found.high < -margin:
+        return Equivalence(*found, "different")
+    return Equivalence(*found, "undecided")
 
 
-def judged(difference: float, low: float, high: float, margin: float) -> Equivalence:
-    if -margin < low and high < margin:
-        return Equivalence(difference, low, high, "equivalent")
-    if low > margin or high < -margin:
-        return Equivalence(difference, low, high, "different")
-    return Equivalence(difference, low, high, "undecided")
-
-
-def welch(baseline: np.ndarray, candidate: np.ndarray) -> Interval:
+def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
     """Return the difference of two means, candidate minus baseline, and its interval (Welch)."""
+    difference = float(np.mean(candidate) - np.mean(baseline))
     if min(len(baseline), len(candidate)) < 2:
-        return Interval(np.nan, np.nan, np.nan)
-    test = stats.ttest_ind(candidate, baseline, equal_var=False).confidence_interval(CONFIDENCE)
-    return Interval(float(np.mean(candidate) - np.mean(baseline)), float(test[0]), float(test[1]))
+        return Interval(difference, np.nan, np.nan)
+    if not (np.ptp(baseline) or np.ptp(candidate)):
+        return Interval(difference, difference, difference)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side alike
+        test = stats.ttest_ind(candidate, baseline, equal_var=False)
+    low, high = test.confidence_interval(confidence)
+    return Interval(difference, float(low), float(high))

@@ -53,7 +53,7 @@ def test_a_changed_number_is_written_anew():
 def test_the_committed_studies_load_and_their_faults_are_known():
     known = {"cpu-slow": 7, "cpu-linen": 1, "cpu-plain": 1, "minatar": 3, "dqn": 11, "doors": 7}
     known |= {"agents": 1}  # one scan of 32 and of 64 agents has two repeats of three
-    studies = [path.parent for path in ROOT.glob("results/*/runs.csv")]
+    studies = [path.parent for path in ROOT.glob("studies/**/runs.csv")]
     assert len(studies) >= 8
     for study in studies:
         assert len(pack.problems(load(study))) == known.get(study.name, 0), study.name

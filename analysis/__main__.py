@@ -1,0 +1,117 @@
+"""From runs to an answer: python -m analysis report, pack, docs or notebooks; --help says more."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+
+from analysis import docs, learning, notebooks, pack, page, report
+from analysis.measures import mode_order
+from analysis.runs import load
+from analysis.schema import SourceError
+from analysis.words import join
+
+SOURCE = "folder of runs or studies at any depth, table (.csv, .parquet), or wandb:entity/project"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+
+    command = commands.add_parser("report", help="tables and figures of runs, as one page")
+    command.add_argument("runs", nargs="+", help=SOURCE)
+    command.add_argument("--out", type=Path, help="folder to write to; default RUNS/report")
+    command.add_argument("--against", metavar="OLD", help="older results to compare with")
+    words = "script, as the tables name it, that the others are compared with; default ppo_linen"
+    command.add_argument("--baseline", metavar="SCRIPT", help=words)
+    words = "platform, or a part of its name, that the others are compared with"
+    command.add_argument("--baseline-platform", metavar="TEXT", help=words)
+    words = "CSV file of targets and margins; default analysis/environments.csv"
+    command.add_argument(
+        "--environments", metavar="FILE", default=learning.ENVIRONMENTS, help=words
+    )
+    words = "file with a run's name a line: of the source, these alone count"
+    command.add_argument("--only-runs", metavar="FILE", type=Path, help=words)
+    command.set_defaults(run=make_report)
+
+    command = commands.add_parser("pack", help="check runs, and write them as a study")
+    pack.add_arguments(command, SOURCE)
+    command.set_defaults(run=pack.run)
+
+    command = commands.add_parser("study", help="draw a study's own figures anew")
+    command.add_argument("folder", type=Path, help="studies/NAME")
+    command.add_argument("runs", type=Path, nargs="?", help="folder of runs to take them from")
+    command.set_defaults(run=update_study)
+
+    command = commands.add_parser("docs", help="write the numbers of the documents from studies/")
+    command.add_argument("--check", action="store_true", help="write nothing; exit 1 if it would")
+    command.set_defaults(run=docs.run)
+
+    command = commands.add_parser("notebooks", help="run the six notebooks, and keep their outputs")
+    command.add_argument("--source", help=SOURCE)
+    command.add_argument("--out", type=Path, help="folder for the copies; needed with --source")
+    command.set_defaults(run=notebooks.run)
+    return parser.parse_args()
+
+
+def make_report(args: argparse.Namespace) -> int:
+    data = load(args.runs if len(args.runs) > 1 else args.runs[0])
+    if args.only_runs:
+        data = report.of_runs(data, args.only_runs.read_text().splitlines())
+    check_names(args, data.runs)
+    old = load(args.against) if args.against else None
+    known = learning.load_environments(args.environments)
+    out = args.out or default_out(args.runs)
+    request = report.Request(known, args.baseline, args.baseline_platform, old)
+    print(report.write_report(data, out, request))
+    for name, reason in data.left_out.items():
+        print(f"left out {name}: {reason}", file=sys.stderr)
+    print(f"\nReport: {out / 'report.html'}")
+    return 0
+
+
+def update_study(args: argparse.Namespace) -> int:
+    if not (args.folder / "study.py").exists():
+        raise SourceError(f"{args.folder} has no study.py")
+    docs.study_of(args.folder).update(args.folder, args.runs)
+    return 0
+
+
+def default_out(sources: list[str]) -> Path:
+    """Return where a report goes: into a folder of runs, beside a table, or else here."""
+    path = Path(sources[0])
+    if len(sources) == 1 and path.is_dir():
+        return path / "report"
+    if len(sources) == 1 and path.is_file():
+        return path.with_name(f"{path.stem}-report")
+    return Path("report")
+
+
+def check_names(args: argparse.Namespace, runs: pd.DataFrame) -> None:
+    """Raise SourceError for a baseline that was not run."""
+    modes = mode_order(runs["mode"])
+    if args.baseline and args.baseline not in modes:
+        raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
+    platforms = list(dict.fromkeys(runs["platform"]))
+    if args.baseline_platform and not any(args.baseline_platform in x for x in platforms):
+        raise SourceError(f"--baseline-platform must be part of {join(platforms, 'or')}")
+
+
+def main() -> None:
+    mpl.use("agg")
+    page.forgive_terminals()
+    args = parse()
+    try:
+        status = args.run(args)
+    except (SourceError, OSError) as error:
+        print(f"analysis: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Numbers and lists as a reader has them: the one place that formats."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+def join(parts: Sequence[str], last: str = "and") -> str:
+    """Return "a", "a and b" or "a, b and c"."""
+    *most, end = parts
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def some(names: Sequence[str], most: int = 10) -> str:
+    """Return the names joined, of which those beyond most are only counted."""
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return join([*names[:most], *more])
+
+
+def counted(counts: Iterable[float], name: str) -> str:
+    """Return "1 run", "3 runs" or "1 to 3 runs", from the lowest to the highest of counts."""
+    known = [x for x in counts if not np.isnan(x)]
+    if not known:
+        return f"an unknown number of {name}s"
+    low = min(known)
+    high = max(known)
+    span = f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    return f"{span} {name}{'' if high == 1 else 's'}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number with three digits, or "-" if there is none."""
+    if not np.isfinite(value):
+        return "-"
+    return fixed(value, decimals_of(abs(value), digits))
+
+
+def decimals_of(size: float, digits: int) -> int:
+    """Return how many decimals give a number of that size so many digits."""
+    if size == 0:
+        return 0
+    whole = math.floor(math.log10(size)) + 1
+    if round(size, digits - whole) >= 10**whole:  # 99.97 becomes 100
+        whole += 1
+    return max(0, digits - whole)
+
+
+def fixed(value: float, decimals: int) -> str:
+    return f"{value:,.{decimals}f}"
+
+
+def interval(estimate: float, low: float, high: float) -> str:
+    """Return "1.004 [1.001, 1.010]", or the estimate alone where there is no interval.
+
+    All three have as many decimals: three digits of the largest, or four where three would make
+    two of them equal, or hide on what side of 0 or 1 a bound lies.
+    """
+    if not np.isfinite(estimate) or np.isnan(low):
+        return number(estimate)
+    values = [x for x in (estimate, low, high) if np.isfinite(x)]
+    size = max(abs(x) for x in values)
+    decimals = decimals_of(size, 3)
+    if is_blurred(values, decimals):
+        decimals = decimals_of(size, 4)
+    texts = [fixed(x, decimals) if np.isfinite(x) else "no end" for x in (estimate, low, high)]
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+
+
+def is_blurred(values: Sequence[float], decimals: int) -> bool:
+    """Return whether rounding makes two values equal, or moves one onto 0 or 1."""
+    rounded = [round(x, decimals) for x in values]
+    if len(set(rounded)) < len(set(values)):
+        return True
+    return any(y in (0, 1) and x != y for x, y in zip(values, rounded, strict=True))
+
+
+def duration(seconds: float) -> str:
+    """Return "8.8 s", "2.6 min" or "4.1 h"."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{number(seconds / unit)} {name}"
+    return f"{number(seconds)} s"

@@ -1,0 +1,45 @@
+"""Time MinAtar's own DQN, unchanged, beside ours: its ms per learning frame as a line of JSON.
+
+    git clone https://github.com/kenjyoung/MinAtar   # at 4241f24; GPL, so none of it is here
+    OMP_NUM_THREADS=1 python studies/minatar/example.py MinAtar/examples 20000 1
+
+The arguments are its folder, the frames and the seed. The first 5,000 frames are random play; the
+time is that of those after them, which learn.
+"""
+
+import importlib
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from minatar import Environment
+
+folder, frames, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+sys.path.insert(0, folder)
+dqn: Any = importlib.import_module("dqn")
+dqn.NUM_FRAMES = frames
+random.seed(seed)
+np.random.seed(seed)
+torch.manual_seed(seed)
+starts, train = [], dqn.train
+
+
+def timed(*args):
+    starts.append(time.perf_counter())
+    train(*args)
+
+
+dqn.train = timed
+env = Environment("breakout")
+env.seed(seed)
+with tempfile.TemporaryDirectory() as out:
+    dqn.dqn(env, False, False, str(Path(out, "breakout")))
+row = {"threads": torch.get_num_threads(), "frames": frames, "seed": seed, "updates": len(starts)}
+row["ms_per_learning_frame"] = (time.perf_counter() - starts[0]) / len(starts) * 1000
+print(json.dumps(row))
