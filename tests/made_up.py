@@ -1,15 +1,15 @@
 """Tables of runs whose truth a test chooses, without files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import bench, runs, schema
+from analysis import measures, runs, schema
 
-LINEN, NNX, CACHED, _, COMPILE, TORCH = bench.MODES[:6]
+LINEN, NNX, CACHED, _, COMPILE, TORCH = measures.MODES[:6]
 FRAMEWORKS = {LINEN: "linen", NNX: "nnx", CACHED: "nnx", COMPILE: "torch", TORCH: "torch"}
 
 
@@ -40,7 +40,8 @@ def grid(
     The n-th environment's iterations take 2 ** n times as long. Noise is log-normal, and of the
     startup and the iteration apart; a startup is imports, set-up and iteration 0 as 3 : 2 : 5.
     """
-    rng, rows = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    rows = []
     for mode, (i, env), repeat in product(modes, enumerate(envs), range(1, repeats + 1)):
         startup, steady = modes[mode] * np.exp(noise * rng.standard_normal(2))
         steady *= 2**i
@@ -52,10 +53,51 @@ def grid(
     return table(rows, **common)
 
 
+def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -> pd.DataFrame:
+    """Return runs with the final returns given for each mode, numbered from 1."""
+    parts = []
+    for mode, returns in values.items():
+        part = grid({mode: (6.0, 0.1)}, (env,), repeats=len(returns), **common)
+        parts.append(part.assign(final_return=np.array(returns, float)))
+    return pd.concat(parts, ignore_index=True)
+
+
+def logs(
+    frame: pd.DataFrame, returns: Callable | None = None, loss: Callable | None = None
+) -> pd.DataFrame:
+    """Return ten iterations of each run: a return and a loss by a function of its row and of i.
+
+    Without one, every run has losses of its own, and no returns. Iteration 0 compiles.
+    """
+    rows = []
+    for own, (_, run) in enumerate(frame.iterrows()):
+        for i in range(10):
+            row = {"run": run["run"], "iteration": float(i), "global_step": 100.0 * (i + 1)}
+            row["time/iteration"] = run["steady"] if i else run["first"]
+            row["time/elapsed"] = run["setup"] + run["first"] + i * run["steady"]
+            row["losses/entropy"] = loss(run, i) if loss else 0.5 + own
+            row["charts/episodic_return"] = returns(run, i) if returns else np.nan
+            rows.append(row)
+    return schema.complete(pd.DataFrame(rows), schema.ITERATIONS)
+
+
+def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
+    """Return runs, numbered anew, as a source would give them."""
+    found = schema.complete(pd.DataFrame() if iterations is None else iterations, schema.ITERATIONS)
+    return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
+
+
 def only_bench(
     frame: pd.DataFrame, iterations: pd.DataFrame | None = None, baseline: str | None = None
-) -> bench.Bench:
+) -> measures.Bench:
     """Return the bench of runs that are of one platform and one set of hyperparameters."""
-    found = schema.complete(pd.DataFrame() if iterations is None else iterations, schema.ITERATIONS)
-    [made] = bench.benches(runs.Data(frame, found, {}), baseline)
+    [made] = measures.benches(data_of(frame, iterations), baseline)
     return made
+
+
+def by(frame: pd.DataFrame, *names: str) -> dict[Any, dict[str, Any]]:
+    """Return the rows of a table, by the values in the columns named."""
+    rows = frame.to_dict("records")
+    found = {tuple(row[x] for x in names) if len(names) > 1 else row[names[0]]: row for row in rows}
+    assert len(found) == len(rows)
+    return found
