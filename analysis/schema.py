@@ -101,7 +101,7 @@ def from_table(x: Any, kind: str) -> Any:
     try:
         return x if isinstance(x, bool) else float(x)
     except (TypeError, ValueError):
-        return x
+        return str(x)  # a cell may hold a list, which is not hashable
 
 
 def check(values: Mapping[str, Any], columns: Iterable[Column], must: tuple[str, ...]) -> None:
