@@ -199,7 +199,7 @@ def measure(
     runs = in_order(timed(runs))
     groups = [group for _, group in runs.groupby(list(by), sort=False)]
     keys = [*by, "mode"]
-    table = runs.groupby(keys, sort=False).size().rename("runs").to_frame()
+    table = runs.groupby(keys, sort=False)["run"].count().to_frame("runs")
     for value in values:
         known = pd.concat([runs.head(0), *(known_of(group, value) for group in groups)])
         own = {key: part for key, part in known.groupby(keys, sort=False)}

@@ -14,10 +14,7 @@ agents together, once nothing compiles any more. Memory is the most that a proce
 repeat, of processes side by side the sum. Ratios pair within a repeat.
 """
 
-import json
-import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +24,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import figures, stats, words
-from analysis.measures import as_object, timed
+from analysis.measures import timed
 from analysis.page import Table
-from analysis.runs import Data, load
+from analysis.runs import load
 from analysis.schema import SourceError
 
 FRAMEWORKS = {  # framework -> its name, program of many agents, script of one
@@ -44,123 +41,78 @@ LOOKS = {  # way -> line, marker
     BESIDE: ((0, (1.2, 1.2)), "s"),
     AFTER: ((0, (5, 1.5, 1, 1.5)), "D"),
 }
-PROCESSES = re.compile(r"(\w+), ([1-9]\d{0,3}) side by side")
-CELL = ["platform", "env_id", "size", "sync", "num_iterations", "common"]
-VALUES = ("seconds", "started", "rate", "bytes")  # started: seconds, if only one had to start
 KEYS = ["framework", "way", "agents"]
 
 
 class Study(NamedTuple):
     """What was found in the runs."""
 
-    runs: pd.DataFrame  # with the columns way, of (a mode's framework) and processes
-    costs: pd.DataFrame  # a row per way, N and repeat; columns of KEYS, repeat, measured and VALUES
+    runs: pd.DataFrame
+    costs: pd.DataFrame  # a row per way, N and repeat: KEYS, repeat, measured, seconds, rate, bytes
     summary: pd.DataFrame  # a row per way and N, over repeats
-    at_once: float  # processes of a group side by side, 0 if there was none of several
-    notes: list[str]  # what was left out, in sentences
 
 
 # === What was measured ==========================================================================
-def way_of(mode: str) -> tuple[str, str, float]:
-    """The way, framework and number of processes at once of a mode; ("", "", NaN) of another."""
-    scripts = {"one_scan": (SCAN, "linen", 1.0)}
+def way_of(mode: str) -> tuple[str, str]:
+    """Return the way and the framework of a mode, or two empty texts."""
+    script, _, beside = mode.partition(", ")
+    if script == "one_scan":
+        return SCAN, "linen"
     for framework, (_, many, one) in FRAMEWORKS.items():
-        scripts |= {many: (VMAP, framework, 1.0), one: (AFTER, framework, 1.0)}
-    if match := PROCESSES.fullmatch(mode):
-        way, framework, _ = scripts.get(match[1], ("", "", 1.0))
-        return (BESIDE, framework, float(match[2])) if way == AFTER else ("", "", math.nan)
-    return scripts.get(mode, ("", "", math.nan))
+        if script == many:
+            return VMAP, framework
+        if script == one:
+            return BESIDE if beside else AFTER, framework
+    return "", ""
 
 
-def of_study(data: Data) -> tuple[pd.DataFrame, list[str]]:
-    """Return the runs of the study's largest cell, and in sentences what is left out."""
-    ways = [way_of(mode) for mode in data.runs["mode"]]
-    columns = dict(zip(("way", "of", "processes"), zip(*ways, strict=True), strict=True))
-    runs = data.runs.assign(**columns, common=data.runs["settings"].map(without_agents))
-    runs = runs[runs["way"] != ""]
-    if not (runs["way"] == VMAP).any():
-        raise SourceError("no run is of a program of many agents, such as ppo_linen_vmap")
-    cells = [cell for _, cell in runs.groupby(CELL, sort=False, dropna=False)]
-    cells.sort(key=lambda x: ((x["way"] == VMAP).any(), len(x)), reverse=True)
-    notes, rest = [], len(runs) - len(cells[0])
-    if rest:
-        number = words.counted([rest], "run")
-        notes.append(f"{number} of other machines, settings or lengths left out.")
-    if data.left_out:
-        number = words.counted([len(data.left_out)], "run")
-        notes.append(f"{number} failed or not whole: {words.some(list(data.left_out), 3)}.")
-    if resumed := int(cells[0]["resumed"].sum()):
-        number = words.counted([resumed], "run")
-        notes.append(f"{number} stopped and resumed: without durations.")
-    return cells[0], notes
-
-
-def without_agents(settings: str) -> str:
-    return json.dumps({x: y for x, y in as_object(settings).items() if x != "num_agents"})
-
-
-def programs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return a row per program, or per group side by side; and which groups are left out.
+def programs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per program, or per group of processes side by side.
 
     Its repeat is the block of 1,000 seeds that the seed of its first agent is in.
     """
-    rows, notes = [], []
-    shown = timed(runs).dropna(subset=["process"])
-    shown = shown[shown["num_agents"].notna() | ~shown["way"].isin((VMAP, SCAN))]
-    shown = shown.assign(first=shown["seed"].fillna(shown["repeat"]))
-    # Of one folder are the processes of a group; a program has one row with durations.
-    group = shown["run"].where(shown["way"] != BESIDE, "in " + shown["run"].str.rpartition("/")[0])
-    group = group.where(shown["way"] == BESIDE, "run " + shown["run"])
-    for _, part in shown.groupby([group, "way", "of", "processes"], sort=False):
+    ways = [way_of(mode) for mode in runs["mode"]]
+    runs = runs.assign(way=[x[0] for x in ways], framework=[x[1] for x in ways])
+    runs = timed(runs[runs["way"] != ""]).dropna(subset=["process"])
+    beside = runs["way"] == BESIDE
+    folder = runs["run"].str.rpartition("/")[0]  # that processes of a group share
+    rows = []
+    for _, part in runs.groupby([runs["run"].where(~beside, folder), "mode"], sort=False):
         one = part.iloc[0]
-        if len(part) != one["processes"]:
-            name = str(one["run"]).rpartition("/")[0]
-            notes.append(f"{name} has {len(part)} of {one['processes']:.0f} runs: left out.")
-            continue
-        agents = len(part) if one["way"] in (BESIDE, AFTER) else one["num_agents"]
-        row = {"framework": one["of"], "way": one["way"], "agents": agents}
-        row |= {"repeat": (part["first"].min() - 1) // 1000, "seconds": part["process"].max()}
-        row |= {"mean": part["process"].mean(), "startup": part["startup"].mean()}
-        row["rate"] = (part["batch_size"] / part["steady"]).mean() * agents
-        row["bytes"] = part["peak_host_bytes"].sum(skipna=False)
-        rows.append(row)
-    found = pd.DataFrame(rows)
-    if found.empty:
-        return found, notes
-    beside = found["way"] == BESIDE
-    at_once = found.loc[beside, "agents"].mode()  # on a machine whose cores changed, of two sizes
-    others = beside & ~found["agents"].isin(at_once[:1])
-    if others.any():
-        number = words.counted([int(others.sum())], "group")
-        notes.append(f"{number} of other than {at_once[0]:.0f} processes side by side left out.")
-    return found[~others], notes
+        agents = one["num_agents"] if one["way"] in (VMAP, SCAN) else len(part)
+        rows.append(
+            {
+                "framework": one["framework"],
+                "way": one["way"],
+                "agents": agents,
+                "repeat": (part["seed"].min() - 1) // 1000,
+                "seconds": part["process"].max(),
+                "mean": part["process"].mean(),
+                "rate": (part["batch_size"] / part["steady"]).mean() * agents,
+                "bytes": part["peak_host_bytes"].sum(skipna=False),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def costs(found: pd.DataFrame) -> pd.DataFrame:
     """Return what N agents cost in every way, for each N that a program of many was run with."""
-    counts = sorted(set(found.loc[found["way"].isin((VMAP, SCAN)), "agents"]))
-    groups = found.groupby(["framework", "repeat", "way", "agents"])
+    groups = found.groupby([*KEYS, "repeat"])
     means = groups.mean().assign(bytes=groups["bytes"].max()).reset_index()
     several = means[means["way"].isin((VMAP, SCAN))]
-    rows = several.assign(measured=True, started=several["seconds"]).to_dict("records")
+    counts = sorted(set(several["agents"]))
+    rows = several.assign(measured=True).to_dict("records")
     for one in means[means["way"] == AFTER].to_dict("records"):
         for count in counts:
-            seconds = count * one["seconds"]
-            own = {"agents": count, "seconds": seconds, "measured": count == 1}
-            own["started"] = seconds - (count - 1) * one["startup"]
+            own = {"agents": count, "seconds": count * one["seconds"], "measured": count == 1}
             rows.append(one | own)
-            if count == 1:  # one process beside no other
-                rows.append(one | own | {"way": BESIDE})
     for group in means[means["way"] == BESIDE].to_dict("records"):
         at_once = group["agents"]
-        for count in counts:
-            if at_once > 1 and count % at_once == 0:
-                before = (count / at_once - 1) * group["mean"]
-                own = {"agents": count, "seconds": before + group["seconds"]}
-                rows.append(group | own | {"measured": count == at_once})
+        for count in [x for x in counts if x % at_once == 0]:
+            before = (count / at_once - 1) * group["mean"]
+            own = {"agents": count, "seconds": before + group["seconds"]}
+            rows.append(group | own | {"measured": count == at_once})
     table = pd.DataFrame(rows)
-    with_others = set(found.loc[(found["way"] == BESIDE) & (found["agents"] > 1), "framework"])
-    table = table[(table["way"] != BESIDE) | table["framework"].isin(with_others)]
     place = {name: i for i, name in enumerate((*FRAMEWORKS, *WAYS))}
     keys = [table["framework"].map(place), table["way"].map(place), table["agents"]]
     order = np.lexsort([table["repeat"], *keys[::-1]])
@@ -168,67 +120,53 @@ def costs(found: pd.DataFrame) -> pd.DataFrame:
 
 
 # === Over repeats ===============================================================================
-def mean(values: pd.Series) -> stats.Interval:
-    """The geometric mean over repeats, and Student's interval."""
-    known = values[(values > 0) & np.isfinite(values)].to_numpy(float)
-    return stats.geometric_mean(known) if len(known) else stats.Interval(*[math.nan] * 3)
-
-
-def against(table: pd.DataFrame, value: str, key: tuple, other: tuple) -> stats.Interval:
-    """How many times the value of another it is, by repeats that both have; keys are of KEYS."""
+def against(table: pd.DataFrame, key: tuple, other: tuple) -> stats.Interval:
+    """How many times the seconds of another it takes, by repeats that both have."""
     sides = [
-        table[(table[KEYS] == list(x)).all(axis=1)].groupby("repeat")[value].mean()
+        table[(table[KEYS] == list(x)).all(axis=1)].groupby("repeat")["seconds"].mean()
         for x in (key, other)
     ]
-    return mean((sides[0] / sides[1]).dropna())
+    ratios = (sides[0] / sides[1]).dropna()
+    return stats.geometric_mean(ratios) if len(ratios) else stats.Interval(*[np.nan] * 3)
 
 
 def summarise(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per framework, way and N: means of VALUES, and ratios, each with its interval.
+    """Return a row per framework, way and N: what it costs, with intervals.
 
-    after and beside are the seconds over those of one after another and side by side, started over
-    those of one after another if only the first had to start; of one scan, vmap is the seconds over
-    vmap's, and vmap_iteration those of an iteration; growth is the steps per second over those of
-    one agent. Of bytes it is the most, without an interval.
+    seconds and rate are geometric means; after, beside and vmap are the seconds over those of the
+    ways of this name. bytes is the most of any repeat.
     """
     rows = []
     for _, group in table.groupby(KEYS, sort=False):
-        key = framework, way, agents = tuple(group.iloc[0][KEYS])
+        key = tuple(group.iloc[0][KEYS])
+        framework, _, agents = key
         row = dict(zip(KEYS, key, strict=True))
-        row |= {"repeats": group["repeat"].nunique(), "measured": bool(group["measured"].all())}
-        parts = {name: mean(group[name]) for name in ("seconds", "rate")}
-        parts["bytes"] = stats.Interval(group["bytes"].max(), math.nan, math.nan)
-        parts["started"] = against(table, "started", key, (framework, AFTER, agents))
-        parts["after"] = against(table, "seconds", key, (framework, AFTER, agents))
-        parts["beside"] = against(table, "seconds", key, (framework, BESIDE, agents))
-        parts["vmap"] = against(table, "seconds", key, (framework, VMAP, agents))
-        slower = against(table, "rate", (framework, VMAP, agents), key)
-        parts["vmap_iteration"] = slower  # of as many steps: fewer a second are more seconds
-        parts["growth"] = against(table, "rate", key, (framework, way, 1))
+        row |= {"measured": bool(group["measured"].all()), "bytes": group["bytes"].max()}
+        parts = {name: stats.geometric_mean(group[name].to_numpy()) for name in ("seconds", "rate")}
+        for name, other in (("after", AFTER), ("beside", BESIDE), ("vmap", VMAP)):
+            parts[name] = against(table, key, (framework, other, agents))
         for name, three in parts.items():
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(float, three), strict=True))
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), three, strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def study(data: Data) -> Study:
-    """Return what N agents cost, by runs; raise SourceError if none is of a program of many."""
-    if data.runs.empty:
-        raise SourceError("there are no runs")
-    runs, others = of_study(data)
-    found, broken = programs(runs)
+def study(source: Path) -> Study:
+    """Return what N agents cost; raise SourceError if no run is of a program of many."""
+    runs = load(source).runs
+    found = programs(runs)
     if found.empty or not found["way"].isin((VMAP, SCAN)).any():
-        raise SourceError("no program of many agents has durations")
+        raise SourceError("no run is of a program of many agents, such as ppo_linen_vmap")
     table = costs(found)
-    if not (found["seconds"] > 0).all():
-        raise SourceError("a run took no time")
-    at_once = found.loc[(found["way"] == BESIDE) & (found["agents"] > 1), "agents"].max()
-    at_once = 0.0 if math.isnan(at_once) else at_once
-    return Study(runs, table, summarise(table), at_once, others + broken)
+    return Study(runs, table, summarise(table))
 
 
 # === Tables =====================================================================================
-def wide(own: Study, name: str, caption: str, form: Callable, ways: Sequence[str] = WAYS) -> Table:
+def three(row: dict[Any, Any], name: str) -> tuple[float, float, float]:
+    return row[name], row[f"{name}_low"], row[f"{name}_high"]
+
+
+def wide(own: Study, name: str, caption: str, form: Callable[[dict], str]) -> Table:
     """A row per framework and way, and a column per N."""
     cells = []
     for _, part in own.summary.groupby(["framework", "way"], sort=False):
@@ -237,62 +175,38 @@ def wide(own: Study, name: str, caption: str, form: Callable, ways: Sequence[str
         row |= {f"{x:,.0f}": "-" for x in sorted(set(own.summary["agents"]))}
         for one in part.to_dict("records"):
             row[f"{one['agents']:,.0f}"] = form(one)
-        if way in ways:
-            cells.append(row)
+        cells.append(row)
     return Table(name, caption, own.summary, pd.DataFrame(cells))
 
 
-def three(row: dict[Any, Any], name: str, scale: float = 1.0) -> tuple[float, float, float]:
-    low, high = (row[f"{name}_{x}"] * scale for x in ("low", "high"))
-    return row[name] * scale, low, high
-
-
 def seconds_table(own: Study) -> Table:
-    """Seconds to train N agents to the end."""
-
-    def form(row: dict[Any, Any]) -> str:
-        return words.interval(*three(row, "seconds"))
-
-    return wide(own, "agents", "Seconds to train N agents to the end", form)
+    caption = "Seconds to train N agents to the end"
+    return wide(own, "agents", caption, lambda row: words.interval(*three(row, "seconds")))
 
 
 def ratio_table(own: Study) -> Table:
-    """Seconds over those of one process after another."""
-
-    def form(row: dict[Any, Any]) -> str:
-        same = row["way"] == BESIDE and row["agents"] == 1
-        return "-" if same else words.interval(*three(row, "after"))
-
+    rest = own._replace(summary=own.summary[own.summary["way"] != AFTER])
     caption = "Times as long as one process after another"
-    return wide(own, "agents_ratios", caption, form, WAYS[:-1])
+    return wide(rest, "agents_ratios", caption, lambda row: words.interval(*three(row, "after")))
 
 
 def rate_table(own: Study) -> Table:
-    """Thousands of environment steps per second, of all agents together."""
-
-    def form(row: dict[Any, Any]) -> str:
-        return words.interval(*three(row, "rate", 1e-3))
+    def form(row: dict) -> str:
+        return words.interval(*(x / 1000 for x in three(row, "rate")))
 
     caption = "Thousands of steps per second, all agents together, once nothing compiles"
     return wide(own, "agents_rates", caption, form)
 
 
 def memory_table(own: Study) -> Table:
-    """Megabytes of the host's memory."""
-
-    def form(row: dict[Any, Any]) -> str:
-        return words.number(row["bytes"] / 1e6)
-
-    return wide(own, "agents_memory", "Most memory of the host (MB), of processes the sum", form)
+    caption = "Most memory of the host (MB), of processes the sum"
+    return wide(own, "agents_memory", caption, lambda row: words.number(row["bytes"] / 1e6))
 
 
 # === Sentences ==================================================================================
 def sentences(own: Study) -> list[str]:
-    """Say what was trained, with which N one program is done sooner, and what it takes to hold."""
-    one = own.runs.iloc[0]
-    repeats = words.counted([own.costs["repeat"].nunique()], "repeat")
-    length = words.counted([one["num_iterations"]], "iteration")
-    found = [f"{one['env_id']}, the {one['size']} network, {length}, {repeats}."]
+    """Say with which N one program is done sooner."""
+    found = []
     for framework, (name, _, script) in FRAMEWORKS.items():
         rows = own.summary[own.summary["framework"] == framework]
         vmap = rows[rows["way"] == VMAP]
@@ -301,28 +215,24 @@ def sentences(own: Study) -> list[str]:
             found.append(verdict(vmap, column, f"{name}, vmap", other))
         scan = rows[rows["way"] == SCAN]
         found.append(verdict(scan, "vmap", f"{name}, a whole training in one scan", "vmap"))
-    return [x for x in found if x] + own.notes
+    return [x for x in found if x]
 
 
 def verdict(rows: pd.DataFrame, column: str, what: str, other: str) -> str:
     """Say with which N what is done sooner than the other, and with which later, at 95% each."""
     known = rows.dropna(subset=[f"{column}_low"])
-    known = known[~((known["agents"] == 1) & (known["way"] == SCAN))]
-    if known.empty:
-        return ""
+    sooner = known[f"{column}_high"] < 1
+    later = known[f"{column}_low"] > 1
+    named = {"done sooner": sooner, "done later": later, "not told apart": ~sooner & ~later}
     parts = []
-    sooner = known[known[f"{column}_high"] < 1]
-    later = known[known[f"{column}_low"] > 1]
-    rest = known[~known.index.isin([*sooner.index, *later.index])]
-    named = {"done sooner": sooner, "done later": later, "not told apart": rest}
-    for verb, part in named.items():
-        if len(part):
-            each = [
-                f"{x['agents']:,.0f} ({words.interval(*three(x, column))})"
-                for x in part.to_dict("records")
-            ]
+    for verb, chosen in named.items():
+        each = [
+            f"{x['agents']:,.0f} ({words.interval(*three(x, column))})"
+            for x in known[chosen].to_dict("records")
+        ]
+        if each:
             parts.append(f"{verb} with N = {words.join(each)}")
-    return f"{what} against {other}: {'; '.join(parts)}."
+    return f"{what} against {other}: {'; '.join(parts)}." if parts else ""
 
 
 # === Figure =====================================================================================
@@ -377,15 +287,15 @@ def draw(own: Study) -> Figure:
 
 
 BLOCKS = {
-    "agents": lambda source: seconds_table(study(load(source))),
-    "agents_ratios": lambda source: ratio_table(study(load(source))),
-    "agents_rates": lambda source: rate_table(study(load(source))),
-    "agents_memory": lambda source: memory_table(study(load(source))),
-    "agents_sentences": lambda source: sentences(study(load(source))),
+    "agents": lambda source: seconds_table(study(source)),
+    "agents_ratios": lambda source: ratio_table(study(source)),
+    "agents_rates": lambda source: rate_table(study(source)),
+    "agents_memory": lambda source: memory_table(study(source)),
+    "agents_sentences": lambda source: sentences(study(source)),
 }
 
 
 def update(folder: Path, runs: Path | None = None) -> None:
     """Draw the study's figure, of its own runs or of others."""
-    own = study(load(runs or folder))
+    own = study(runs or folder)
     (folder / "agents.png").write_bytes(figures.png(draw(own)))

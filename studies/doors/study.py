@@ -179,7 +179,8 @@ def draw(rows: pd.DataFrame, column: str, label: str) -> Figure:
     rows = rows.assign(number=rows["cell"].str.partition("-")[2].astype(int)).sort_values("number")
     keys = ["number", "script", "global_step"]
     points = []
-    for (number, script, steps), group in rows.groupby(keys):
+    for _, group in rows.groupby(keys):
+        number, script, steps = group.iloc[0][keys]
         found = stats.mean_interval(group[column].to_numpy(), [""] * len(group))
         point = {"panel": f"{number:,} environments", "mode": script, "x": steps}
         points.append(point | found._asdict())
