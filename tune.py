@@ -7,7 +7,7 @@
 
 Flags that are not below are the script's, and stay fixed. In the end the best settings, and the
 script's own, train again with seeds that no trial had: only those returns say what they are worth.
-All is in studies/NAME. Stopped or killed at any moment, the same command goes on.
+All is in tuned/NAME. Stopped or killed at any moment, the same command goes on.
 """
 
 import os
@@ -114,7 +114,7 @@ class Args:
     seed: int = 1  # seed of the sampler; scripts get 1 to num_seeds
     timeout: float = 86_400.0  # seconds after which a training or a judgement counts as hanging
     study: str = ""  # name of the study; by default the script's and the environment's
-    studies_dir: str = "studies"  # folder that gets one folder per study
+    studies_dir: str = "tuned"  # folder that gets one folder per study
     storage: str = ""  # database (postgresql://...) or journal file; by default in the study
     mlflow: bool = False  # copy the study to MLflow, which reads MLFLOW_TRACKING_URI, ...
 
