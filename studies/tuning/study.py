@@ -121,6 +121,6 @@ BLOCKS = {
 }
 
 
-def update(folder: Path, runs: Path | None = None) -> None:
+def update(source: Path, out: Path) -> None:
     """Draw the study's figure."""
-    (folder / "fresh_seeds.png").write_bytes(figures.png(draw(folder)))
+    (out / "fresh_seeds.png").write_bytes(figures.png(draw(source)))
