@@ -42,7 +42,8 @@ def parse() -> argparse.Namespace:
 
     command = commands.add_parser("study", help="draw a study's own figures anew")
     command.add_argument("folder", type=Path, help="studies/NAME")
-    command.add_argument("runs", type=Path, nargs="?", help="folder of runs to take them from")
+    command.add_argument("runs", type=Path, nargs="?", help="runs of yours; default the study's")
+    command.add_argument("--out", type=Path, help="folder to write to; default RUNS/report")
     command.set_defaults(run=update_study)
 
     command = commands.add_parser("docs", help="write the numbers of the documents from studies/")
@@ -75,7 +76,11 @@ def make_report(args: argparse.Namespace) -> int:
 def update_study(args: argparse.Namespace) -> int:
     if not (args.folder / "study.py").exists():
         raise SourceError(f"{args.folder} has no study.py")
-    docs.study_of(args.folder).update(args.folder, args.runs)
+    out = args.folder
+    if args.runs:
+        out = args.out or args.runs / "report"
+        out.mkdir(parents=True, exist_ok=True)
+    docs.study_of(args.folder).update(args.runs or args.folder, out)
     return 0
 
 

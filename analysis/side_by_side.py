@@ -3,9 +3,9 @@
     python -m analysis.side_by_side ppo_linen.py --seed 1 --runs-dir runs --run-name pair
 
 Flags are the script's. With two cores that is seeds 1 and 2, in runs/pair/seed1 and seed2.
-The folder runs/pair gets side_by_side.json as they start, by which the analysis knows that their
-durations are not those of a process alone; and at the end, if all of them are complete, run.json:
-processes, seconds (from the start of the first to the end of the last) and, on Linux,
+Each run.json says side_by_side, how many there were, by which the analysis knows that durations are
+not those of a process alone. At the end, if all are complete, runs/pair gets a run.json as of a
+program of many agents: seconds (from the start of the first to the end of the last) and, on Linux,
 peak_host_bytes (the sum of theirs). A signal that ends this process kills them, and all that they
 started; SIGKILL, which nobody can catch, kills them alone.
 """
@@ -93,6 +93,8 @@ def train(script: str, flags: list[str], seed: int, folder: Path, cores: list[se
         signal.signal(number, stop)
     # JAX would take most of a GPU's memory for the first process.
     environ, parent = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ, os.getpid()
+    said = json.loads(environ.get("RUN_INFO") or "{}")
+    environ["RUN_INFO"] = json.dumps(said | {"side_by_side": len(cores)})
     start = time.perf_counter()
 
     def begin(cpus: set[int]) -> None:  # in the new process
@@ -120,10 +122,11 @@ def train(script: str, flags: list[str], seed: int, folder: Path, cores: list[se
     failed = [f"{name} ended with status {code}" for name, code in codes.items() if code]
     if failed:
         fail(f"{' and '.join(failed)}: {shlex.join([script, *flags])}", 1)
-    own = {"status": "completed", "processes": len(cores), "seconds": seconds}
+    own = {"status": "completed", "args": {"num_agents": len(cores)}, "seconds": seconds}
     infos = [json.loads((folder / name / "run.json").read_text()) for name in children]
     if all("peak_host_bytes" in info for info in infos):
         own["peak_host_bytes"] = sum(info["peak_host_bytes"] for info in infos)
+    (folder / "metrics.jsonl").touch()
     write_json(folder / "run.json", own)
 
 
@@ -147,7 +150,6 @@ def main() -> None:
     folder, cores = args.runs_dir / own, usable_cores()
     try:
         folder.mkdir(parents=True)
-        write_json(folder / "side_by_side.json", {"processes": len(cores)})
         train(args.script, flags, args.seed, folder, cores)
     except OSError as error:
         fail(f"{folder}: {error.strerror}")

@@ -99,12 +99,12 @@ def test_a_trial_is_worth_the_interquartile_mean_of_its_seeds(project, command):
         recent = -abs(math.log10(x.params["learning_rate"]) + 3)
         assert set(x.intermediate_values.values()) == {recent}
         assert {44, 66, 89} <= set(x.intermediate_values)
-    table = (project / "studies" / NAME / "trials.csv").read_text()
+    table = (project / "tuned" / NAME / "trials.csv").read_text()
     assert "params_gamma" in table and table.count("\n") == 3
     # What a trial leaves: numbers, and no agent, but for the verdict's.
-    left = [x for x in (project / "studies" / NAME).rglob("*") if x.parent.name[:4] == "0001"]
+    left = [x for x in (project / "tuned" / NAME).rglob("*") if x.parent.name[:4] == "0001"]
     assert {x.name for x in left} == {"metrics.jsonl", "run.json", "evaluation.json", "lock"}
-    assert len(list(project.glob("studies/*/*/fresh/*/checkpoint.npz"))) == 2
+    assert len(list(project.glob("tuned/*/*/fresh/*/checkpoint.npz"))) == 2
 
 
 def test_words_that_are_not_tune_s_go_to_every_run(project, command):
@@ -115,7 +115,7 @@ def test_words_that_are_not_tune_s_go_to_every_run(project, command):
         assert (own["total_timesteps"], own["anneal_lr"]) == (500, False)
         assert own["hidden_sizes"] == [8, 9]
         assert own["seed"] == int(x["run"].rpartition("-")[2]) in (1, 2, 1001, 1002)
-    result = json.loads((project / "studies/mine/best.json").read_text())
+    result = json.loads((project / "tuned/mine/best.json").read_text())
     assert set(result["best_settings"]) == {"learning_rate", "num_minibatches", "gamma", "loss"}
     assert " short --no-anneal-lr --hidden-sizes 8 9 " in result["command"]
 
@@ -126,7 +126,7 @@ def test_the_same_seed_proposes_the_same(project, command):
     def proposed(name, seed, trials):
         words = ["--trials", trials, "--study", name, "--seed", seed, "--num-seeds", 1]
         assert command(*QUICK, *words, "--fresh-seeds", 1, "--sampler", "random")[0] == 0
-        storage = f"sqlite:///{project}/studies/{name}/study.db"
+        storage = f"sqlite:///{project}/tuned/{name}/study.db"
         return [x.params for x in optuna.load_study(study_name=name, storage=storage).trials]
 
     found = [proposed(*x, 2) for x in (("a", 1), ("b", 1), ("c", 2))]
@@ -172,7 +172,7 @@ def test_killed_at_any_moment_the_same_command_goes_on(project):
 
 def age(project):
     """Make the trials that are running a day older than they are."""
-    with sqlite3.connect(project / f"studies/{NAME}/study.db") as database:
+    with sqlite3.connect(project / f"tuned/{NAME}/study.db") as database:
         older = "datetime_start = datetime(datetime_start, '-1 day')"
         database.execute(f"UPDATE trials SET {older} WHERE state = 'RUNNING'")
 
@@ -207,7 +207,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(project, sent, begun):
     assert (status, err) == (128 + number, "") and not fakes.processes_in(project)
     assert out.splitlines()[-1] == "Stopped. The same command goes on."
     stopped = {x["run"] for x in traced(project, "stop")}
-    assert stopped >= set(begun) and not (project / "studies" / NAME / "best.json").exists()
+    assert stopped >= set(begun) and not (project / "tuned" / NAME / "best.json").exists()
     status, _, err = fakes.Command(project, *words).wait()
     assert (status, err) == (0, "")
     check_runs(project)
@@ -260,7 +260,7 @@ def test_a_pruned_trial_s_process_is_ended(project, command, monkeypatch):
     assert trials[0] in lag and {x.state for x in lag} == {TrialState.PRUNED}
     assert {x.state for x in trials if x not in lag} == {TrialState.COMPLETE}
     assert [x["run"] for x in traced(project, "stop")] == ["0000-seed-1"]
-    assert not list(project.glob("studies/*/*/0000-*/checkpoint.npz"))
+    assert not list(project.glob("tuned/*/*/0000-*/checkpoint.npz"))
     assert not fakes.processes_in(project)
     command(*words)  # a pruned trial is over
     check_runs(project)
@@ -301,7 +301,7 @@ def test_failing_trials_are_told_and_the_study_goes_on(project, command):
         assert trial.user_attrs.get("error") == told.get(trial.number)
     for number, sentence in told.items():
         assert f"trial {number}: {sentence} | " in out
-    logs = {x.name for x in project.glob("studies/*/*/*.log")}
+    logs = {x.name for x in project.glob("tuned/*/*/*.log")}
     assert logs == {"0001-seed-1.log", "0002-seed-2.log", "0003-seed-1.log"}
     starts = len(traced(project, "start"))
     assert command(*QUICK, "--trials", 5)[0] == 0  # what failed is over
@@ -337,7 +337,7 @@ def test_two_commands_share_a_storage(project, kind):
     """In one folder, by default; with a storage elsewhere each in its own, as on two machines."""
     words = [*QUICK, "--trials", "6", "--workers", "2", "--seconds", "0.1"]
     storage = None
-    places = ["studies", "studies"]
+    places = ["tuned", "tuned"]
     if kind == "journal":
         words += ["--storage", "journal"]
         backend = optuna.storages.journal.JournalFileBackend(str(project / "journal"))
@@ -408,7 +408,7 @@ def test_a_study_goes_on_only_as_it_was_begun(project, command):
     check_runs(project)
     assert len(load(project).trials) == 2 and len(report(project)["own"]["returns"]) == 3
     # Another study of this name, as the database is new, has other runs.
-    (project / "studies" / NAME / "study.db").unlink()
+    (project / "tuned" / NAME / "study.db").unlink()
     assert command(*words)[0] == 0
     assert Counter(x["run"] for x in traced(project, "start"))["0000-seed-1"] == 2
 
@@ -432,7 +432,7 @@ def test_a_script_lies_anywhere_and_no_file_stands_in_for_python_s(project):
         own = os.environ | fakes.environment(project)
         done = subprocess.run(words, cwd=folder, env=own, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), done
-        assert (folder / "studies/mine__Fake-v1/best.json").exists()
+        assert (folder / "tuned/mine__Fake-v1/best.json").exists()
         for name in ("random.py", "json.py", "optuna.py"):  # beside tune.py, too
             shutil.copy(place / name, project)
     assert {x["settings"]["gamma"] for x in traced(project, "start")} == {0.9}

@@ -152,12 +152,12 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30) -> None:
 
 # === What was done ==============================================================================
 def load(project: Path, storage: Any = None) -> optuna.Study:
-    storage = storage or f"sqlite:///{project}/studies/{NAME}/study.db"
+    storage = storage or f"sqlite:///{project}/tuned/{NAME}/study.db"
     return optuna.load_study(study_name=NAME, storage=storage)
 
 
 def report(project: Path) -> dict[str, Any]:
-    return json.loads((project / "studies" / NAME / "best.json").read_text())
+    return json.loads((project / "tuned" / NAME / "best.json").read_text())
 
 
 def traced(project: Path, *what: str) -> list[dict[str, Any]]:

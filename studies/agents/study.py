@@ -240,8 +240,9 @@ def draw_lines(axes: Any, rows: pd.DataFrame, value: str, scale: float, hue: str
     """Draw a framework's ways against N; markers are where it was measured, lines everywhere."""
     for way, (line, marker) in LOOKS.items():
         part = rows[rows["way"] == way].sort_values("agents")
-        low, high = (part[f"{value}_{x}"] * scale for x in ("low", "high"))
-        axes.fill_between(part["agents"], low, high, color=hue, alpha=0.15, lw=0)
+        if f"{value}_low" in part:
+            band = [part[f"{value}_{x}"] * scale for x in ("low", "high")]
+            axes.fill_between(part["agents"], *band, color=hue, alpha=0.15, lw=0)
         colour = figures.mix(hue, "black", 0.45) if way == SCAN else hue
         axes.plot(part["agents"], part[value] * scale, color=colour, ls=line)
         dots = part[part["measured"]]
@@ -295,7 +296,8 @@ BLOCKS = {
 }
 
 
-def update(folder: Path, runs: Path | None = None) -> None:
-    """Draw the study's figure, of its own runs or of others."""
-    own = study(runs or folder)
-    (folder / "agents.png").write_bytes(figures.png(draw(own)))
+def update(source: Path, out: Path) -> None:
+    """Draw the figure of a folder of runs, or of the study, and print what can be said."""
+    own = study(source)
+    (out / "agents.png").write_bytes(figures.png(draw(own)))
+    print("\n".join(sentences(own)))

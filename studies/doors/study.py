@@ -124,14 +124,15 @@ LEVELS = Kind(("torch", "torch --compile", "linen"), ("gymnasium", "gymnax"), (6
 
 
 def kind_of(cell: str, script: str) -> tuple[str, Kind] | None:
-    """The study and the kind: of "doors-public-64" and "dqn_linen", doors-public and linen's."""
+    """The study and the kind: of "public-64" and "dqn_linen", public and linen's."""
     study, _, number = cell.rpartition("-")
     _, framework, *library = script.split("_")
     if not number.isdecimal():
         return None
-    framework += " --compile" * study.endswith("-compiled")
-    kind = Kind(framework, library[0] if library else "gymnax", int(number))
-    return study.removesuffix("-compiled"), kind
+    if study == "compiled":
+        study = "doors"
+        framework += " --compile"
+    return study, Kind(framework, library[0] if library else "gymnax", int(number))
 
 
 def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
@@ -267,14 +268,16 @@ BLOCKS = {
 }
 
 
-def update(folder: Path, runs: Path | None = None) -> None:
-    """Gather what runs measured into layouts.csv, if there are any, and draw the study's figure."""
-    if runs:
-        rows = pd.DataFrame(list(gather(runs)))
+def update(source: Path, out: Path) -> None:
+    """Draw the figure of a folder of runs, gathered into layouts.csv, or of the study."""
+    if not (source / "layouts.csv").exists():
+        rows = pd.DataFrame(list(gather(source)))
         if rows.empty:
-            raise SourceError(f"{runs} has no complete run of Doors")
-        rows.to_csv(folder / "layouts.csv", index=False)
-    rows = pd.read_csv(folder / "layouts.csv")
+            raise SourceError(f"{source} has no complete run of Doors")
+        rows.to_csv(out / "layouts.csv", index=False)
+        source = out
+    rows = pd.read_csv(source / "layouts.csv")
     rows = rows[rows["cell"].str.fullmatch(r"doors-\d+")].assign(share=rows["solved"] / LAYOUTS)
-    figure = draw(rows, "share", "share of layouts solved")
-    (folder / "layouts.png").write_bytes(figures.png(figure))
+    if len(rows):
+        figure = draw(rows, "share", "share of layouts solved")
+        (out / "layouts.png").write_bytes(figures.png(figure))

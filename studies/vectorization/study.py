@@ -96,7 +96,7 @@ def draw(table: pd.DataFrame, num_steps: int) -> Figure:
 BLOCKS = {"vectorization": table}
 
 
-def update(folder: Path, runs: Path | None = None) -> None:
+def update(source: Path, out: Path) -> None:
     """Draw the study's figure."""
-    about, rows = read(folder / "measured.jsonl")
-    (folder / "vectorization.png").write_bytes(figures.png(draw(rows, about["num_steps"])))
+    about, rows = read(source / "measured.jsonl")
+    (out / "vectorization.png").write_bytes(figures.png(draw(rows, about["num_steps"])))
