@@ -43,18 +43,23 @@ def mean_interval(
     noise between processes alone; with one run as well there is none. This is the closed form of a
     two-level bootstrap whose levels are rescaled (Davison and Hinkley 1997, section 3.8).
     """
-    groups = pd.DataFrame(np.asarray(values, float)).groupby(np.asarray(envs))
-    counts, means = groups.size().to_numpy(), groups.mean().to_numpy()
-    num_envs, freedom = len(means), int(counts.sum() - len(means))
-    noise, between = 0.0, 0.0
+    rows = np.asarray(values, float).reshape(len(values), -1)
+    names, place = np.unique(np.asarray(envs, str), return_inverse=True)
+    counts = np.bincount(place)
+    means = np.zeros((len(names), rows.shape[1]))
+    np.add.at(means, place, rows)
+    means /= counts[:, None]
+    freedom = len(rows) - len(names)
+    noise = 0.0
+    between = 0.0
     if freedom:
-        squares = groups.var(ddof=1).fillna(0).to_numpy() * (counts - 1)[:, None]
-        noise = squares.sum(0) / freedom * (1 / counts).mean()
-    if num_envs > 1:
+        squares = ((rows - means[place]) ** 2).sum(axis=0)
+        noise = squares / freedom * (1 / counts).mean()
+    if len(names) > 1:
         between = means.var(axis=0, ddof=1)
-    estimate = means.mean(0)
-    quantile = stats.t.ppf((1 + confidence) / 2, num_envs - 1 if num_envs > 1 else freedom)
-    half_width = quantile * np.sqrt(np.maximum(between, noise) / num_envs)  # NaN without freedom
+    estimate = means.mean(axis=0)
+    quantile = stats.t.ppf((1 + confidence) / 2, len(names) - 1 if len(names) > 1 else freedom)
+    half_width = quantile * np.sqrt(np.maximum(between, noise) / len(names))  # NaN without freedom
     fields = (estimate, estimate - half_width, estimate + half_width)
     return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
 
