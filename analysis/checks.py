@@ -38,7 +38,7 @@ def odd(data: Data) -> list[str]:
         lines.append(f"{counted([changed], 'run')} made with files changed since the commit.")
     once = runs.groupby(CELL)["repeat"].nunique()
     if len(once) and once.max() == 1:
-        lines.append("Each script ran once, so there is no interval and no claim.")
+        lines.append("Each program ran once, so its times have no interval.")
     return [*lines, *(f"{x}." for x in data.notes)]
 
 

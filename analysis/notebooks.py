@@ -3,6 +3,7 @@
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -18,8 +19,11 @@ NOTEBOOKS = ("overall", "overhead", "phases", "compilation", "platforms", "learn
 FOLDER = Path(__file__).parent
 
 
-def show(source: str | Path, *names: str, baseline: str | None = None) -> None:
-    """Show sections of the report on source, by their names in report.SECTIONS or "platforms"."""
+def show(source: Any, *names: str, baseline: str | None = None) -> None:
+    """Show sections of the report, by their names in report.SECTIONS or "platforms".
+
+    source is what runs.load() takes: one, or several.
+    """
     data = load(source)
     several = benches(data, baseline)
     request = report.Request(learning.load_environments(), baseline)
@@ -29,13 +33,13 @@ def show(source: str | Path, *names: str, baseline: str | None = None) -> None:
     if "platforms" in names:
         section = report.platform_section(several, request)
         page.show(section or Section("", [Text("All runs are from one platform.")]))
-    for bench in several:
+    names = tuple(x for x in names if x != "platforms")
+    for bench in several if names else ():
         if len(several) > 1:
             page.show(Section(bench.title, []))
         for name in names:
-            if name != "platforms":
-                absent = Section("", [Text(f"These runs have nothing on {name}.")])
-                page.show(report.SECTIONS[name](bench, request) or absent)
+            absent = Section("", [Text(f"These runs have nothing on {name}.")])
+            page.show(report.SECTIONS[name](bench, request) or absent)
 
 
 def execute(name: str, source: str | None = None) -> nbformat.NotebookNode:

@@ -26,9 +26,9 @@ from analysis.schema import SourceError, clean
 NUMBER = re.compile(r"[-+<>~]?\d[\d,.]*(e[-+]?\d+)?[%x]?(\s.*)?", re.IGNORECASE)
 SPECIAL = re.compile(
     r"([\\`*<>|~]"  # what Markdown reads anywhere,
-    r"|(?<!\w)_|_(?!\w)"  # not within a word,
+    r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word,
     r"|\](?=[\[(:])|&(?=[#\w])|(?<=:)/(?=/)"  # as a link or an entity,
-    r"|^[#+=-](?=.)|(?<=^\d)[.)](?=\s|$)|(?<=^\d\d)[.)](?=\s|$))"  # as a heading or a list
+    r"|^[#+=-]|(?<=\s)#(?=#*$)|(?<=^\d)[.)](?=\s|$)|(?<=^\d\d)[.)](?=\s|$))"  # as a heading or a list
 )
 HTML = MarkdownIt("commonmark", {"html": False}).enable("table")
 
@@ -79,7 +79,8 @@ def markdown_table(cells: pd.DataFrame) -> str:
     """Return a table in Markdown, numbers on the right."""
     rules = ["---:" if is_numeric(cells[name]) else "---" for name in cells]
     rows = [map(escape, cells.columns), rules]
-    rows += [map(escape, row) for row in cells.itertuples(index=False, name=None)]
+    for row in cells.itertuples(index=False, name=None):
+        rows.append([x if x == "-" else escape(x) for x in row])  # nothing, and no list
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -93,9 +94,8 @@ def markdown(block: Section | Block) -> str:
         case Bullets():
             return "\n".join(f"- {escape(x)}" for x in block.items)
         case Plot():
-            return (
-                f"![{escape(block.caption)}](figures/{block.name}.png)\n\n{escape(block.caption)}"
-            )
+            text = block.caption.replace("[", "(").replace("]", ")")  # or they might not pair
+            return f"![{escape(text)}](figures/{block.name}.png)\n\n{escape(block.caption)}"
     parts = [f"**{escape(block.caption)}** ([CSV](tables/{block.name}.csv))"]
     parts += [markdown_table(block.cells), escape(block.note)]
     return "\n\n".join(filter(None, parts))

@@ -59,7 +59,7 @@ def headline(bench: Bench) -> str:
             what = counted(runs["num_iterations"], "iteration")
         sentences.append(f"{where}{with_size}, {what} took {join(parts)}.")
     if (timed(bench.runs).groupby(["mode", "env_id", "size"]).size() == 1).all():
-        sentences.append("Each script ran once: no difference can be claimed.")
+        sentences.append("Each program ran once: no difference in time can be claimed.")
     elif any(" or " in x for x in sentences):
         sentences.append("Scripts joined by \u201cor\u201d cannot be told apart.")
     return " ".join(sentences)
