@@ -28,8 +28,9 @@ SPECIAL = re.compile(
     r"([\\`*<>|~]"  # what Markdown reads anywhere,
     r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word,
     r"|\](?=[\[(:])|&(?=[#\w])|(?<=:)/(?=/)"  # as a link or an entity,
-    r"|^[#+=-]|(?<=\s)#(?=#*$)|(?<=^\d)[.)](?=\s|$)|(?<=^\d\d)[.)](?=\s|$))"  # as a heading or a list
+    r"|^[#+=-]|(?<=\s)#(?=#*$))"  # as a heading or a list
 )
+NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")  # a list, too
 HTML = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
@@ -67,7 +68,8 @@ class Section(NamedTuple):
 # === Markdown ===================================================================================
 def escape(value: object) -> str:
     """Return text that Markdown shows as it is, in one line."""
-    return SPECIAL.sub(r"\\\1", " ".join(clean(value).split()))
+    text = SPECIAL.sub(r"\\\1", " ".join(clean(value).split()))
+    return NUMBERED.sub(r"\1\\\2", text)
 
 
 def is_numeric(column: pd.Series) -> bool:
