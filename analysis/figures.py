@@ -222,7 +222,7 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], unit
     """
     sizes = list(rows["size"].unique())
     modes = list(rows["mode"].unique())
-    titles = [f"{size} network" if len(sizes) > 1 else "" for size in sizes]
+    titles = [f"{size} network" for size in sizes]
     figure, panels = make_panels(titles, min(len(sizes), 3), 0.8 + 0.3 * len(modes))
     for axes, size in zip(panels, sizes, strict=True):
         for row in rows[rows["size"] == size].to_dict("records"):
@@ -230,6 +230,8 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], unit
         set_rows(axes, range(len(modes)), modes)
         axes.set_xlim(0, axes.get_xlim()[1] * 1.15)  # room for the totals
         axes.set_xlabel({"s": "seconds", "ms": "milliseconds"}[unit])
+    if len(sizes) == 1:
+        panels[0].set_title("")
     shades = [mix(GREY, "white", pale(i, len(parts))) for i in range(len(parts))]
     entries: list[tuple[Any, str]] = [
         (Patch(color=shade), name) for shade, name in zip(shades, parts.values(), strict=True)

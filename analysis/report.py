@@ -92,9 +92,12 @@ def looks_of(runs: pd.DataFrame) -> dict[str, Look]:
 
 def answer_bars(bench: Bench) -> list[Block]:
     """Return bars of whole trainings, or where none is known of iterations."""
-    frame = measures.measure(bench.runs, ("process", "steady", "startup"), bench.baseline)
-    value = "process" if frame["process"].notna().any() else "steady"
-    frame = frame.dropna(subset=[value])
+    runs = timed(bench.runs)
+    value = "process" if runs["process"].notna().any() else "steady"
+    # A bar's parts are of the same runs as the whole.
+    groups = [measures.known_of(x, value) for _, x in runs.groupby("size", sort=False)]
+    known = pd.concat([runs.head(0), *groups])
+    frame = measures.measure(known, (value, "startup"), bench.baseline).dropna(subset=[value])
     if frame.empty:
         return []
     unit, factor = WHAT[value]
