@@ -79,6 +79,8 @@ def programs(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for _, part in runs.groupby([runs["run"].where(~beside, folder), "mode"], sort=False):
         one = part.iloc[0]
+        if one["way"] == BESIDE and f", {len(part)} side" not in one["mode"]:
+            continue  # one of them failed
         agents = one["num_agents"] if one["way"] in (VMAP, SCAN) else len(part)
         rows.append(
             {
