@@ -124,12 +124,12 @@ LEVELS = Kind(("torch", "torch --compile", "linen"), ("gymnasium", "gymnax"), (6
 
 
 def kind_of(cell: str, script: str) -> tuple[str, Kind] | None:
-    """The study and the kind: of "public-64" and "dqn_linen", public and linen's."""
+    """The study and the kind: of "doors-public-64" and "dqn_linen", doors-public and linen's."""
     study, _, number = cell.rpartition("-")
     _, framework, *library = script.split("_")
     if not number.isdecimal():
         return None
-    if study == "compiled":
+    if study == "doors-compiled":
         study = "doors"
         framework += " --compile"
     return study, Kind(framework, library[0] if library else "gymnax", int(number))
