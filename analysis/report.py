@@ -714,11 +714,16 @@ def main() -> None:
     parser.add_argument("--baseline-platform", metavar="TEXT", help=words)
     words = "CSV file of returns, targets and margins; default analysis/environments.csv"
     parser.add_argument("--environments", metavar="FILE", default=learning.ENVIRONMENTS, help=words)
+    words = "file of names, a line each: of the folder's runs only these count"
+    parser.add_argument("--only-runs", metavar="FILE", type=Path, help=words)
     args = parser.parse_args()
     mpl.use("agg")
     render.forgive_terminals()
     try:
-        data = load(args.runs if len(args.runs) > 1 else args.runs[0])
+        only = args.only_runs.read_text().splitlines() if args.only_runs else None
+        data = load(args.runs if len(args.runs) > 1 else args.runs[0], only=only)
+        if only:
+            print(*(f"{note}." for note in data.notes), sep="\n")
         check_names(args, data.runs)
         old = load(args.against) if args.against else None
         known = learning.load_environments(args.environments)

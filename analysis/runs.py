@@ -8,7 +8,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -100,16 +100,18 @@ def load(
     source: str | Path | Sequence[str | Path],
     filters: dict[str, Any] | None = None,
     cache: str | Path | None = None,
+    only: Collection[str] | None = None,
 ) -> Data:
     """Load both tables from a folder, a table, or "wandb:entity/project", or from several.
 
     filters select W&B runs, in its MongoDB syntax. cache names a folder: the study in it is read if
-    there is one, and otherwise written. Raise SourceError if there is nothing to load.
+    there is one, and otherwise written. only names the runs of a folder that count; a note says how
+    many others there are. Raise SourceError if there is nothing to load.
     """
     if cache and (Path(cache) / TABLES[0]).exists():
         return load(cache)
     if isinstance(source, (str, Path)):
-        parts = read(source, filters)
+        parts = read(source, filters, only)
     else:
         names = dict.fromkeys(str(Path(x)) for x in source)
         parts = [rename(part, name) for name in names for part in read(name, filters)]
@@ -123,7 +125,9 @@ def load(
     return data
 
 
-def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
+def read(
+    source: str | Path, filters: dict[str, Any] | None, only: Collection[str] | None = None
+) -> list[Data]:
     """Return what a source holds, in parts, and with runs that were made twice."""
     if str(source).startswith("wandb:"):
         return [tabulate(*read_wandb(str(source).removeprefix("wandb:"), filters))]
@@ -131,7 +135,7 @@ def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
         raise SourceError("the source is empty: name a folder of runs, a table or a W&B project")
     if Path(source).suffix in (".csv", ".parquet"):
         return [load_table(Path(source), "")]
-    return read_folder(Path(source))
+    return read_folder(Path(source), only)
 
 
 def rename(data: Data, source: str) -> Data:
@@ -142,15 +146,19 @@ def rename(data: Data, source: str) -> Data:
 
 
 # === Folders ====================================================================================
-def read_folder(folder: Path) -> list[Data]:
+def read_folder(folder: Path, only: Collection[str] | None = None) -> list[Data]:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs, nor a table (.csv or .parquet)")
     records, left_out, studies, programs = [], {}, [], set()
     closed: list[OSError] = []
+    others = set()
     for path, is_study in find_runs(folder, closed):
         name = str(path.relative_to(folder)) if path != folder else ""
-        if is_study:
+        first = name.partition("/")[0]  # a run of many agents, or side by side, has runs inside
+        if only is not None and first not in only:
+            others.add(first)
+        elif is_study:
             tables = [path / x for x in TABLES if (path / x).exists()]
             studies.append(load_table((tables or [path / TABLES[0]])[0], name))
         elif is_side_by_side(path):
@@ -168,7 +176,13 @@ def read_folder(folder: Path) -> list[Data]:
     left_out |= {schema.clean(str(x.filename)): "it cannot be opened" for x in closed}
     complete_runs = programs | {record.run for record in records}
     failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
-    return [tabulate(records, left_out | failed), *studies]
+    if only is not None:
+        failed = {run: reason for run, reason in failed.items() if run in only}
+    data = tabulate(records, left_out | failed)
+    if others:
+        note = f"Left out, since the grid does not list them: {len(others)} of the runs in {folder}"
+        data = data._replace(notes=(note,))
+    return [data, *studies]
 
 
 def failures(folder: Path) -> Iterator[tuple[str, str]]:

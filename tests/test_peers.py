@@ -20,7 +20,7 @@ from test_driver import copy_driver
 from analysis import others, pack
 from analysis.runs import NOT_SETTINGS, Data, load
 
-PEERS = ROOT / "analysis/peers"
+PEERS = ROOT / "studies/peers"
 # A library that does nothing, in the order that Stable-Baselines3 calls a callback.
 LIBRARY = """
 import json, os, sys
@@ -157,7 +157,7 @@ esac
 def project(tmp_path):
     """A copy of the driver with stand-ins for the peers, in an environment that has no uv."""
     copy_driver(tmp_path)
-    (tmp_path / "analysis/peers").mkdir()
+    (tmp_path / "studies/peers").mkdir()
     for name in ("sb3", "sbx"):
         shutil.copy(ROOT / "tests/stand_in.py", tmp_path / f"analysis/peers/ppo_{name}.py")
     add_tool(tmp_path, "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
