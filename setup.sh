@@ -35,7 +35,7 @@ size_of() { # FILE: of what it installs, on the disk
   case $1 in
   requirements.txt) echo "2.5 GB" ;;
   requirements-cuda.txt) echo "2.5 GB and CUDA's libraries" ;;
-  requirements-tune.txt) echo "0.4 GB" ;;
+  requirements-tune.txt) echo "0.4 GB on top" ;;
   esac
 }
 
