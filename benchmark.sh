@@ -2,7 +2,6 @@
 # Races the scripts, each run in a fresh process: ./benchmark.sh --help
 # shellcheck disable=SC2329 # some functions are called by traps
 set -euo pipefail
-unset CDPATH # with it, cd may go to another folder of the same name
 
 usage() {
   local grid name line

@@ -435,8 +435,9 @@ def test_killed_at_random_moments(project):
 def test_a_long_run_goes_on_from_its_checkpoint(project, victim):
     """A short one starts anew: its durations must be those of one process."""
     line = "run @minatar own linen"
-    add_grid(project, f"{line} iterations=20\n{line} iterations=100 --save-every 20\n")
-    short, long = names_of(project, "mine")
+    lines = [f"{line} iterations=20", f"{line} iterations=100 --save-every 20", f"{line} name=last"]
+    add_grid(project, "\n".join(lines))
+    short, long, last = names_of(project, "mine")
     (project / "runs" / short).mkdir(parents=True)
     (project / "runs" / short / "checkpoint.npz").write_text("8")
     driver = start(project, "mine", **{"100it": "long"})
@@ -444,10 +445,12 @@ def test_a_long_run_goes_on_from_its_checkpoint(project, victim):
     (run,) = [x for x in processes_in(project) if "ppo_linen.py" in x.cmdline()[1:2]]
     if "driver" in victim:
         driver.send_signal(signal.SIGINT if victim == "driver" else signal.SIGKILL)
+        driver.wait()
     if "run" in victim:  # it outlives a driver that was killed
         run.kill()
     finish(driver)
     wait_for(lambda: not processes_in(project))
+    assert started(project) == [short, long] + [last] * (victim == "run")
     assert f"stopped  {long}" in succeed(project, "mine", "--dry-run")
     succeed(project, "mine", **{"100it": "long"})
     assert info_of(project, short)["first"] == 0 and info_of(project, long)["first"] >= 5

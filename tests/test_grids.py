@@ -32,7 +32,8 @@ def test_commands_are_what_their_scripts_take(study, tmp_path):
     """As representatives of the scripts parse them, they say what the names of the runs do."""
     lines = succeed(ROOT, study, "--repeats", "2", "--list", env=environment(tmp_path)).splitlines()
     sizes = {"small": (64,) * 2, "medium": (256,) * 3, "large": (1024,) * 6}
-    for _, *words in map(shlex.split, lines):
+    for line in lines:
+        _, *words = shlex.split(line)
         cell = cell_of(words[-1])
         script, label, env = cell["script"], cell["label"], cell["env"]
         if words[0] == "-m":
