@@ -262,7 +262,11 @@ def quoted(word: str) -> str:
 def main() -> None:
     args = parse_args()
     grid = make_grid(args)
-    runs = [run for run in expand(grid, args) if re.search(args.only, run["key"])]
+    try:
+        runs = expand(grid, args)
+    except (ValueError, KeyError) as error:
+        fail(f"studies/{args.study}/grid has a number or a name that is none: {error}")
+    runs = [run for run in runs if re.search(args.only, run["key"])]
     if not runs:
         fail(f"nothing to run: no command matches --only '{args.only}'")
     if args.first > len(runs):

@@ -56,9 +56,9 @@ def add_tool(project, name, text):
     (project / "tools" / name).chmod(0o755)
 
 
-def add_grid(project, text):
-    (project / "studies/mine").mkdir()
-    (project / "studies/mine/grid").write_text(text)
+def add_grid(project, text, name="mine"):
+    (project / "studies" / name).mkdir()
+    (project / "studies" / name / "grid").write_text(text)
 
 
 def environment(project, **stand_in):
@@ -214,6 +214,7 @@ def test_order(tmp_path):
         ("--gpus GPU-8f3c --dry-run", "not 'GPU-8f3c'"),  # of several CUDA would see none
         ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is there twice"),
         ("--runs-dir dangling --dry-run", "'dangling' is not"),
+        ("mine2", "studies/mine2/grid has a number or a name that is none: 'public'"),
         ("mine", "studies/mine/grid: docs/benchmark.md has no such line: rum all"),
     ],
 )
@@ -221,6 +222,7 @@ def test_wrong_usage_gets_one_sentence(project, flags, word):
     (project / "own").mkdir()
     (project / "dangling").symlink_to("nowhere/runs")
     add_grid(project, "# Mine\nrun CartPole-v1 own linen\nrum all\n")
+    add_grid(project, "run CartPole-v1 own linen flags=public\n", "mine2")
     for name in ("mine.py", "own/mine.py", "own/my-own.py", "own/ppo_linen.py"):
         (project / name).touch()
     driver = bench(project, *shlex.split(flags))
