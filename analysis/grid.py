@@ -214,8 +214,10 @@ def describe(grid, args, own, flags, env, size, script, seed) -> dict[str, Any]:
         fail(f"there is no script '{script}'")
     iterations = int(own["iterations"])
     # A dot for the colon of one's own: no other environment's name has one.
-    parts = [own["name"], env.strip("@").replace(":", "."), size, script, f"{iterations}it"]
-    name = "__".join([*filter(None, parts), f"seed{seed}"])
+    parts = [own["name"], env.replace(":", "."), size, script, f"{iterations}it", f"seed{seed}"]
+    if env[0] == "@":  # a line's name says more
+        parts[:2] = [own["name"] or env[1:]]
+    name = "__".join(filter(None, parts))
 
     words = list(grid.named.get(script, [file_of(script)]))
     runner = [args.python]
