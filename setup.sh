@@ -22,6 +22,23 @@ pip_install() {
   "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --no-input "$@"
 }
 
+say_it_is_alive() { # until it is killed, or this shell is
+  local seconds=0
+  # Not sleep, which would be left behind.
+  while read -rt 20 <> <(:) || kill -0 $$ 2>/dev/null; do
+    seconds=$((seconds + 20))
+    echo "setup: still installing after $seconds s, $(du -sh "$VENV" | cut -f 1) so far"
+  done
+}
+
+size_of() { # FILE: of what it installs, on the disk
+  case $1 in
+  requirements.txt) echo "2.5 GB" ;;
+  requirements-cuda.txt) echo "2.5 GB and CUDA's libraries" ;;
+  requirements-tune.txt) echo "0.4 GB on top" ;;
+  esac
+}
+
 python_headers() {
   "$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))'
 }
@@ -37,8 +54,7 @@ install_environment() { # make or update $VENV from the file $1; what is already
       return 1
     fi
   fi
-  echo "setup: installing $requirements into $VENV; the first time, this takes some minutes and 2.5 GB," \
-    "with CUDA more"
+  echo "setup: installing $requirements into $VENV: $(size_of "$requirements"), some minutes"
   torch=$(grep '^torch==' requirements.txt)
   # PyPI's torch for Linux on x86-64 brings gigabytes of CUDA, which only a GPU needs.
   if [[ $requirements == requirements.txt && $(uname -sm) == "Linux x86_64" ]]; then
@@ -71,7 +87,10 @@ ensure() { # install the requirements file $1, unless the stamp $2 says that it 
         flock 9
       fi
       [[ $(cat "$stamp" 2>/dev/null) == "$wanted" ]] && "$VENV/bin/python" -c '' 2>/dev/null && exit
-      install_environment "$requirements" && echo "$wanted" >"$stamp"
+      say_it_is_alive 9>&- &
+      alive=$!
+      trap 'kill "$alive"' EXIT
+      install_environment "$requirements" && echo "$wanted" >"$stamp" && echo "setup: done"
     ) 9>"$VENV/setup.lock" || return 2
   fi
 }

@@ -58,15 +58,16 @@ def parse() -> argparse.Namespace:
 
 
 def make_report(args: argparse.Namespace) -> int:
-    data = load(args.runs if len(args.runs) > 1 else args.runs[0])
-    if args.only_runs:
-        data = report.of_runs(data, args.only_runs.read_text().splitlines())
+    only = args.only_runs.read_text().splitlines() if args.only_runs else None
+    data = load(args.runs if len(args.runs) > 1 else args.runs[0], only=only)
     check_names(args, data.runs)
     old = load(args.against) if args.against else None
     known = learning.load_environments(args.environments)
     out = args.out or default_out(args.runs)
     request = report.Request(known, args.baseline, args.baseline_platform, old)
     print(report.write_report(data, out, request))
+    if only:
+        print(*(f"{note}." for note in data.notes), sep="\n")
     for name, reason in data.left_out.items():
         print(f"left out {name}: {reason}", file=sys.stderr)
     print(f"\nReport: {out / 'report.html'}")

@@ -7,6 +7,7 @@ where a tool is missing, fails or does not answer, nothing that it says counts. 
 git repository holds, the commit is null.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -73,10 +74,18 @@ def git_commit(script: Path) -> str | None:
     return output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
+def machine_id() -> str | None:
+    """A short hash of what names the machine, or, in a container without that, its boot."""
+    files = Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")
+    name = read(files[0]) or read(files[1])
+    return hashlib.sha256(name.encode()).hexdigest()[:8] if name else None
+
+
 def describe() -> dict[str, str | int | float | bool | None]:
     """What does not depend on the script."""
     driver, gpu_name = gpu()
     return {
+        "machine": machine_id(),
         "cpu": cpu(),
         "cores": cores(),
         "load": os.getloadavg()[0],  # processes that ran or waited, in the last minute

@@ -52,7 +52,7 @@ def execute(name: str, source: str | None = None) -> nbformat.NotebookNode:
         local = not source.startswith("wandb:")
         text = f"SOURCE = {(str(Path(source).resolve()) if local else source)!r}"
         cell = next(cell for cell in notebook.cells if "SOURCE = " in cell.source)
-        cell.source = re.sub("SOURCE = .*", lambda _: text, cell.source)
+        cell.source = re.sub("SOURCE = .*", lambda _: text, cell.source, flags=re.DOTALL)
     resources = {"metadata": {"path": str(FOLDER)}}
     NotebookClient(notebook, timeout=600, record_timing=False, resources=resources).execute()
     return notebook

@@ -13,7 +13,6 @@ from analysis.learning import Environment
 from analysis.measures import Bench, mode_order, size_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data
-from analysis.schema import SourceError
 from analysis.words import counted, join, number, some
 
 MOST_CHAPTERS = 8  # benches that have one each
@@ -245,22 +244,6 @@ def run_section(data: Data) -> Section:
     """Say what a reader should know of the runs themselves."""
     blocks: list[Block] = [Text(tables.scope(data.runs)), Bullets(checks.odd(data))]
     return Section("The runs", [*blocks, tables.machine_table(data.runs)])
-
-
-def of_runs(data: Data, names: Sequence[str]) -> Data:
-    """Return data of the runs with these names; a note says how many others there are."""
-    own = set(names)
-    kept = [x in own or x.rpartition("/")[0] in own for x in data.runs["run"]]
-    left_out = {x: y for x, y in data.left_out.items() if x in own}
-    others = len(data.runs) - sum(kept)
-    notes = data.notes
-    if others:
-        notes = (*notes, f"{counted([others], 'run')} of other commands lie in the same folder")
-    runs = data.runs[kept].reset_index(drop=True)
-    iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
-    if runs.empty:
-        raise SourceError("none of the runs that were asked for is complete")
-    return Data(runs, iterations, left_out, notes)
 
 
 # === The page ===================================================================================

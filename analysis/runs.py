@@ -7,7 +7,7 @@ A source is a folder that holds runs or studies at any depth, a table (.csv or .
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -80,13 +80,18 @@ class Record(NamedTuple):
     metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
 
 
-def load(source: str | Path | Sequence[str | Path], filters: dict[str, Any] | None = None) -> Data:
+def load(
+    source: str | Path | Sequence[str | Path],
+    filters: dict[str, Any] | None = None,
+    only: Collection[str] | None = None,
+) -> Data:
     """Load both tables from a folder, a table, or "wandb:entity/project", or from several.
 
-    filters select W&B runs, in its MongoDB syntax. Raise SourceError if there is nothing to load.
+    filters select W&B runs, in its MongoDB syntax. only names the runs of a folder that count; a
+    note says how many others there are. Raise SourceError if there is nothing to load.
     """
     if isinstance(source, (str, Path)):
-        parts = read(source, filters)
+        parts = read(source, filters, only)
     else:
         names = dict.fromkeys(str(Path(x)) for x in source)
         parts = [rename(part, name) for name in names for part in read(name, filters)]
@@ -98,7 +103,9 @@ def load(source: str | Path | Sequence[str | Path], filters: dict[str, Any] | No
     return data
 
 
-def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
+def read(
+    source: str | Path, filters: dict[str, Any] | None, only: Collection[str] | None = None
+) -> list[Data]:
     """Return what a source holds, in parts, and with runs that were made twice."""
     if str(source).startswith("wandb:"):
         return [tabulate(*read_wandb(str(source).removeprefix("wandb:"), filters))]
@@ -106,7 +113,7 @@ def read(source: str | Path, filters: dict[str, Any] | None) -> list[Data]:
         raise SourceError("the source is empty: name a folder of runs, a table or a W&B project")
     if Path(source).suffix in (".csv", ".parquet"):
         return [load_table(Path(source), "")]
-    return read_folder(Path(source))
+    return read_folder(Path(source), only)
 
 
 def rename(data: Data, source: str) -> Data:
@@ -119,7 +126,7 @@ def rename(data: Data, source: str) -> Data:
 
 
 # === Folders ====================================================================================
-def read_folder(folder: Path) -> list[Data]:
+def read_folder(folder: Path, only: Collection[str] | None = None) -> list[Data]:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs, nor a table (.csv or .parquet)")
@@ -127,9 +134,14 @@ def read_folder(folder: Path) -> list[Data]:
     left_out = {}
     studies = []
     programs = set()
+    others = set()
     closed: list[OSError] = []
     for path, is_study in find_runs(folder, closed):
         name = str(path.relative_to(folder)) if path != folder else ""
+        first = name.partition("/")[0]  # a run of many agents, or side by side, has runs inside
+        if only is not None and first not in only:
+            others.add(first)
+            continue
         if is_study:
             tables = [path / x for x in TABLES if (path / x).exists()]
             studies.append(load_table((tables or [path / TABLES[0]])[0], name))
@@ -147,7 +159,13 @@ def read_folder(folder: Path) -> list[Data]:
     left_out |= {schema.clean(x.filename): "it cannot be opened" for x in closed}
     complete_runs = programs | {record.run for record in records}
     failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
-    return [tabulate(records, left_out | failed), *studies]
+    if only is not None:
+        failed = {run: reason for run, reason in failed.items() if run in only}
+    data = tabulate(records, left_out | failed)
+    if others:
+        note = f"Left out, since the grid does not list them: {len(others)} of the runs in {folder}"
+        data = data._replace(notes=(note,))
+    return [data, *studies]
 
 
 def failures(folder: Path) -> Iterator[tuple[str, str]]:

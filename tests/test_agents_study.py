@@ -20,10 +20,11 @@ from made_up import table
 from scipy import stats as scipy_stats
 from test_driver import wait_for
 
-from analysis import agents, schema, side_by_side
+from analysis import agents, schema
 from analysis.pack import of_first_agents, problems
 from analysis.runs import Data, load, save
 from analysis.schema import SourceError
+from studies.agents import side_by_side
 
 COUNTS = (1, 2, 4, 8)
 CORES = 2
@@ -350,7 +351,8 @@ time.sleep(1000)
 
 
 def run_side_by_side(tmp_path, *words, wait=True):
-    command = [sys.executable, "-m", "analysis.side_by_side", *words, "--runs-dir", str(tmp_path)]
+    module = "studies.agents.side_by_side"
+    command = [sys.executable, "-m", module, *words, "--runs-dir", str(tmp_path)]
     process: Any = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -530,7 +532,7 @@ def test_one_scan_computes_what_vmap_does(tmp_path, monkeypatch):
     import jax
 
     import ppo_linen_vmap
-    from analysis import one_scan
+    from studies.agents import one_scan
 
     made: dict[str, Any] = {
         "num_agents": 3,
@@ -579,7 +581,7 @@ def test_one_scan_computes_what_vmap_does(tmp_path, monkeypatch):
 def test_one_scan_has_nothing_within(flag, tmp_path, capsys):
     import tyro
 
-    from analysis import one_scan
+    from studies.agents import one_scan
 
     words = [flag, "--runs-dir", str(tmp_path / "new"), "--run-name", "x"]
     with pytest.raises(SystemExit, match="2"):

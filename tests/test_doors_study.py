@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import doors, doors_run
+from analysis import doors
 from envs import doors_gymnasium as rules
+from studies.doors import run as doors_run
 
 SMALL = "--total-timesteps 1536 --num-envs 4 --num-steps 32 --learning-starts 128 --hidden-sizes 8"
 SMALL += " --buffer-size 512 --batch-size 8"

@@ -4,6 +4,10 @@ gymnax plays, and every step is taken again in MinAtar's own code, which is hand
 the actions that were executed, and the random numbers of resets and of Freeway's new cars.
 """
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +20,8 @@ import minatar.gym
 import numpy as np
 import pytest
 from gymnax.wrappers.purerl import StickyActionWrapper
+
+from studies.minatar import judge
 
 STICKY = 0.1
 if "MinAtar/Breakout-v0" not in gymnasium.registry:  # another test may have done it
@@ -188,3 +194,36 @@ def test_sticky_actions_and_limits_in_minatar():
     action, executed, ended = np.array(record).T
     check_sticky(0, action, executed, ended == 1)
     assert longest > 1000
+
+
+# === The study ==================================================================================
+def test_trained_agents_are_evaluated_once(tmp_path, monkeypatch):
+    """Long runs only, by three settings, and not what was evaluated before by the same rules."""
+    names = {"minatar__a": 20, "minatar__b": 20, "minatar__short": 0, "other": 20}
+    for name, save_every in names.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"args": {"save_every": save_every}}))
+    calls = []
+
+    def evaluate(command):
+        calls.append([Path(x).name for x in command if str(tmp_path) in x])
+        file = "evaluation"
+        if "--epsilon" in command:
+            file += f"-epsilon-{command[command.index('--epsilon') + 1]}"
+        if (tmp_path / calls[-1][0] / "damaged").exists():
+            return subprocess.CompletedProcess(command, 2)
+        for name in calls[-1]:
+            found = {"episodes": 100, "max_steps": 10_000}
+            (tmp_path / name / f"{file}.json").write_text(json.dumps(found))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(judge.subprocess, "run", evaluate)
+    monkeypatch.setattr(sys, "argv", ["judge", str(tmp_path)])
+    for _ in range(2):
+        judge.main()
+        assert calls == [["minatar__a", "minatar__b"]] * 3
+    (tmp_path / "minatar__a/damaged").touch()
+    for name in ("a", "b"):
+        (tmp_path / f"minatar__{name}/evaluation.json").write_text('{"episodes": 1}')
+    judge.main()
+    assert calls[3:] == [["minatar__a", "minatar__b"], ["minatar__a"], ["minatar__b"]]

@@ -1,6 +1,6 @@
 """Train in Doors by one of the DQN scripts, and judge the agent on all layouts as it learns.
 
-    python -m analysis.doors_run dqn_linen.py doors --seed 1
+    python -m studies.doors.run dqn_linen.py doors --seed 1
 
 It does what `python dqn_linen.py doors ...` does. Every five iterations the greedy agent also
 starts from each of the 225 layouts, and the run's folder gets a line of JSON in layouts.jsonl:
@@ -92,7 +92,7 @@ def train(script: Any) -> None:
 
 
 def fail(reason: str) -> NoReturn:
-    print(f"analysis.doors_run: {reason}", file=sys.stderr)
+    print(f"studies.doors.run: {reason}", file=sys.stderr)
     sys.exit(2)
 
 

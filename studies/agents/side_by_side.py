@@ -1,6 +1,6 @@
 """Train by one script in as many processes as there are cores, each with its own core and seed.
 
-    python -m analysis.side_by_side ppo_linen.py --seed 1 --runs-dir runs --run-name pair
+    python -m studies.agents.side_by_side ppo_linen.py --seed 1 --runs-dir runs --run-name pair
 
 Flags are the script's. With two cores that is seeds 1 and 2, in runs/pair/seed1 and seed2.
 Each run.json says side_by_side, how many there were, by which the analysis knows that durations are
@@ -64,7 +64,7 @@ def die_with(parent: int) -> None:
 
 
 def fail(reason: str, status: int = 2) -> NoReturn:
-    print(f"analysis.side_by_side: {reason}", file=sys.stderr)
+    print(f"studies.agents.side_by_side: {reason}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -131,7 +131,7 @@ def train(script: str, flags: list[str], seed: int, folder: Path, cores: list[se
 
 
 def main() -> None:
-    name, lines = "python -m analysis.side_by_side", (__doc__ or "").splitlines()
+    name, lines = "python -m studies.agents.side_by_side", (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(prog=name, description=lines[0], allow_abbrev=False)
     parser.add_argument("script", help="such as ppo_linen.py; its flags follow")
     parser.add_argument("--seed", type=int, default=1, help="of the first process")

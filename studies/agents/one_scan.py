@@ -1,6 +1,6 @@
 """Many agents in the shape of PureJaxRL: the whole training is one compiled program.
 
-    python -m analysis.one_scan --env-id CartPole-v1 --num-agents 8
+    python -m studies.agents.one_scan --env-id CartPole-v1 --num-agents 8
 
 It has ppo_linen_vmap.py's flags, functions and folders. They differ in who goes round the loop:
 there Python calls the compiled rollout and update for each iteration; here jax.lax.scan goes over
@@ -93,7 +93,7 @@ def check(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args, prog="python -m analysis.one_scan")
+    args = tyro.cli(Args, prog="python -m studies.agents.one_scan")
     check(args)
     ppo_linen_vmap.START = START
     train(args)

@@ -49,7 +49,7 @@ def parse_args(script: str, **own: str) -> argparse.Namespace:
 
     own are a peer's own numbers, 0 if not given, and what they mean.
     """
-    parser = argparse.ArgumentParser(prog=f"analysis/peers/ppo_{script}.py")
+    parser = argparse.ArgumentParser(prog=f"studies/peers/ppo_{script}.py")
     parser.add_argument("--env-id", default="CartPole-v1", help="a Gymnasium environment")
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[64, 64])
     parser.add_argument("--seed", type=int, default=1)
