@@ -74,18 +74,18 @@ def git_commit(script: Path) -> str | None:
     return output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def machine_id() -> str | None:
-    """A short hash of what names the machine, or, in a container without that, its boot."""
-    files = Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")
-    name = read(files[0]) or read(files[1])
+def hash_of(file: str) -> str | None:
+    name = read(Path(file))
     return hashlib.sha256(name.encode()).hexdigest()[:8] if name else None
 
 
 def describe() -> dict[str, str | int | float | bool | None]:
     """What does not depend on the script."""
     driver, gpu_name = gpu()
+    boot = hash_of("/proc/sys/kernel/random/boot_id")
     return {
-        "machine": machine_id(),
+        "machine": hash_of("/etc/machine-id") or boot,  # a container may have no id
+        "boot": boot,  # clones of a machine have one id
         "cpu": cpu(),
         "cores": cores(),
         "load": os.getloadavg()[0],  # processes that ran or waited, in the last minute

@@ -41,11 +41,13 @@ def test_a_run_is_told_what_machine_it_is_on(project):
 
 
 def test_the_machine_is_a_hash_of_its_id_or_of_its_boot(monkeypatch):
+    boot = "/proc/sys/kernel/random/boot_id"
     for files, expected in (
-        ({"/etc/machine-id": "abc"}, "ba7816bf"),
-        ({"/etc/machine-id": "", "/proc/sys/kernel/random/boot_id": "abc"}, "ba7816bf"),
-        ({"/etc/machine-id": "abd", "/proc/sys/kernel/random/boot_id": "abc"}, "a52d159f"),
-        ({}, None),
+        ({"/etc/machine-id": "abc"}, ("ba7816bf", None)),
+        ({"/etc/machine-id": "", boot: "abc"}, ("ba7816bf", "ba7816bf")),
+        ({"/etc/machine-id": "abd", boot: "abc"}, ("a52d159f", "ba7816bf")),
+        ({}, (None, None)),
     ):
         monkeypatch.setattr(machine, "read", lambda path, files=files: files.get(str(path)))
-        assert machine.machine_id() == expected
+        found = machine.describe()
+        assert (found["machine"], found["boot"]) == expected
