@@ -66,8 +66,8 @@ def make_report(args: argparse.Namespace) -> int:
     out = args.out or default_out(args.runs)
     request = report.Request(known, args.baseline, args.baseline_platform, old)
     print(report.write_report(data, out, request))
-    if only:
-        print(*(f"{note}." for note in data.notes), sep="\n")
+    for note in data.notes if only else ():
+        print(f"{note}.")
     for name, reason in data.left_out.items():
         print(f"left out {name}: {reason}", file=sys.stderr)
     print(f"\nReport: {out / 'report.html'}")
