@@ -54,15 +54,15 @@ def interval(estimate: float, low: float, high: float) -> str:
     """Return "1.004 [1.001, 1.010]", or the estimate alone where there is no interval.
 
     All three have as many decimals: three digits of the largest (of the estimate, if a bound is ten
-    times as large), or four where three would make two of them equal, or hide on what side of 0 or
-    1 a bound lies.
+    times as large), or four where three would make two equal, or hide on what side of 0 or 1 a
+    bound lies.
     """
     if not np.isfinite(estimate) or np.isnan(low):
         return number(estimate)
     values = [x for x in (estimate, low, high) if np.isfinite(x)]
     size = max(abs(x) for x in values)
-    if size > 10 * abs(estimate) > 0:  # of two runs, an interval can span powers of ten
-        size = abs(estimate)
+    if size > 10 * abs(estimate):  # of two runs, an interval can span powers of ten
+        size = max(abs(estimate), size / 100)
     decimals = decimals_of(size, 3)
     if is_blurred(values, decimals):
         decimals = decimals_of(size, 4)
