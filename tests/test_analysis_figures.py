@@ -128,7 +128,9 @@ def test_a_forest_shows_every_estimate_and_where_its_interval_leaves(log):
     assert len(places) == 5
     assert places.min() > low
     assert places.max() < high
-    assert sum(to_hex(face) == "#ffffff" for x in found for face in x.get_facecolors()) == 1
+    assert (
+        sum(to_hex(face) == "#ffffff" for x in found for face in np.asarray(x.get_facecolor())) == 1
+    )
     heads = [str(x.get_marker()) for x in axes.lines if x.get_marker() in ("<", ">")]
     assert sorted(heads) == ["<", ">"]
     assert [x.get_text() for x in axes.get_yticklabels()][-1] == figures.ALL

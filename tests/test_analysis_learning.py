@@ -91,7 +91,7 @@ def test_returns_that_all_reach_a_cap_are_no_sign_of_the_same_computation():
 # === Returns and their equivalence ==============================================================
 def test_returns_are_described_and_tested_against_the_baseline():
     rng = np.random.default_rng(0)
-    values = {LINEN: 490 + rng.normal(0, 3, 6), NNX: 491 + rng.normal(0, 3, 6)}
+    values: dict[str, Any] = {LINEN: 490 + rng.normal(0, 3, 6), NNX: 491 + rng.normal(0, 3, 6)}
     values |= {COMPILE: 380 + rng.normal(0, 3, 6), TORCH: [500, 500, 500, 500, 400, 500]}
     values |= {CACHED: [490, 490, 490]}
     found = by(learning.returns(only_bench(returning(values)), KNOWN), "mode")

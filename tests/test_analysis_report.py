@@ -26,6 +26,7 @@ from fake_runs import (
 from made_up import COMPILE, LINEN, NNX, TORCH, data_of, grid, only_bench
 
 from analysis import __main__, figures, learning, report, stats
+from analysis.page import Table
 from analysis.runs import load
 
 ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
@@ -194,8 +195,9 @@ def test_other_results_are_compared_on_the_same_platform_if_there_are_several():
     faster = {mode: (startup / 9, steady / 9) for mode, (startup, steady) in modes.items()}
     both = pd.concat([new, grid(faster, repeats=2, platform="GPU")], ignore_index=True)
     for runs in (both, new.assign(platform="another name")):
-        frame = report.against_section(runs, old).blocks[0].frame
-        assert frame["estimate"].tolist() == pytest.approx([1] * 6, rel=0.01)
+        table = report.against_section(runs, old).blocks[0]
+        assert isinstance(table, Table)
+        assert table.frame["estimate"].tolist() == pytest.approx([1] * 6, rel=0.01)
 
 
 def test_only_the_runs_that_were_asked_for_count(tmp_path, quick):
