@@ -89,9 +89,6 @@ def test_every_name_and_number_lies_within_the_figure(draw):
         if text in figure.texts or text.get_text() in names:
             assert box.x0 >= figure.bbox.x0
             assert box.x1 <= figure.bbox.x1
-    titles = [Text.get_window_extent(x) for x in texts(figure) if x.get_text() in names]
-    assert len(titles) == 3
-    assert not any(x.overlaps(y) for i, x in enumerate(titles) for y in titles[:i])
 
 
 def test_looks_tell_modes_apart_and_stay_with_their_names():
@@ -110,9 +107,6 @@ def test_bars_have_a_total_where_every_part_is_known():
     assert [x.get_text() for x in axes.texts] == ["6.4", ""]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
     assert list(np.asarray(axes.lines[0].get_xdata())) == [6, 7]
-    values = [0.00123, 0.0821, 0.96, 6.4, 99.97, 1234.4]
-    shown = ["0.0012", "0.082", "0.96", "6.4", "100", "1,234"]
-    assert [figures.rounded(x) for x in values] == shown
 
 
 @pytest.mark.parametrize("log", [True, False])
@@ -134,11 +128,3 @@ def test_a_forest_shows_every_estimate_and_where_its_interval_leaves(log):
     heads = [str(x.get_marker()) for x in axes.lines if x.get_marker() in ("<", ">")]
     assert sorted(heads) == ["<", ">"]
     assert [x.get_text() for x in axes.get_yticklabels()][-1] == figures.ALL
-
-
-def test_bands_hold_the_interval_and_lines_the_mean():
-    (axes,) = draw_bands(["ppo_linen"]).axes
-    x = np.arange(9.0)
-    np.testing.assert_array_equal(axes.lines[0].get_xydata(), np.stack([8192 * x, x], axis=1))
-    corners = np.array(axes.collections[0].get_paths()[0].vertices)
-    assert (corners[:, 1].min(), corners[:, 1].max()) == (-1, 9)

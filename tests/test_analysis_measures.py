@@ -14,7 +14,6 @@ from made_up import (
     data_of,
     grid,
     only_bench,
-    returning,
     table,
 )
 
@@ -269,16 +268,6 @@ def test_two_starts_of_a_machine_are_two_platforms_if_one_scripts_time_differs(f
 def test_the_baseline_is_the_one_wanted_or_linen_or_what_has_most_runs(wanted, modes, found):
     runs = pd.concat([grid(modes), grid({COMPILE: (20.0, 0.5)}, repeats=3).tail(2)])
     assert only_bench(runs, baseline=wanted).baseline == found
-
-
-def test_tables_come_by_size_environment_and_mode():
-    frame = returning({"b": [1], TORCH: [1], "a": [1], LINEN: [1]})
-    for size, env in (("9x9", "B"), ("large", "B"), ("small", "A")):
-        frame = pd.concat([frame, returning({TORCH: [1]}, env, size=size)])
-    found = measures.in_order(frame)
-    assert found["mode"].tolist()[:4] == [LINEN, TORCH, "a", "b"]
-    assert found["size"].tolist() == ["small"] * 5 + ["large", "9x9"]
-    assert found["env_id"].tolist()[4:] == ["A", "B", "B"]  # as they came
 
 
 # === What the reports of the old code said ======================================================

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from fake_runs import foreign_iterations, foreign_runs, write_table
 
-from analysis import schema
 from analysis.runs import IDENTITY, load, save
-from analysis.schema import ITERATIONS, RUNS, SourceError
+from analysis.schema import RUNS, SourceError
 
 
 def small(**columns: Any) -> pd.DataFrame:
@@ -53,19 +52,6 @@ def test_the_columns_in_bold_are_enough(tmp_path, kind):
         write_table(path, foreign_runs().drop(columns=name))
         with pytest.raises(SourceError, match=f"{path} has no column {name}$"):
             load(path)
-
-
-@pytest.mark.parametrize("columns", [RUNS, ITERATIONS])
-def test_the_data_dictionary_is_a_table_in_markdown(columns):
-    _, rule, *lines = schema.dictionary(columns).splitlines()
-    assert rule == "|---|---|---|"
-    for line, column in zip(lines, columns, strict=True):
-        empty, name, kind, meaning, end = line.split("|")
-        assert (empty, end, kind) == ("", "", f" {column.kind} ")
-        assert name.strip(" *") == f"`{column.name}`"
-        assert ("**" in name) == (column.must == "table")
-        assert len(meaning) > 5
-        assert meaning.count("`") % 2 == 0
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -157,7 +143,6 @@ def test_without_repeats_seeds_pair_runs(tmp_path):
     [
         ({"steady": alternate(0, 1)}, "steady is 0.0, not a number above 1e-9 and below 1e9"),
         ({"steady": alternate("fast", 1)}, "steady is 'fast', not a number above"),
-        ({"steady": alternate(np.inf, 1)}, "steady is inf, not a number above"),
         ({"final_return": alternate("-inf", 1)}, "final_return is -inf, not a number"),
         ({"sync": alternate("maybe", "True")}, "sync is 'maybe', not true or false"),
         ({"num_iterations": alternate(1.5, 12)}, "num_iterations is 1.5, not a whole number"),
@@ -220,7 +205,6 @@ def test_a_sum_of_parts_means_one_thing_in_all_rows(tmp_path, sums, columns, exp
     [
         ("t.csv", b"", "not a table that can be read"),
         ("t.csv", b"framework,size\n\xff,1\n", "not a table that can be read"),
-        ("t.csv", b'framework\n"', "not a table that can be read"),
         ("t.csv", b"a,b\n1,2,3\n1,2,3\n", "its rows are longer than its header"),
         ("t.csv", b"framework;size\n1;2\n", "has no column framework, compile_mode, env_id"),
         ("t.parquet", b"PAR1" + bytes(100) + b"PAR1", "not a table that can be read"),
@@ -268,7 +252,6 @@ def test_a_damaged_parquet_file_is_a_table_or_one_sentence(tmp_path):
         ({"iteration": None}, "iteration is missing"),
         ({"iteration": 3}, "r0 has iteration 3 twice"),
         ({"time/iteration": -0.5}, "time/iteration is -0.5, not a number above"),
-        ({"time/elapsed": "soon"}, "time/elapsed is 'soon', not a number above"),
         ({"global_step": -1.5}, "global_step is -1.5, not a whole number above 0"),
         ({"charts/episodic_return": "inf"}, "charts/episodic_return is inf, not a number"),
         ({"losses/entropy": [1.0, 2.0]}, "losses/entropy is "),

@@ -282,7 +282,7 @@ def test_the_metadata_block_is_what_the_script_imports(name):
 
 
 def test_the_plain_designs_patch_fits(tmp_path):
-    """results/PERFORMANCE.md has the command; what it makes is Python."""
+    """studies/plain has the command; what it makes is Python."""
     patch, plain = ROOT / "results" / "plain_design.patch", tmp_path / "ppo_plain.py"
     command = ["patch", "--silent", "--output", plain, ROOT / "ppo_linen.py", patch]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)

@@ -95,20 +95,6 @@ def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path):
     assert not (tmp_path / "bad/run.json").exists()
 
 
-def test_a_container_with_time_for_fewer_cores_gets_fewer_processes(tmp_path, monkeypatch):
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(side_by_side, "CGROUP", limit)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(side_by_side, "TOPOLOGY", str(tmp_path / "{}{}"))  # which is hidden
-    each = [{0}, {1}, {2}, {3}]
-    assert side_by_side.usable_cores() == each
-    cases = {"max 100000": each, "800000 100000": each}
-    cases |= {"250000 100000": [set(), set()], "50000 100000": [set()]}  # the system places them
-    for text, cores in cases.items():
-        limit.write_text(f"{text}\n")
-        assert side_by_side.usable_cores() == cores
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_killed_it_leaves_no_process(number, tmp_path):
     """SIGKILL cannot be caught: the processes die with it, but not what they started."""
