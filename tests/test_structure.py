@@ -283,7 +283,7 @@ def test_the_metadata_block_is_what_the_script_imports(name):
 
 def test_the_plain_designs_patch_fits(tmp_path):
     """studies/plain has the command; what it makes is Python."""
-    patch, plain = ROOT / "results" / "plain_design.patch", tmp_path / "ppo_plain.py"
+    patch, plain = ROOT / "studies/plain/plain_design.patch", tmp_path / "ppo_plain.py"
     command = ["patch", "--silent", "--output", plain, ROOT / "ppo_linen.py", patch]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     assert "jax.random.permutation" in plain.read_text() and ast.parse(plain.read_text())

@@ -487,7 +487,7 @@ def test_a_real_study(tmp_path, compiled):
     words = [sys.executable, ROOT / "tune.py", *words]
     done = subprocess.run(words, cwd=tmp_path, env=quick, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done
-    (folder,) = (tmp_path / "studies").iterdir()
+    (folder,) = (tmp_path / "tuned").iterdir()
     seeds = set()
     for path in folder.rglob("run.json"):
         args = json.loads(path.read_text())["args"]
