@@ -518,8 +518,6 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, from the start or from a checkpoint on."""
-    if args.seed + args.num_agents > 2**32:
-        fail("--seed must lie between 0 and 2**32 - --num-agents")
     # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
@@ -590,6 +588,8 @@ class RunLogs:
     def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
         if args.resume and "agent" in load_checkpoint(args.resume)[0]:
             fail(f"--resume: {args.resume} is one agent's; its program's folder is the one above")
+        if args.seed + args.num_agents > 2**32:
+            fail("--seed must lie between 0 and 2**32 - --num-agents")
         self.program = RunLog(args, framework, compile_mode, device)
         self.info = self.program.info
         self.agents = [self.open_agent(k) for k in range(args.num_agents)]

@@ -111,7 +111,7 @@ def test_a_configuration_is_a_word_before_the_flags_and_help_shows_it(words, mon
         (LINEN_PAIR, 316),  # from gymnax to Gymnasium: most of it is the environment
         (TORCH_PAIR, 333),
         (FIRST_OF_PAIRS, 414),  # from Linen to PyTorch
-        ((LINEN_PAIR[1], TORCH_PAIR[1]), 367),
+        ((LINEN_PAIR[1], TORCH_PAIR[1]), 368),
     ],
 )
 def test_diff_budgets(pair, budget):
