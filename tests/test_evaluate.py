@@ -43,13 +43,6 @@ if "ProbeLengths-v0" not in gymnax.registered_envs:
     gymnax.register("ProbeLengths-v0", ProbeLengths)
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch):
-    """evaluate.py loads a script anew, under its name: other tests keep what they imported."""
-    for name in [x for x in sys.modules if x.startswith(("ppo_", "dqn_"))]:
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
-
-
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
     """Name of a script -> folder of a short run; each is trained once."""

@@ -34,8 +34,10 @@ def forkserver():
 
 
 @pytest.fixture(autouse=True)
-def variables(monkeypatch):
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as async sets it; here, it is as before afterwards
+def process(monkeypatch):
+    """What async sets is as before afterwards; what other tests imported anew is as it was here."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setitem(sys.modules, script.__name__, script)
 
 
 def make(env_id, num_envs, vectorization, seed=1, num_steps=2000):
