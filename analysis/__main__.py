@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pandas as pd
 
-from analysis import docs, learning, notebooks, pack, page, report
+from analysis import docs, learning, pack, page, report
 from analysis.measures import mode_order
 from analysis.runs import load
 from analysis.schema import SourceError
@@ -53,7 +53,7 @@ def parse() -> argparse.Namespace:
     command = commands.add_parser("notebooks", help="run the six notebooks, and keep their outputs")
     command.add_argument("--source", help=SOURCE)
     command.add_argument("--out", type=Path, help="folder for the copies; needed with --source")
-    command.set_defaults(run=notebooks.run)
+    command.set_defaults(run=run_notebooks)
     return parser.parse_args()
 
 
@@ -93,6 +93,12 @@ def default_out(sources: list[str]) -> Path:
     if len(sources) == 1 and path.is_file():
         return path.with_name(f"{path.stem}-report")
     return Path("report")
+
+
+def run_notebooks(args: argparse.Namespace) -> int:
+    from analysis import notebooks  # with Jupyter, which no other command needs
+
+    return notebooks.run(args)
 
 
 def check_names(args: argparse.Namespace, runs: pd.DataFrame) -> None:

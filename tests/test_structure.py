@@ -281,6 +281,13 @@ def test_the_metadata_block_is_what_the_script_imports(name):
     assert sorted(metadata["dependencies"]) == sorted(requirements()[x] for x in packages)
 
 
+def test_the_installed_analysis_has_the_tested_versions():
+    """pyproject.toml names what `uvx --from . ppo-rosetta` installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *project["optional-dependencies"]["wandb"]]
+    assert set(named) <= set(requirements().values())
+
+
 def test_the_plain_designs_patch_fits(tmp_path):
     """studies/plain has the command; what it makes is Python."""
     patch, plain = ROOT / "studies/plain/plain_design.patch", tmp_path / "ppo_plain.py"
