@@ -70,25 +70,24 @@ def geometric_mean(values: np.ndarray) -> Interval:
     return Interval(*map(float, np.exp(mean_interval(logs, [""] * len(logs)))))
 
 
-def pair(
-    runs: pd.DataFrame, value: str, baseline: str, candidate: str, contender: str = "mode"
-) -> pd.DataFrame:
-    """Return a row per pair of runs that differ in contender alone, with both values.
+def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
+    """Return a row per block of runs that differ in contender alone, with a column for each of it.
 
-    contender is the column that holds baseline and candidate: "mode", "platform" or any other.
-    Runs of different lengths pair, unless the value is of the whole run; of several runs of one
-    block the mean counts. The values are in the columns baseline and candidate.
+    contender is the column that holds what is compared: "mode", "platform" or any other. Runs of
+    different lengths share a block, unless the value is of the whole run; of several runs of one
+    contender in a block the mean counts.
     """
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
     runs = runs.dropna(subset=[value, *length])
-    sides = [
-        runs[runs[contender] == side].groupby(keys, as_index=False, sort=False, dropna=False)[value]
-        for side in (baseline, candidate)
-    ]
-    names = ("baseline", "candidate")
-    left, right = (x.mean().rename(columns={value: y}) for x, y in zip(sides, names, strict=True))
-    return left.merge(right, on=keys, validate="one_to_one")
+    means = runs.groupby([*keys, contender], sort=False, dropna=False)[value].mean()
+    return means.unstack(contender, sort=False)
+
+
+def pair(table: pd.DataFrame, baseline: str, candidate: str) -> pd.DataFrame:
+    """Return the blocks that two contenders share, with their values as baseline and candidate."""
+    sides = table.reindex(columns=[baseline, candidate]).dropna()
+    return sides.set_axis(["baseline", "candidate"], axis=1).reset_index()
 
 
 def of_length(runs: pd.DataFrame) -> pd.DataFrame:
@@ -131,8 +130,9 @@ def compare(
     by, estimate, low, high, environments and blocks.
     """
     rows = []
+    table = blocks(runs, value, contender)
     for candidate in dict.fromkeys(runs.loc[runs[contender] != baseline, contender]):
-        pairs = pair(runs, value, baseline, candidate, contender)
+        pairs = pair(table, baseline, candidate)
         for _, group in pairs.groupby(list(by), sort=False, dropna=False):
             if value in WHOLE_RUN:
                 group = of_length(group)
@@ -141,8 +141,8 @@ def compare(
             envs = {"environments": group["env_id"].nunique(), "blocks": len(group)}
             rows.append(row | envs)
     columns = [contender, *by, *Interval._fields, "environments", "blocks"]
-    table = pd.DataFrame(rows, columns=columns)
-    return table.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
+    found = pd.DataFrame(rows, columns=columns)
+    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
 
 
 # === Returns ====================================================================================

@@ -130,7 +130,7 @@ def test_repeats_that_are_not_unique_are_never_crossed():
 def test_a_run_without_the_value_is_not_paired():
     runs = table(EXAMPLE)
     runs.loc[0, "steady"] = np.nan
-    assert len(stats.pair(runs, "steady", "torch", "linen")) == 2
+    assert len(stats.pair(stats.blocks(runs, "steady"), "torch", "linen")) == 2
     nothing = stats.compare(runs.assign(steady=np.nan), "steady", "linen")
     assert nothing.empty
     assert "estimate" in nothing
@@ -140,7 +140,7 @@ def test_a_run_without_the_value_is_not_paired():
 def test_runs_pair_only_where_all_but_the_contender_is_equal(column):
     runs = table(EXAMPLE)
     runs.loc[runs["mode"] == "torch", column] = True if column == "sync" else "other"
-    assert stats.pair(runs, "steady", "linen", "torch").empty
+    assert stats.pair(stats.blocks(runs, "steady"), "linen", "torch").empty
 
 
 def lengths(cells):
@@ -157,8 +157,8 @@ def test_whole_runs_of_two_lengths_are_neither_paired_nor_pooled():
     """The longer a training, the less its startup counts: no ratio holds for two lengths."""
     runs = lengths([("A", 1, 20, 5.0, 2.0), ("A", 2, 20, 5.0, 2.0)])
     runs.loc[runs["mode"] == "other", "num_iterations"] = [20, 40]
-    assert len(stats.pair(runs, "process", "base", "other")) == 1
-    assert len(stats.pair(runs, "steady", "base", "other")) == 2
+    assert len(stats.pair(stats.blocks(runs, "process"), "base", "other")) == 1
+    assert len(stats.pair(stats.blocks(runs, "steady"), "base", "other")) == 2
     short = [(env, 1, 20, 5.0, 4.0) for env in "ABC"]
     runs = lengths(short + [("A", repeat, 1000, 50.0, 0.25) for repeat in range(1, 5)])
     row = only_row(stats.compare(runs, "process", "base"))
