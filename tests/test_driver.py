@@ -45,7 +45,7 @@ def project(tmp_path):
 
 def copy_driver(folder):
     studies = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid")]
-    for name in ("benchmark.sh", "setup.sh", "analysis/machine.py", "analysis/grid.py", *studies):
+    for name in ("benchmark.sh", "setup.sh", "studies/machine.py", "studies/grid.py", *studies):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
 

@@ -7,7 +7,7 @@ import subprocess
 import psutil
 from test_driver import ONE, add_tool, completed, info_of, project, succeed
 
-from analysis import machine
+from studies import machine
 
 __all__ = ["project"]  # a fixture
 

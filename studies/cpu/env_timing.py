@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from analysis import machine
 from ppo_linen import VecEnv
+from studies import machine
 
 ENVIRONMENTS = (
     *("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "DiscountingChain-bsuite"),

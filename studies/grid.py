@@ -1,6 +1,6 @@
 """Print the runs of a study, or of a grid that flags describe, for benchmark.sh.
 
-    python analysis/grid.py quick --repeats 2
+    python studies/grid.py quick --repeats 2
 
 The first line has the study, its repeats and the seed of its order; then there is a line for each
 command at its begin and its end, and one for each run: its place in the list, repeat, seconds that
