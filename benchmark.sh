@@ -15,7 +15,7 @@ usage() {
   done
   cat <<'END'
 Or your own grid, each as LIST or one,two,...:
-  --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
+  --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached nnx_tree
                     equinox-none equinox, and what else lies here as ppo_NAME.py, or dqn_NAME.py as
                     dqn_NAME; path/to/mine.py, your own, whose runs are named mine
   --envs LIST       default CartPole-v1; my_module:MyEnv, your own, where you call this from

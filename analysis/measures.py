@@ -20,7 +20,8 @@ from analysis.runs import PARTS, Data, is_untimed
 BASELINES = ("ppo_linen", "dqn_linen")
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
-    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_equinox", "ppo_torch_compile", "ppo_torch"),
+    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_nnx_tree", "ppo_equinox"),
+    *("ppo_torch_compile", "ppo_torch"),
     *("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap"),
     *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
     *("sbx", "sb3", "sb3 --threads 1"),
@@ -30,7 +31,7 @@ MODES = (
 )
 SIZES = ("small", "medium", "large")
 # Of a framework's compile modes, the first that was run is what the others are compared with.
-COMPILED = ("jit", "compile", "cached_partial", "env.jit")
+COMPILED = ("jit", "compile", "cached_partial", "jit_partial", "env.jit")
 FARTHEST = 10  # times the measured length: beyond it nothing is extrapolated
 
 

@@ -201,6 +201,15 @@ class NNX(Linen):
         return np.array(jax.nn.softmax(logits)), np.array(value)
 
 
+class NNXTree(NNX):
+    def start(self) -> None:
+        super().start()
+        script, args = self.script, self.args
+        jit = partial(nnx.jit_partial, graph=False)
+        self.rollout_fn = jit(partial(script.rollout, env=self.env, args=args), self.agent)
+        self.update_fn = jit(partial(script.update, args=args), self.agent, self.optimizer)
+
+
 class Equinox(Linen):
     def start(self) -> None:
         super().start()
@@ -347,7 +356,7 @@ class TorchGymnasium(Torch):
 
 
 LEARNERS: dict[str, Any] = {"ppo_linen": Linen, "ppo_nnx": NNX, "ppo_nnx_cached": NNX}
-LEARNERS["ppo_equinox"] = Equinox
+LEARNERS |= {"ppo_nnx_tree": NNXTree, "ppo_equinox": Equinox}
 LEARNERS |= {"ppo_linen_gymnasium": LinenGymnasium, "ppo_torch_gymnasium": TorchGymnasium}
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
-SCRIPTS += ("ppo_equinox",)
+SCRIPTS += ("ppo_nnx_tree", "ppo_equinox")
 JAX_SCRIPTS = SCRIPTS[2:]
 TORCH_SCRIPTS = SCRIPTS[:2]
-NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap")
+NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap", "ppo_nnx_tree")
 GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
 VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
@@ -63,7 +63,7 @@ SHARED = {
         (*NNX_SCRIPTS, "ppo_equinox"),
         *DQN_PAIRS,
     ],
-    "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
+    "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS[:3], *DQN_PAIRS],
     "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *VMAP_SCRIPTS), DQN_SCRIPTS],
     "Run logs": [VMAP_SCRIPTS],
 }

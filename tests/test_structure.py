@@ -75,6 +75,7 @@ CEILINGS = {  # of the lesson, through Training, and of the file
     "ppo_linen": (410, 620),
     "ppo_nnx": (410, 625),
     "ppo_nnx_cached": (410, 625),
+    "ppo_nnx_tree": (410, 625),
     "ppo_equinox": (430, 645),
     "ppo_torch": (470, 685),
     "ppo_torch_compile": (533, 746),
@@ -117,6 +118,7 @@ def changed_lines(first, second):
     [
         ("ppo_linen", "ppo_nnx", 100),
         ("ppo_nnx", "ppo_nnx_cached", 14),
+        ("ppo_nnx", "ppo_nnx_tree", 30),
         ("ppo_linen", "ppo_equinox", 100),
         ("ppo_torch", "ppo_torch_compile", 118),
         ("ppo_linen", "ppo_torch", 348),
