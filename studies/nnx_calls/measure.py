@@ -185,8 +185,10 @@ def measure(cells: Iterable[tuple[int, int]], iterations: int) -> None:
             for way in random.sample(list(WAYS), len(WAYS)):
                 seconds[way].append(seconds_of(calls[way], batches))
         for way in WAYS:
-            row = {"flax": metadata.version("flax"), "way": way, "arrays": num_arrays}
-            row |= {"calls": num_calls, "seconds": statistics.median(seconds[way][WARM_UP:])}
+            row: dict[str, str | float] = {"flax": metadata.version("flax"), "way": way}
+            row["arrays"] = num_arrays
+            row["calls"] = num_calls
+            row["seconds"] = statistics.median(seconds[way][WARM_UP:])
             print(json.dumps(row), flush=True)
 
 

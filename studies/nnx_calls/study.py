@@ -26,10 +26,11 @@ def read(path: Path) -> pd.DataFrame:
     """Return a row per version of Flax, way and cell: a call's microseconds, with the interval."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     measured = pd.DataFrame([line for line in lines if "way" in line])
+    names = ["flax", "way", "arrays", "calls"]
     cells = []
-    for names, part in measured.groupby(["flax", "way", "arrays", "calls"], sort=False):
-        row = dict(zip(("flax", "way", "arrays", "calls"), names, strict=True))
-        microseconds = 1e6 * part["seconds"] / row["calls"]
+    for _, part in measured.groupby(names, sort=False):
+        row = part.iloc[0][names].to_dict()
+        microseconds = 1e6 * part["seconds"] / part["calls"]
         cells.append(row | stats.geometric_mean(microseconds.to_numpy())._asdict())
     return pd.DataFrame(cells)
 
@@ -41,11 +42,11 @@ def wide(frame: pd.DataFrame, name: str, unit: str) -> pd.DataFrame:
     for flax in frame["flax"].unique():
         for way in HUES:
             here = frame[(frame["flax"] == flax) & (frame["way"] == way)]
-            cells = {
-                f"{counted([x[column]], name)} ({unit})": interval(x["estimate"], x["low"], x["high"])
-                for _, x in here.sort_values(column).iterrows()
-            }
-            rows.append({"flax": flax, "way": way} | cells)
+            row = {"flax": flax, "way": way}
+            for _, cell in here.sort_values(column).iterrows():
+                text = interval(cell["estimate"], cell["low"], cell["high"])
+                row[f"{counted([cell[column]], name)} ({unit})"] = text
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
