@@ -18,12 +18,6 @@ def trace(event: str) -> None:
         file.write(f"{event} {folder.name} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\n")
 
 
-def start_sleep(**options) -> int:
-    """A process in a session of its own, with the files that this one has open."""
-    words = ["sh", "-c", "sleep 1000 >&2 & echo $!"]
-    return int(subprocess.check_output(words, start_new_session=True, close_fds=False, **options))
-
-
 flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
@@ -42,10 +36,9 @@ if plan == "killed" and not resumed:
     os.kill(os.getpid(), signal.SIGKILL)
 if plan == "fill":
     (folder / "metrics.jsonl").write_text(" " * 100_000_000)
-if plan == "daemon":
-    (folder / "daemon").write_text(str(start_sleep(env={})))
 if plan == "hang":
-    start_sleep()
+    # In a session of its own, and with the files that this one has open.
+    subprocess.Popen(["sleep", "1000"], start_new_session=True, close_fds=False)
     trace("hang")
     time.sleep(1000)
 if plan.startswith("0."):

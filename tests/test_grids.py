@@ -20,16 +20,12 @@ def env(tmp_path_factory):
 
 
 def cell_of(name):
-    """What a run's name says: LABEL__ENV__SIZE__SCRIPT__100it__seed1; a label may be missing."""
+    """What a run's name says; a label may be missing."""
     *label, environment, size, script, iterations, seed = name.split("__")
-    return {
-        "label": "".join(label),
-        "env": environment,
-        "size": size,
-        "script": script,
-        "iterations": int(iterations.removesuffix("it")),
-        "seed": int(seed.removeprefix("seed")),
-    }
+    cell = {"label": "".join(label), "env": environment, "size": size, "script": script}
+    cell["iterations"] = int(iterations.removesuffix("it"))
+    cell["seed"] = int(seed.removeprefix("seed"))
+    return cell
 
 
 def test_help_says_what_a_study_has_and_how_long_it_takes(env):
@@ -73,19 +69,11 @@ def test_a_seed_shuffles_whole_blocks(env):
     assert [name[:6] == "warmup" for name in full] == [True] * 3 + [False] * 2 * 228
 
 
-@pytest.mark.parametrize(
-    ("flags", "runs"),
-    [
-        ("--envs Acrobot-v1,CartPole-v1 --sizes small,large", 20),
-        ("--scripts ppo_torch.py,linen,ppo_linen.py --repeats=2", 4),
-        ("--scripts equinox-none,linen_vmap,dqn_torch.py --sizes own", 3),
-        ("async --only ppo_linen.*Acrobot", 3),
-        ("minatar --repeats 2", 4 + 4 + 3),
-    ],
-)
-def test_counts(env, flags, runs):
-    assert len(set(names_of(ROOT, *flags.split(), env=env))) == runs
-    assert succeed(ROOT, *flags.split(), "--count", env=env) == f"{runs}\n"
+def test_a_grid_of_ones_own_has_each_cell_once(env):
+    flags = "--scripts ppo_torch.py,linen,ppo_linen.py,dqn_torch.py --sizes small,large --repeats=2"
+    names = names_of(ROOT, *flags.split(), env=env)
+    assert len(set(names)) == len(names) == 3 * 2 * 2
+    assert succeed(ROOT, *flags.split(), "--count", env=env) == "12\n"
 
 
 @pytest.mark.parametrize("study", ["full", "dqn", "doors", "agents", "minatar"])
