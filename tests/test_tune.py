@@ -203,19 +203,6 @@ def test_summary(n):
     assert (alike["iqm"], alike["interval"], alike["mean_interval"]) == (2, None, None)
 
 
-def test_words_that_are_not_tune_s_go_to_every_run(project):
-    words = ["short", "--no-anneal-lr", "--hidden-sizes", 8, 9, "--seed", 5, "--trials", 1]
-    assert run(project, "fake.py", *words, *QUICK[1:])[0] == 0
-    for x in traced(project, "start"):
-        own = x["settings"]
-        assert (own["total_timesteps"], own["anneal_lr"]) == (500, False)
-        assert own["hidden_sizes"] == [8, 9]
-        assert own["seed"] == int(x["run"].rpartition("-")[2]) in (1, 2, 1001, 1002)
-    settings = {"learning_rate", "num_minibatches", "gamma", "loss"}
-    assert set(report(project)["best_settings"]) == settings
-    assert " short --no-anneal-lr --hidden-sizes 8 9 " in report(project)["command"]
-
-
 # === Interruptions ==============================================================================
 def no_beat():
     tune.BEAT = 0  # a trial that a killed command had not yet begun is dead at once
@@ -423,8 +410,8 @@ def test_a_study_goes_on_only_as_it_was_begun(project):
     assert Counter(x["run"] for x in traced(project, "start"))["0000-seed-1"] == 2
 
 
-def test_a_script_lies_anywhere_and_no_file_stands_in_for_python_s(project):
-    """Neither beside the script, an edited copy, nor beside tune.py, nor in the current folder."""
+def test_a_script_lies_anywhere_and_gets_the_words_that_are_not_tune_s(project):
+    """No file stands in for Python's: beside the script, or tune.py, or in the current folder."""
     place, home = project / "w?at %41 #'é", project / "else where"
     for folder in (place, home, project):
         folder.mkdir(exist_ok=True)
@@ -435,11 +422,19 @@ def test_a_script_lies_anywhere_and_no_file_stands_in_for_python_s(project):
     (home / "mine.py").write_text(code.replace("gamma: float = 0.99", "gamma: float = GAMMA"))
     shutil.copy(ROOT / "tune.py", project)
     (project / "analysis").symlink_to(ROOT / "analysis")
-    words = [project / "tune.py", "../else where/mine.py", *QUICK[1:], "--trials", 1]
+    own = ["short", "--no-anneal-lr", "--hidden-sizes", "8", "9"]
+    words = [project / "tune.py", "../else where/mine.py", *own, *QUICK[1:], "--trials", 1]
+    command = [sys.executable, *map(str, words), "--seed", "5"]  # of the sampler
     env = os.environ | environment(project, {})
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=place, env=env)
-    assert done.returncode == 0 and (place / "tuned/mine__Fake-v1/best.json").exists()
-    assert {x["settings"]["gamma"] for x in traced(project, "start")} == {0.9}
+    assert subprocess.run(command, cwd=place, env=env).returncode == 0
+    for x in traced(project, "start"):
+        given = x["settings"]
+        assert (given["total_timesteps"], given["anneal_lr"]) == (500, False)
+        assert (given["hidden_sizes"], given["gamma"]) == ([8, 9], 0.9)
+        assert given["seed"] == int(x["run"].rpartition("-")[2]) in (1, 2, 1001, 1002)
+    result = json.loads((place / "tuned/mine__Fake-v1/best.json").read_text())
+    assert set(result["best_settings"]) == {"learning_rate", "num_minibatches", "gamma", "loss"}
+    assert " ".join(own) in result["command"]
 
 
 def test_ranges(capsys):
