@@ -12,8 +12,10 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -205,25 +207,20 @@ def no_beat():
     tune.BEAT = 0  # a trial that a killed command had not yet begun is dead at once
 
 
-def no_setpriv():
-    tune.DIE_TOO = []  # nothing tells its scripts to end, so they train on
-
-
 def test_killed_at_any_moment_the_same_command_goes_on(project):
-    """No trial that was over is lost or made again, and no run trains beside itself."""
-    words = [*QUICK, "--workers", 2, "--seconds", "0.5", "--trials", 5]
+    """No trial that was over is lost or made again, and none of its processes stays."""
+    words = [*QUICK, "--workers", 2, "--seconds", "0.3", "--trials", 5]
     rng = random.Random(1)
     ended = []
-    for patch in (None, no_setpriv, None):
-        command = start(project, *words, patch=patch)
+    for _ in range(3):
+        command = start(project, *words)
         seen = len(traced(project, "start", "end")) + rng.randrange(1, 6)
         wait_for(lambda n=seen: len(traced(project, "start", "end")) >= n)
         time.sleep(rng.uniform(0, 0.2))
         command.kill()
         status, _, err = wait(project, command)
         assert (status, err) == (-signal.SIGKILL, "")
-        if patch is None:
-            wait_for(lambda: not processes_in(project))
+        wait_for(lambda: not processes_in(project))
         before = [x for x in tune.counted(load(project)) if x.state == TrialState.COMPLETE]
         ended.append({x.number: x.value for x in before})
     assert run(project, *words, patch=no_beat)[::2] == (0, "")
@@ -241,7 +238,7 @@ def begun(folder, **args):
     return tune.Command(args, [], {}, space, folder, study, folder, "here")
 
 
-def test_a_trial_that_nobody_runs_any_more_goes_on(tmp_path, monkeypatch):
+def test_a_trial_that_nobody_runs_any_more_goes_on(tmp_path, monkeypatch, capsys):
     """Of a command killed as it began one, and of a machine that was silent for ten minutes."""
     command = begun(tmp_path)
     first = command.study.ask()  # with the script's own settings, which it has not yet got
@@ -257,6 +254,24 @@ def test_a_trial_that_nobody_runs_any_more_goes_on(tmp_path, monkeypatch):
     other = tune.next_trial(command)
     assert (other.params, other.user_attrs["goes_on"]) == (second.params, second.number)
     assert [x.number for x in tune.counted(command.study)] == [again.number, other.number]
+    tune.finish(command)  # too early
+    assert "other commands run trials" in capsys.readouterr().out
+
+
+def test_what_a_killed_command_left_behind_is_waited_for(tmp_path):
+    """Where nothing told its script to end, it trains on, and none trains beside it."""
+    command = begun(tmp_path)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = sqlite3.connect(folder / "lock", check_same_thread=False)
+    lock.execute("BEGIN EXCLUSIVE")
+
+    def end():
+        (folder / "run.json").touch()
+        lock.close()
+
+    threading.Timer(0.5, end).start()
+    tune.train(command, folder, {}, 1, lambda: None)  # which would fail: there is no script
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(project):
