@@ -24,7 +24,7 @@ echo '  MIG 1g.10gb     Device  0: (UUID: MIG-2c9e4f70-3d1a)'
 REPORT = "import sys\nprint('A report of', len(open(sys.argv[-1]).readlines()), 'runs')\n"
 ONE = ("--scripts", "linen", "--no-report")
 TWO = ("--scripts", "linen,nnx")
-ALL = {"": "hang"}  # of a stand-in, for all runs
+HANG = {"": "hang"}  # all stand-ins
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_a_full_disk_stops_the_grid(project):
 )
 def test_stopping_leaves_no_process(project, sent, status, send):
     """A terminal's Ctrl-C or its end reaches the driver's whole process group."""
-    driver = start(project, "--gpus", "0,1", **ALL)
+    driver = start(project, "--gpus", "0,1", **HANG)
     wait_for_hanging(project, 2)
     send(driver.pid, getattr(signal, sent))
     assert finish(driver).returncode == status
@@ -337,7 +337,7 @@ def test_stopping_leaves_no_process(project, sent, status, send):
 @pytest.mark.parametrize("runs_dir", ["runs", "other"])
 def test_a_killed_driver_s_run_ends_alone(project, runs_dir):
     """Another driver says that it waits for it, or for the machine; no run follows it."""
-    first = start(project, *TWO, **ALL)
+    first = start(project, *TWO, **HANG)
     wait_for_hanging(project)
     first.kill()
     first.wait()
