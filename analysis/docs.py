@@ -29,39 +29,17 @@ BLOCK = re.compile(
     r"(?: over (?P<baseline>\S+))? -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-TABLES: dict[str, Callable[[Bench], Table]] = {
-    "answer": tables.answer_table,
-    "cells": tables.cell_table,
-    "startup": tables.startup_table,
-    "break_even": tables.crossing_table,
-    "phases": tables.phase_table,
-    "compile_modes": tables.compile_table,
-    "returns": lambda bench: tables.return_table(bench, learning.load_environments()),
-    "targets": lambda bench: tables.target_table(bench, learning.load_environments()),
-    "last_returns": tables.last_return_table,
+TABLES: dict[str, Callable[..., Table]] = {
+    "answer": lambda bench, known: tables.answer_table(bench),
+    "cells": lambda bench, known: tables.cell_table(bench),
+    "startup": lambda bench, known: tables.startup_table(bench),
+    "break_even": lambda bench, known: tables.crossing_table(bench),
+    "phases": lambda bench, known: tables.phase_table(bench),
+    "compile_modes": lambda bench, known: tables.compile_table(bench),
+    "returns": tables.return_table,
+    "targets": tables.target_table,
+    "last_returns": lambda bench, known: tables.last_return_table(bench),
 }
-
-
-def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
-    """Return what belongs into a block, in Markdown."""
-    if name == "columns":
-        return schema.dictionary(schema.RUNS if source == "runs" else schema.ITERATIONS)
-    if name == "environments":
-        return page.markdown_table(pd.read_csv(ROOT / source, dtype="str", keep_default_na=False))
-    if name == "against" and baseline:
-        found = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
-        return page.markdown_table(next(x.cells for x in found.blocks if isinstance(x, Table)))
-    if name == "headline":
-        return page.escape(report.headline(bench_of(source, where, baseline)))
-    if name in TABLES:
-        return page.markdown_table(TABLES[name](bench_of(source, where, baseline)).cells)
-    own = own_blocks(source)
-    if name not in own:
-        raise SourceError(f"no block is called {name}")
-    made = own[name](ROOT / source)
-    if isinstance(made, Table):
-        return page.markdown_table(made.cells)
-    return "\n".join(f"- {page.escape(x)}" for x in made)
 
 
 @cache
@@ -78,6 +56,29 @@ def bench_of(source: str, where: str | None, baseline: str | None) -> Bench:
     if data.runs.empty:
         raise SourceError(f"{source} has no run in {where}")
     return benches(data, baseline)[0]
+
+
+def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
+    """Return what belongs into a block, in Markdown."""
+    if name == "columns":
+        return schema.dictionary(schema.RUNS if source == "runs" else schema.ITERATIONS)
+    if name == "environments":
+        return page.markdown_table(pd.read_csv(ROOT / source, dtype="str", keep_default_na=False))
+    if name == "against" and baseline:
+        found = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
+        return page.markdown_table(next(x.cells for x in found.blocks if isinstance(x, Table)))
+    if name == "headline":
+        return page.escape(report.headline(bench_of(source, where, baseline)))
+    if name in TABLES:
+        bench = bench_of(source, where, baseline)
+        return page.markdown_table(TABLES[name](bench, learning.load_environments()).cells)
+    own = own_blocks(source)
+    if name not in own:
+        raise SourceError(f"no block is called {name}")
+    made = own[name](ROOT / source)
+    if isinstance(made, Table):
+        return page.markdown_table(made.cells)
+    return "\n".join(f"- {page.escape(x)}" for x in made)
 
 
 def own_blocks(source: str) -> dict[str, Callable[[Path], Any]]:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import schema
-from analysis.schema import ITERATIONS, RUNS, Column, SourceError
-from analysis.words import some
+from analysis.schema import ITERATIONS, RUNS, Column, SourceError, clean
 
 SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
 # Arguments that say who and where, not how much work; all others are the column `settings`.
@@ -33,12 +32,8 @@ NOT_SETTINGS = {
 # The same game by MinAtar's rules, in gymnax and in Gymnasium; tests/test_minatar.py compares them.
 MINATAR = {f"{x}-MinAtar": f"MinAtar/{x}-v0" for x in ("Breakout", "Freeway", "SpaceInvaders")}
 RULES = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
-# Doors, which tests/test_doors.py compares, by the name that both have beside the module's.
-DOORS = {
-    "envs.doors:Doors": "Doors-v0",
-    "envs.doors:Doors-v0": "Doors-v0",
-    "envs.doors_gymnasium:Doors-v0": "Doors-v0",
-}
+# Doors in gymnax and in Gymnasium; tests/test_doors.py compares them.
+DOORS = re.compile(r"envs\.doors(_gymnasium)?:Doors(-v0)?")
 EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
     "greedy": ("evaluation.json", 0),
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
@@ -86,8 +81,8 @@ def load(
         parts = [rename(read(name, filters), name) for name in names]
     data = count_once(merge(parts))
     if data.runs.empty:
-        reasons = some([f"{name} ({reason})" for name, reason in data.left_out.items()], 3)
-        more = f"; left out: {reasons}" if reasons else ""
+        reasons = [f"{name}: {reason}" for name, reason in data.left_out.items()]
+        more = f" ({len(reasons)} left out, e.g. {reasons[0]})" if reasons else ""
         raise SourceError(f"no completed run in {source}{more}")
     return data
 
@@ -105,7 +100,7 @@ def read(
 
 def rename(data: Data, source: str) -> Data:
     """Return data whose runs' names begin with their source."""
-    start = schema.clean(source) + "/"
+    start = clean(source) + "/"
     runs = data.runs.assign(run=start + data.runs["run"])
     iterations = data.iterations.assign(run=start + data.iterations["run"])
     left_out = {f"{source}/{name}": reason for name, reason in data.left_out.items()}
@@ -132,12 +127,10 @@ def count_once(data: Data) -> Data:
     copies = order.index[order.duplicated(list(IDENTITY), keep="last")]
     better = order.groupby(list(IDENTITY), dropna=False)["run"].transform("last")
     again = {order.loc[i, "run"]: f"made again as {better[i]}, which counts" for i in copies}
-    left_out = {
-        schema.clean(name): schema.clean(reason) for name, reason in (data.left_out | again).items()
-    }
+    left_out = {clean(x): clean(y) for x, y in (data.left_out | again).items()}
     runs = runs.drop(copies).sort_values("run", ignore_index=True)
     iterations = data.iterations[data.iterations["run"].isin(runs["run"])].reset_index(drop=True)
-    return Data(runs, iterations, left_out, tuple(schema.clean(x) for x in data.notes))
+    return Data(runs, iterations, left_out, tuple(clean(x) for x in data.notes))
 
 
 def is_untimed(runs: pd.DataFrame) -> pd.Series:
@@ -158,8 +151,8 @@ def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs, nor a table (.csv or .parquet)")
+    left_out = {run: x for run, x in failures(folder).items() if only is None or run in only}
     records = []
-    left_out = failures(folder)
     studies = []
     others = set()
     for path in find_runs(folder):
@@ -172,20 +165,15 @@ def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
             study = read_table(tables[0])
             studies.append(study if path == folder else rename(study, name))
         else:
-            left_out.pop(name, None)
+            left_out.pop(name, None)  # it failed at first
             try:
-                records.append({**read_run(path), "run": schema.clean(name), "source": str(path)})
-            except ValueError as error:
+                records.append(read_run(path) | {"run": clean(name), "source": str(path)})
+            except SourceError as error:
                 left_out[name] = str(error)
-    if only is not None:
-        left_out = {
-            run: reason for run, reason in left_out.items() if run.partition("/")[0] in only
-        }
-    data = tabulate(records, left_out)
-    if others:
-        note = f"Left out, since the grid does not list them: {len(others)} of the runs in {folder}"
-        data = data._replace(notes=(note,))
-    return merge([data, *studies])
+    data = tabulate(records)
+    note = f"Left out, since the grid does not list them: {len(others)} of the runs in {folder}"
+    notes = (note,) if others else ()
+    return merge([data._replace(left_out=left_out | data.left_out, notes=notes), *studies])
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -213,28 +201,28 @@ def failures(folder: Path) -> dict[str, str]:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Return run.json, with metrics and evaluations in it; raise ValueError if it is no good."""
+    """Return run.json, with metrics and evaluations in it."""
     if not (path / "run.json").exists():
-        raise ValueError("no run.json: it was killed or stopped, or is still running")
+        raise SourceError("no run.json: it was killed or stopped, or is still running")
     info = parse(path / "run.json")
     if not isinstance(info, dict):
-        raise ValueError("run.json is not a run's")
+        raise SourceError("run.json is not a run's")
     info["metrics"] = parse(path / "metrics.jsonl", by_line=True)
     info["evaluations"] = read_evaluations(path, len(info["metrics"]))
     return info
 
 
 def parse(path: Path, by_line: bool = False) -> Any:
-    """Return the value of a JSON file, or those of its lines; raise ValueError if it is none."""
+    """Return the value of a JSON file, or those of its lines; raise SourceError if it is none."""
     if not path.is_file():  # a pipe would be waited for
-        raise ValueError(f"no file {path.name}")
+        raise SourceError(f"no file {path.name}")
     text = path.read_bytes()
     if by_line:
         text = b"[" + b",".join(text.splitlines()) + b"]"
     try:
         return json.loads(text, parse_constant=lambda _: None)  # JSON has no NaN
     except (ValueError, RecursionError):
-        raise ValueError(f"{path.name} is not JSON") from None
+        raise SourceError(f"{path.name} is not JSON") from None
 
 
 def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
@@ -244,14 +232,11 @@ def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
     """
     found = {}
     for name, (file, epsilon) in EVALUATIONS.items():
-        wanted = {"iteration": num_iterations, "actions": "greedy", "epsilon": epsilon}
-        wanted["max_steps"] = 10_000
         with suppress(*FOREIGN):  # it is not there, or not evaluate.py's
             own = parse(path / file)
-            mean = own["return"]["mean"]
-            same = all(own[x] == value for x, value in wanted.items())
-            if same and own["episodes"] >= 100 and isinstance(mean, float):
-                found[name] = mean
+            rules = (own["iteration"], own["actions"], own["epsilon"], own["max_steps"])
+            if rules == (num_iterations, "greedy", epsilon, 10_000) and own["episodes"] >= 100:
+                found[name] = own["return"]["mean"]
     return found
 
 
@@ -282,7 +267,8 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
     for run, history in zip(finished, histories, strict=True):
         info = {**run.config, **run.summary_metrics}
         records.append(info | {"run": run.id, "source": run.url, "metrics": history})
-    return tabulate(records, left_out)
+    data = tabulate(records)
+    return data._replace(left_out=left_out | data.left_out)
 
 
 def read_history(run: Any) -> list[dict[str, Any]]:
@@ -296,11 +282,11 @@ def read_history(run: Any) -> list[dict[str, Any]]:
 
 
 # === One run ====================================================================================
-def tabulate(records: Iterable[dict[str, Any]], left_out: dict[str, str]) -> Data:
+def tabulate(records: Iterable[dict[str, Any]]) -> Data:
     """Describe each run by a row, and check all. A record is run.json with metrics, run, source."""
     rows = []
     metrics = []
-    left_out = dict(left_out)
+    left_out = {}
     for info in records:
         try:
             if "num_agents" in info["args"] and info.get("agent") is None:
@@ -318,7 +304,9 @@ def tabulate(records: Iterable[dict[str, Any]], left_out: dict[str, str]) -> Dat
 
 def describe(info: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a run; raise SourceError, with a reason, for one that is not complete."""
-    args, metrics = info["args"], info["metrics"]
+    args = info["args"]
+    metrics = info["metrics"]
+    hidden = args["hidden_sizes"]
     if info["status"] != "completed":
         raise SourceError(f"status is {info['status']}")
     batch_size = args["num_envs"] * args["num_steps"]
@@ -333,24 +321,22 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
     if algorithm == "dqn":
         # Of whole iterations: what is left over is not trained.
         settings["total_timesteps"] = num_iterations * batch_size
-    hidden = tuple(args["hidden_sizes"])
     row = {x.name: values.get(x.source) for x in RUNS if x.source}
     row |= {
         "algorithm": algorithm,
         "mode": name_mode(info),
         "env_id": name_environment(args),
-        "size": SIZES.get(hidden, "x".join(map(str, hidden))),
+        "size": SIZES.get(tuple(hidden), "x".join(map(str, hidden))),
         "settings": json.dumps(settings),
-        "repeat": args["seed"] if info.get("repeat") is None else info["repeat"],
         "batch_size": batch_size,
         "platform": describe_platform(info),
         "resumed": bool(info.get("resumed")),
         "last_100_return": last_return(metrics),
     }
-    durations = measure(info)
+    row |= measure(info)
     if row["resumed"] or row["agent"] not in (None, 0):
-        durations = {x.name: None for x in RUNS if x.kind == "seconds"}
-    return row | durations
+        row |= dict.fromkeys([x.name for x in RUNS if x.kind == "seconds"])
+    return row
 
 
 def algorithm_of(script: str, args: Collection[str] = ()) -> str:
@@ -361,11 +347,8 @@ def algorithm_of(script: str, args: Collection[str] = ()) -> str:
 
 
 def name_environment(args: dict[str, Any]) -> str:
-    """Return an environment's name, with the options that change what it does.
-
-    What two libraries have under two names, and play alike, has one.
-    """
-    env_id = DOORS.get(args["env_id"], args["env_id"])
+    """Return a name, with the options that change an environment: one where two play alike."""
+    env_id = DOORS.sub("Doors-v0", args["env_id"])
     options = {x: args[x] for x in RULES if args.get(x)}
     if options == RULES and env_id in MINATAR:
         return MINATAR[env_id]
@@ -429,7 +412,7 @@ def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
     for row in reversed(metrics):
         value = row.get("charts/episodic_return")
         count = row.get("charts/episodes")
-        if value is None or count is None or not count > 0:
+        if value is None or not count:
             continue
         weight = min(left, float(count))
         total += weight * value
@@ -446,11 +429,10 @@ def read_table(path: Path) -> Data:
     iterations = pd.DataFrame()
     about = {"left_out": {}, "notes": []}
     if path.name in TABLES:
-        for beside in (path.with_name("iterations.csv"), path.with_name("iterations.parquet")):
-            if beside.exists():
-                iterations = open_table(beside, ITERATIONS)
-        if path.with_name("about.json").exists():
-            about = read_about(path.with_name("about.json"))
+        for beside in path.parent.glob("iterations.*"):
+            iterations = open_table(beside, ITERATIONS)
+        for beside in path.parent.glob("about.json"):
+            about = parse(beside)
     notes = []
     if "repeat" not in table and "seed" in table:
         table["repeat"] = table["seed"]
@@ -476,28 +458,21 @@ def open_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
         if not path.is_file():
             raise ValueError("it is not there, or not a file")
         if path.suffix == ".csv":
-            table = pd.read_csv(path, dtype="str", keep_default_na=False, index_col=False)
+            table = pd.read_csv(path, dtype="str", keep_default_na=False)
+            if not isinstance(table.index, pd.RangeIndex):
+                raise ValueError("its rows are longer than its header")
         else:
             table = pd.read_parquet(path)
             if table.index.name:
                 table = table.reset_index()  # it may be a column: `run`
     except Exception as error:  # of a damaged file, pyarrow raises whatever it meets
-        reason = " ".join(str(error).split())
+        reason = str(error).partition("\n")[0]
         raise SourceError(f"{path} is not a table that can be read: {reason:.80}") from None
     table = table.rename(columns=lambda x: str(x).strip())
     missing = [x.name for x in columns if x.must and x.name not in table]
     if missing:
         raise SourceError(f"{path} has no column {', '.join(missing)}")
     return table
-
-
-def read_about(path: Path) -> dict[str, Any]:
-    """Return what a study says of runs that were left out, and of what was filled in."""
-    try:
-        about = parse(path)
-        return {"left_out": dict(about["left_out"]), "notes": list(about["notes"])}
-    except FOREIGN:
-        raise SourceError(f"{path} is not JSON of left_out, an object, and notes, a list") from None
 
 
 def save(data: Data, folder: str | Path) -> None:
@@ -514,8 +489,8 @@ def save(data: Data, folder: str | Path) -> None:
 def check(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
     """Return the rows that are runs, and their iterations, and why other rows are left out."""
     runs, reasons = schema.check(table, RUNS)
-    rows = "row " + (runs.index + 1).astype("str").to_series(runs.index)
-    runs["run"] = runs["run"].mask(runs["run"] == "", rows)
+    names = [name or f"row {i}" for i, name in enumerate(runs["run"], 1)]
+    runs["run"] = pd.Series(names, runs.index, dtype="str")
     iterations, wrong = schema.check(iterations, ITERATIONS)
     wrong[iterations.duplicated(["run", "iteration"])] = "it is there twice"
     for i, reason in wrong[wrong != ""].items():
@@ -523,10 +498,10 @@ def check(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
         reasons[runs["run"] == iterations.at[i, "run"]] = f"iteration {number:g}: {reason}"
     # What a table of runs may leave to that of iterations.
     groups = iterations.sort_values("iteration").groupby("run")
-    known = {"final_return": groups["charts/episodic_return"].last()}
-    known["num_iterations"] = groups["iteration"].max() + 1
-    for name, values in known.items():
-        runs[name] = runs[name].fillna(runs["run"].map(values))
+    final = runs["run"].map(groups["charts/episodic_return"].last())
+    runs["final_return"] = runs["final_return"].fillna(final)
+    length = runs["run"].map(groups["iteration"].max() + 1)
+    runs["num_iterations"] = runs["num_iterations"].fillna(length)
     for name in ("total", "process", "final_return"):
         lacking = runs[name].notna() & runs["num_iterations"].isna()
         reasons[lacking] = f"it has {name} but no num_iterations, on which that depends"
