@@ -297,8 +297,10 @@ def tabulate(records: Iterable[dict[str, Any]]) -> Data:
             left_out[info["run"]] = str(error)
         except FOREIGN as error:
             left_out[info["run"]] = f"not a run of this benchmark: {error!r:.80}"
-    runs = pd.DataFrame(rows, columns=[x.name for x in RUNS])
-    data = check(runs, pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS]))
+    # As objects: text that is not clean yet may be more than pandas can hold.
+    runs = pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object)
+    iterations = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
+    data = check(runs, iterations)
     return data._replace(left_out=left_out | data.left_out)
 
 

@@ -86,14 +86,17 @@ def check(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame,
 
 def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
     """Return foreign values as the kind has them, and which of them it does not allow."""
-    cells = given.astype(object).where(given.notna(), "")
     if kind == "text":
-        return cells.map(clean).astype("str"), pd.Series(False, given.index)
+        texts = given.astype(object).where(given.notna(), "")
+        return texts.map(clean).astype("str"), pd.Series(False, given.index)
     if kind == "flag":
-        flags = cells.map(lambda x: FLAGS.get(str(x).strip().lower()))
+        texts = given.astype(object).where(given.notna(), "")
+        flags = texts.map(lambda x: FLAGS.get(str(x).strip().lower()))
         return flags.astype("bool"), flags.isna()
-    is_numeric = given.dtype.kind in "iuf"
-    numbers = (given if is_numeric else cells.map(to_number)).astype("float64")
+    numbers = given.astype(object).where(given.notna(), math.nan)
+    if not set(map(type, numbers)) <= {int, float}:
+        numbers = numbers.map(to_number)
+    numbers = numbers.astype("float64")
     fits = numbers.between(KINDS[kind].low, KINDS[kind].high, inclusive="neither")
     if kind == "count":
         fits &= numbers % 1 == 0
