@@ -102,18 +102,8 @@ def brief(block: Text | Table) -> str:
     """Return a block for a terminal."""
     if isinstance(block, Text):
         return clean(block.text)
-    return f"{clean(block.caption)}\n\n{plain(block.cells)}"
-
-
-def plain(cells: pd.DataFrame) -> str:
-    """Return a table for a terminal, its columns aligned."""
-    columns = []
-    for name in cells:
-        texts = [clean(name), *map(clean, cells[name])]
-        width = max(map(len, texts))
-        right = is_numeric(cells[name])
-        columns.append([x.rjust(width) if right else x.ljust(width) for x in texts])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+    cells = block.cells.map(clean).rename(columns=clean)
+    return f"{clean(block.caption)}\n\n{cells.to_string(index=False)}"
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -144,7 +144,7 @@ def test_csv_keeps_numbers_and_holds_no_formulas():
 def test_a_terminal_and_a_notebook_get_what_the_page_has(monkeypatch):
     cells = pd.DataFrame({"script": ["ppo_linen", "\x1b[31m\u202ex\n"], "s": ["1.5", "10.25"]})
     assert page.brief(Table("table", "\x1b", cells, cells)) == (
-        "\ufffd\n\nscript         s\nppo_linen    1.5\n\ufffd[31m\ufffdx\ufffd   10.25"
+        "\ufffd\n\n   script     s\nppo_linen   1.5\n \ufffd[31m\ufffdx\ufffd 10.25"
     )
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
