@@ -42,10 +42,10 @@ EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
 LAST_EPISODES = 100  # MinAtar's measure of learning
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
 # Runs that agree in all of these are made twice: the latest counts.
-IDENTITY = ("mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat")
+IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"]
 PARTS = ("imports", "setup", "first")  # of startup
 SUMS = {"startup": PARTS, "process": ("imports", "total")}
-SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
+SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 # An argument tells the algorithm of a copy that has a name of its own.
 TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency"}
 USUAL = {"vectorization": "sync", "compile": False, "threads": 0}  # otherwise it is another mode
@@ -124,8 +124,8 @@ def count_once(data: Data) -> Data:
     order = runs.assign(started=started, untimed=is_untimed(runs)).sort_values(
         ["untimed", "started"], ascending=[False, True], kind="stable", na_position="first"
     )
-    copies = order.index[order.duplicated(list(IDENTITY), keep="last")]
-    better = order.groupby(list(IDENTITY), dropna=False)["run"].transform("last")
+    copies = order.index[order.duplicated(IDENTITY, keep="last")]
+    better = order.groupby(IDENTITY, dropna=False)["run"].transform("last")
     again = {order.loc[i, "run"]: f"made again as {better[i]}, which counts" for i in copies}
     left_out = {clean(x): clean(y) for x, y in (data.left_out | again).items()}
     runs = runs.drop(copies).sort_values("run", ignore_index=True)
@@ -190,9 +190,10 @@ def find_runs(folder: Path) -> Iterator[Path]:
 def failures(folder: Path) -> dict[str, str]:
     """Return the runs that failed under benchmark.sh, and why, from the logs that it keeps."""
     found = {}
-    for log in (*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")):
-        for line in log.read_text().splitlines():
-            with suppress(ValueError):  # half a line, of a driver that was killed as it wrote
+    logs = [*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]
+    for log in filter(Path.is_file, logs):
+        for line in log.read_bytes().splitlines():
+            with suppress(*FOREIGN):  # half a line, of a driver that was killed as it wrote
                 event = json.loads(line)
                 if event.get("completed") == "no":
                     path = log.parent.relative_to(folder) / event["run"]
@@ -429,7 +430,7 @@ def read_table(path: Path) -> Data:
     """Read a table of runs and, if it is a study's, what lies beside it."""
     table = open_table(path, RUNS)
     iterations = pd.DataFrame()
-    about = {"left_out": {}, "notes": []}
+    about: dict[str, Any] = {"left_out": {}, "notes": []}
     if path.name in TABLES:
         for beside in path.parent.glob("iterations.*"):
             iterations = open_table(beside, ITERATIONS)
@@ -511,7 +512,7 @@ def check(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
     left_out = {run: reason for run, reason in zip(runs["run"], reasons, strict=True) if reason}
     runs = fill(runs[reasons == ""].reset_index(drop=True))
     untimed = iterations["run"].isin(runs.loc[is_untimed(runs), "run"])
-    iterations.loc[untimed, list(SPEEDS)] = float("nan")
+    iterations.loc[untimed, SPEEDS] = float("nan")
     return Data(runs, iterations, left_out)
 
 
