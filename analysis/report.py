@@ -4,19 +4,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from analysis import checks, figures, learning, measures, page, stats, tables
 from analysis.figures import Look
 from analysis.learning import Environment
-from analysis.measures import Bench, mode_order, size_order, timed
+from analysis.measures import Bench, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data
 from analysis.words import counted, join, number, some
 
 MOST_CHAPTERS = 8  # benches that have one each
-WHAT = {"process": ("s", 1.0), "steady": ("ms", 1000.0)}  # duration -> unit, how many in a second
 
 
 class Request(NamedTuple):
@@ -29,33 +27,37 @@ class Request(NamedTuple):
 
 
 # === The answer =================================================================================
+def duration_of(runs: pd.DataFrame) -> tuple[str, str, float]:
+    """Return what a report answers with, its unit, and how many of these are in a second."""
+    if timed(runs)["process"].notna().any():
+        return "process", "s", 1.0
+    return "steady", "ms", 1000.0
+
+
 def headline(bench: Bench) -> str:
     """Say in a sentence for each size which scripts took how long, the fastest first.
 
     Scripts that cannot be told from the first of a group are in it.
     """
     sentences = []
-    sizes = size_order(bench.runs["size"])
-    for size in sizes:
-        runs = timed(bench.runs[bench.runs["size"] == size])
-        value = "process" if runs["process"].notna().any() else "steady"
-        runs = measures.known_of(runs, value)
-        if runs.empty:
-            continue
-        unit, factor = WHAT[value]
+    several = bench.runs["size"].nunique() > 1
+    for size, every in in_order(timed(bench.runs)).groupby("size", sort=False):
+        value, unit, factor = duration_of(every)
+        runs = measures.comparable(every, value)
+        means = measures.measure(runs, [value], bench.baseline).set_index("mode")[value]
         parts = []
-        for group in told_apart(runs, value):
-            seconds = [measures.mean_seconds(runs[runs["mode"] == x], value) for x in group]
-            low = number(factor * min(seconds))
-            high = number(factor * max(seconds))
+        for group in told_apart(runs, value, list(means.sort_values(kind="stable").index)):
+            low = number(factor * means[group].min())
+            high = number(factor * means[group].max())
             span = low if low == high else f"{low} to {high}"
             parts.append(f"{join(group, 'or')} {span} {unit}")
+        if not parts:
+            continue
         envs = list(dict.fromkeys(runs["env_id"]))
         where = f"On {envs[0]}" if len(envs) == 1 else f"Over {len(envs)} environments"
-        with_size = f" with the {size} network" if len(sizes) > 1 else ""
-        what = "an iteration"
-        if value == "process":
-            what = counted(runs["num_iterations"], "iteration")
+        with_size = f" with the {size} network" if several else ""
+        length = counted(runs["num_iterations"], "iteration")
+        what = length if value == "process" else "an iteration"
         sentences.append(f"{where}{with_size}, {what} took {join(parts)}.")
     if (timed(bench.runs).groupby(["mode", "env_id", "size"]).size() == 1).all():
         sentences.append("Each program ran once: no difference in time can be claimed.")
@@ -64,15 +66,13 @@ def headline(bench: Bench) -> str:
     return " ".join(sentences)
 
 
-def told_apart(runs: pd.DataFrame, value: str) -> list[list[str]]:
-    """Return groups of modes in the order of their means: the fastest, and what is like it, first.
+def told_apart(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[list[str]]:
+    """Return modes in groups: a mode is like the first of its group.
 
-    A mode is like the first of a group if the 95% interval of their ratio has 1 in it.
+    It is if the 95% interval of their ratio has 1 in it.
     """
-    modes = mode_order(runs["mode"])
-    means = {x: measures.mean_seconds(runs[runs["mode"] == x], value) for x in modes}
     groups: list[list[str]] = []
-    for mode in sorted(modes, key=lambda x: means[x]):
+    for mode in modes:
         if groups:
             first = groups[-1][0]
             pair = stats.compare(runs[runs["mode"].isin((first, mode))], value, first)
@@ -83,128 +83,94 @@ def told_apart(runs: pd.DataFrame, value: str) -> list[list[str]]:
     return groups
 
 
-def looks_of(runs: pd.DataFrame) -> dict[str, Look]:
-    frameworks = runs.drop_duplicates("mode").set_index("mode")["framework"]
-    modes = mode_order(runs["mode"])
-    return figures.looks(pd.DataFrame({"mode": modes, "framework": [frameworks[x] for x in modes]}))
+def answer_sentence(bench: Bench) -> list[Block]:
+    return [Text(headline(bench) or "No duration of these runs counts.")]
 
 
 def answer_bars(bench: Bench) -> list[Block]:
     """Return bars of whole trainings, or where none is known of iterations."""
-    runs = timed(bench.runs)
-    value = "process" if runs["process"].notna().any() else "steady"
+    value, unit, factor = duration_of(bench.runs)
     # A bar's parts are of the same runs as the whole.
-    groups = [measures.known_of(x, value) for _, x in runs.groupby("size", sort=False)]
-    known = pd.concat([runs.head(0), *groups])
-    frame = measures.measure(known, (value, "startup"), bench.baseline).dropna(subset=[value])
-    if frame.empty:
+    runs = measures.comparable(timed(bench.runs), value)
+    if runs.empty:
         return []
-    unit, factor = WHAT[value]
-    own = frame[frame["mode"] == bench.baseline].set_index("size")[value]
-    scale = factor * frame["size"].map(own)
-    frame["low"] = frame[f"{value}_low"] * scale
-    frame["high"] = frame[f"{value}_high"] * scale
+    frame = measures.measure(runs, (value, "startup"), bench.baseline)
+    base = frame["size"].map(frame[frame["mode"] == bench.baseline].set_index("size")[value])
+    for end in ("low", "high"):
+        frame[end] = factor * base * frame[f"{value}_{end}"]
     frame["all"] = factor * frame[value]
-    parts = {"all": "seconds"}
-    caption = f"A steady iteration; whiskers: its ratio to {bench.baseline}'s, at 95%"
-    if value == "process":
-        caption = f"A whole training; whiskers: its ratio to {bench.baseline}'s, at 95%"
-        if frame["startup"].notna().all() and (frame["startup"] < frame["process"]).all():
-            frame["rest"] = frame["process"] - frame["startup"]
-            parts = {"startup": "startup, iteration 0 included", "rest": "later iterations"}
-    return [Plot("answer", figures.bars(frame, looks_of(bench.runs), parts, unit), caption)]
+    parts = {"all": "geometric mean"}
+    if value == "process" and (frame["startup"] < frame["process"]).all():
+        frame["rest"] = frame["process"] - frame["startup"]
+        parts = {"startup": "startup, iteration 0 included", "rest": "later iterations"}
+    what = "A whole training" if value == "process" else "A steady iteration"
+    caption = f"{what}; whiskers: its ratio to {bench.baseline}'s, at 95%"
+    return [Plot("answer", figures.bars(frame, looks_of(bench), parts, unit), caption)]
 
 
-def answer_section(bench: Bench, request: Request) -> Section:
-    blocks: list[Block] = [Text(headline(bench)), *answer_bars(bench), tables.answer_table(bench)]
-    return Section("The answer", blocks)
+def looks_of(bench: Bench) -> dict[str, Look]:
+    return figures.looks(in_order(bench.runs.drop_duplicates("mode")))
 
 
-# === Details ====================================================================================
-def learning_section(bench: Bench, request: Request) -> Section | None:
-    """Curves of returns, the test of their equivalence, and when a target was reached."""
-    points = learning.progress(bench)
-    if points.empty:
-        return None
+# === Sections ===================================================================================
+def same_numbers(bench: Bench) -> list[Block]:
+    """Name the scripts that compute the same numbers."""
+    same = [f"{x} and {first}" for x, first in learning.identical(bench).items() if x != first]
+    text = "From the same seed the same numbers come out of {}: they count once."
+    return [Text(text.format(join(same)))] if same else []
+
+
+def learning_bands(bench: Bench) -> list[Block]:
+    """Return the curves of returns, a figure for each size."""
+    points = in_order(learning.progress(bench))
+    points = points.rename(columns={"env_id": "panel", "steps": "x"})
     is_dqn = (bench.runs["algorithm"] == "dqn").all()
     label = "mean return of the last 100 episodes" if is_dqn else "mean episodic return"
-    blocks: list[Block] = [Text(x) for x in (tables.alike(bench),) if x]
-    looks = looks_of(bench.runs)
-    for i, size in enumerate(size_order(points["size"])):
-        rows = points[points["size"] == size].rename(columns={"env_id": "panel", "steps": "x"})
-        with_size = f", {size} network" if points["size"].nunique() > 1 else ""
-        figure = figures.bands(rows, looks, "environment steps", label)
-        blocks.append(Plot(f"learning_{i + 1}", figure, f"What was learnt by then{with_size}"))
-    found = [tables.last_return_table(bench)] if is_dqn else []
-    found.append(tables.return_table(bench, request.environments))
-    found.append(tables.target_table(bench, request.environments))
-    return Section("Learning", [*blocks, *filled(found)])
+    plots: list[Block] = []
+    for size, own in points.groupby("size", sort=False):
+        figure = figures.bands(own, looks_of(bench), "environment steps", label)
+        with_size = f", {size} network" if len(own) < len(points) else ""
+        caption = f"What was learnt by then{with_size}"
+        plots.append(Plot(f"learning_{len(plots) + 1}", figure, caption))
+    return plots
 
 
-def filled(found: Sequence[Table]) -> list[Table]:
-    return [x for x in found if len(x.frame)]
-
-
-def environment_section(bench: Bench, request: Request) -> Section | None:
-    """Compare the scripts in each environment."""
-    if bench.runs["env_id"].nunique() < 2:
-        return None
-    table = tables.cell_table(bench)
-    names = {f"steady_{x}": x for x in stats.Interval._fields}
-    rows = table.frame.rename(columns=names | {"env_id": "row"})
-    rows = rows.assign(panel=[f"{size} network" for size in rows["size"]])
-    rows = rows[(rows["mode"] != bench.baseline) & rows["estimate"].notna()]
-    blocks: list[Block] = []
-    if len(rows):
-        label = f"a steady iteration: times as long as {bench.baseline}"
-        figure = figures.forest(rows, looks_of(bench.runs), label)
-        blocks.append(Plot("environments", figure, label.capitalize()))
-    return Section("By environment", [*blocks, table])
-
-
-def startup_section(bench: Bench, request: Request) -> Section | None:
-    found: list[Block] = [*filled([tables.startup_table(bench), tables.crossing_table(bench)])]
+def slow_start(bench: Bench) -> list[Block]:
     runs = timed(bench.runs)
     ratio = (runs["early"] / runs["steady"]).groupby(runs["mode"]).median().dropna()
     late = [f"{mode} ({number(x)} times)" for mode, x in ratio.items() if x > checks.ODD]
-    if late:
-        found.append(Text(f"Iterations 1 to 7 take longer than later ones in {join(late)}."))
-    return Section("Startup", found) if found else None
+    return [Text(f"Iterations 1 to 7 take longer than later ones in {join(late)}.")] if late else []
 
 
-def phase_section(bench: Bench, request: Request) -> Section | None:
-    if bench.synced.empty:
-        return None
-    table = tables.phase_table(bench)
-    parts = {"rollout_steady": "rollout", "update_steady": "update"}
-    rows = table.frame.assign(low=np.nan, high=np.nan)
-    rows = rows.assign(**{x: 1000 * rows[x] for x in parts})
-    figure = figures.bars(rows, looks_of(bench.synced), parts, "ms")
-    return Section("Rollout and update", [Plot("phases", figure, table.caption), table])
-
-
-def compile_section(bench: Bench, request: Request) -> Section | None:
-    found = filled([tables.compile_table(bench)])
-    return Section("Compile modes", [*found]) if found else None
-
-
-def memory_section(bench: Bench, request: Request) -> Section | None:
-    found = filled([tables.memory_table(bench)])
-    return Section("Memory", [*found]) if found else None
-
-
-SECTIONS: dict[str, Callable[[Bench, Request], Section | None]] = {
-    "answer": answer_section,
-    "learning": learning_section,
-    "environments": environment_section,
-    "startup": startup_section,
-    "phases": phase_section,
-    "compile modes": compile_section,
-    "memory": memory_section,
+# Of each section the title, and the names of tables or what else is in it.
+SECTIONS: dict[str, tuple[str, list[str | Callable[[Bench], list[Block]]]]] = {
+    "answer": ("The answer", [answer_sentence, answer_bars, "answer"]),
+    "learning": (
+        "Learning",
+        [same_numbers, learning_bands, "last_returns", "returns", "targets"],
+    ),
+    "environments": ("By environment", ["cells"]),
+    "startup": ("Startup", ["startup", "break_even", slow_start]),
+    "phases": ("Rollout and update", ["phases"]),
+    "compile modes": ("Compile modes", ["compile_modes"]),
+    "memory": ("Memory", ["memory"]),
 }
 
 
-# === Sections on all runs =======================================================================
+def section(name: str, bench: Bench, request: Request) -> Section | None:
+    """Return one of SECTIONS, if anything is in it."""
+    title, parts = SECTIONS[name]
+    blocks: list[Block] = []
+    for part in parts:
+        if isinstance(part, str):
+            table = tables.make(part, bench, request.environments)
+            blocks += [table] if len(table.frame) else []
+        else:
+            blocks += part(bench)
+    return Section(title, blocks) if blocks else None
+
+
+# === Of all runs ================================================================================
 def platform_section(several: Sequence[Bench], request: Request) -> Section | None:
     """Compare the platforms, script by script."""
     runs = pd.concat([bench.runs for bench in several])
@@ -217,42 +183,35 @@ def platform_section(several: Sequence[Bench], request: Request) -> Section | No
     if frame.empty:
         return Section("Platforms", [Text(f"No run was made alike on {join(platforms)}.")])
     caption = f"Times as long as on {baseline}, with 95% intervals, in the blocks that both have"
-    table = tables.contender_table("platforms", caption, frame, "platform")
-    return Section("Platforms", [table])
+    return Section("Platforms", [tables.contender_table("platforms", caption, frame)])
 
 
 def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     """Compare two sets of results: the time of `runs` over that of `old`."""
+    title = "Against the other results"
     both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
     both = both[both["sync"] == both["sync"].all()]
     if runs["platform"].nunique() == old["platform"].nunique() == 1:
         both = both.assign(platform="")  # a machine and another, or the same by another name
     frame = measures.contenders(both, "set", "old")
     if frame.empty:
-        text = "No cell with the same settings is in both."
-        return Section("Against the other results", [Text(text)])
-    caption = "New over old, with 95% intervals, in the blocks that both have"
+        return Section(title, [Text("No cell with the same settings is in both.")])
     cells = measures.contenders(both, "set", "old", ("size", "env_id", "mode"))
-    found: list[Block] = [tables.contender_table("against", caption, frame, "set")]
-    if cells["env_id"].nunique() > 1:
-        words = f"{caption}, by environment"
-        found.append(tables.contender_table("against_cells", words, cells, "set"))
-    return Section("Against the other results", found)
+    caption = "New over old, with 95% intervals, in the blocks that both have"
+    words = f"{caption}, by environment"
+    found = [
+        tables.contender_table("against", caption, frame),
+        tables.contender_table("against_cells", words, cells),
+    ]
+    return Section(title, found[: cells["env_id"].nunique()])
 
 
-def run_section(data: Data) -> Section:
-    """Say what a reader should know of the runs themselves."""
-    blocks: list[Block] = [Text(tables.scope(data.runs)), Bullets(checks.odd(data))]
-    return Section("The runs", [*blocks, tables.machine_table(data.runs)])
-
-
-# === The page ===================================================================================
 def sections_of(data: Data, request: Request) -> list[Section]:
     """Return the whole report."""
     several = measures.benches(data, request.baseline)
     sections = []
     for i, bench in enumerate(several[:MOST_CHAPTERS]):
-        made = [make(bench, request) for make in SECTIONS.values()]
+        made = [section(name, bench, request) for name in SECTIONS]
         parts = [x for x in made if x]
         if len(several) > 1:
             sections.append(Section(bench.title, [Text(tables.scope(bench.runs))]))
@@ -267,7 +226,8 @@ def sections_of(data: Data, request: Request) -> list[Section]:
         sections.append(compared)
     if request.against is not None:
         sections.append(against_section(data.runs, request.against.runs))
-    return [*sections, run_section(data)]
+    about = [Text(tables.scope(data.runs)), Bullets(checks.odd(data))]
+    return [*sections, Section("The runs", [*about, tables.machine_table(data.runs)])]
 
 
 def nested(section: Section, prefix: str) -> Section:
