@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,11 +53,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class Look(NamedTuple):
-    """How a mode is drawn."""
-
-    colour: str
-    line: Any
+Look = dict[str, Any]  # how a mode is drawn: arguments of a line
 
 
 # === Style ======================================================================================
@@ -102,7 +98,7 @@ def looks(modes: pd.DataFrame) -> dict[str, Look]:
     for mode, framework in frameworks.items():
         siblings = sorted(x for x in frameworks if frameworks[x] == framework)
         line = LINES[siblings.index(mode) % len(LINES)]
-        result[mode] = Look(hues[framework], line)
+        result[mode] = {"color": hues[framework], "linestyle": line}
     return result
 
 
@@ -146,8 +142,7 @@ def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
 def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlabel: str) -> Figure:
     """Plot durations: a bar per mode, a panel per size, stacked of its parts from the left.
 
-    rows: size, mode, a column per key of parts, and low and high, the ends of the whole bar's
-        interval, which may be NaN. A part that is NaN is left out, and its bar has no total.
+    rows: size, mode, a column per key of parts, and low and high, the whole bar's interval, or NaN.
     parts: column -> what the legend calls it. The last has the mode's colour, the others paler.
     """
     sizes = list(rows["size"].unique())
@@ -160,17 +155,14 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
         own = rows[rows["size"] == size].set_index("mode").reindex(modes)
         left = np.zeros(len(modes))
         for part in parts:
-            widths = own[part].fillna(0).to_numpy()
-            colours = [mix(looks[mode].colour, "white", pales[part]) for mode in modes]
-            axes.barh(places, widths, 0.62, left, color=colours)
-            left += widths
+            colours = [mix(looks[mode]["color"], "white", pales[part]) for mode in modes]
+            axes.barh(places, own[part], 0.62, left, color=colours)
+            left = left + own[part].to_numpy()
         ends = own[["low", "high"]].to_numpy(float).T
         axes.plot(ends, [places, places], color=DARK, marker="|", linewidth=1)
-        totals = own[list(parts)].sum(axis=1, skipna=False)
-        for place, total, high in zip(places, totals, ends[1], strict=True):
-            if np.isfinite(total):
-                at = (np.nanmax([total, high]), place)
-                axes.annotate(number(total), at, (6, 0), textcoords="offset points", va="center")
+        for place, total, high in zip(places, left, ends[1], strict=True):
+            at = (np.nanmax([total, high]), place)
+            axes.annotate(number(total), at, (6, 0), textcoords="offset points", va="center")
         axes.set_yticks(places, [short(mode) for mode in modes])
         axes.set_ylim(len(modes) - 0.38, -0.5)  # the first on top
         axes.tick_params(axis="y", length=0)
@@ -191,29 +183,26 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
 # === Bands ======================================================================================
 @styled
 def bands(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str) -> Figure:
-    """Plot the mean of each mode's runs as a line, and its interval as a band around it.
+    """Plot the mean of each mode's runs as a line, and its interval, if any, as a band around it.
 
-    points: panel, mode, x, estimate, low, high. Panels come in this order, modes in that of looks;
-        rows where x or the estimate is NaN are left out, and so is a band without low and high.
+    points: panel, mode, x, estimate, low, high.
     """
-    points = points.dropna(subset=["x", "estimate"]).sort_values("x", kind="stable")
     panels = list(points["panel"].unique())
     looks = {mode: look for mode, look in looks.items() if mode in set(points["mode"])}
     height = 4.4 if len(panels) == 1 else 3.0
     figure, axs = make_panels(panels, min(len(panels), 3), height, sharey=False)
     for axes, panel in zip(axs, panels, strict=True):
         for mode, look in looks.items():
-            line = points[(points["panel"] == panel) & (points["mode"] == mode)]
+            line = points[(points["panel"] == panel) & (points["mode"] == mode)].sort_values("x")
             x, y, low, high = line[["x", "estimate", "low", "high"]].to_numpy(dtype=float).T
-            axes.fill_between(x, low, high, color=look.colour, alpha=0.18, linewidth=0)
-            axes.plot(x, y, color=look.colour, linestyle=look.line)
+            axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
+            axes.plot(x, y, **look)
         if points["x"].abs().max() >= 10_000:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supxlabel(xlabel, fontsize=9)
     figure.supylabel(ylabel, fontsize=9)
     entries: list[tuple[Any, str]] = [
-        (Line2D([], [], color=look.colour, linestyle=look.line), short(mode))
-        for mode, look in looks.items()
+        (Line2D([], [], **look), short(mode)) for mode, look in looks.items()
     ]
     if points["low"].notna().any():
         entries.append((Patch(color=GREY, alpha=0.3), "95% interval of the mean"))

@@ -50,10 +50,17 @@ def with_intervals(
     table: pd.DataFrame, runs: pd.DataFrame, value: str, function: Callable, prefix: str = ""
 ) -> pd.DataFrame:
     """Return a table by CELL with a function's interval of a value of the runs of each."""
-    groups = runs.dropna(subset=[value]).groupby(CELL)[value]
-    rows = [(*cell, *function(x.to_numpy())) for cell, x in groups]
-    columns = [*CELL, *(f"{prefix}{x}" for x in Interval._fields)]
-    return table.merge(pd.DataFrame(rows, columns=columns), how="left", on=CELL)
+    found = []
+    for cell in table[CELL].itertuples(index=False):
+        values = values_of(runs, value, *cell)
+        found.append(function(values) if len(values) else stats.NOTHING)
+    names = [f"{prefix}{x}" for x in Interval._fields]
+    return table.join(pd.DataFrame(found, table.index, names))
+
+
+def values_of(runs: pd.DataFrame, value: str, size: str, env: str, mode: str) -> np.ndarray:
+    own = (runs["size"] == size) & (runs["env_id"] == env) & (runs["mode"] == mode)
+    return runs.loc[own, value].dropna().to_numpy()
 
 
 def identical(bench: Bench) -> dict[str, str]:
@@ -94,25 +101,25 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     """
     rows = []
     same = identical(bench)
-    for (size, env), cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
-        values = {mode: x.to_numpy() for mode, x in cell.groupby("mode")["final_return"]}
+    for _, cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
+        values = {str(mode): x.to_numpy() for mode, x in cell.groupby("mode")["final_return"]}
         if max(map(len, values.values())) < stats.LEAST_RUNS:
             continue
-        margin = environments[str(env)].margin if env in environments else np.nan
+        key = {"size": cell["size"].iloc[0], "env_id": cell["env_id"].iloc[0]}
+        margin = environments[key["env_id"]].margin if key["env_id"] in environments else np.nan
         for mode, own in values.items():
-            found = stats.NOTHING
-            verdict = ""
+            row = key | {"mode": mode, "runs": len(own), "mean": own.mean(), "margin": margin}
+            row |= stats.median_interval(own)._asdict() | {"verdict": ""}
             if same[mode] != mode and same[mode] in values:
-                verdict = f"as {same[mode]}"
+                row["verdict"] = f"as {same[mode]}"
             elif mode != bench.baseline and bench.baseline in values:
-                found, verdict = stats.equivalence(values[bench.baseline], own, margin)
+                found, row["verdict"] = stats.equivalence(values[bench.baseline], own, margin)
+                row |= dict(zip(MINUS, found, strict=True))
                 if cell["final_return"].nunique() == 1:
-                    verdict = "all alike"
+                    row["verdict"] = "all alike"
                 elif np.isnan(margin):
-                    verdict = "no margin"
-            median = stats.median_interval(own)
-            key = (size, env, mode)
-            rows.append((*key, len(own), own.mean(), *median, *found, margin, verdict))
+                    row["verdict"] = "no margin"
+            rows.append(row)
     columns = [*CELL, "runs", "mean", *Interval._fields, *MINUS, "margin", "verdict"]
     return in_order(pd.DataFrame(rows, columns=columns))
 
@@ -129,14 +136,12 @@ def last_returns(bench: Bench) -> pd.DataFrame:
         table = with_intervals(table, runs, f"{name}_return", stats.mean, f"{name}_")
     table[["random_low", "random_high"]] = np.nan  # all seeds' random agents play the same games
     minus = []
-    for key, cell in runs.dropna(subset=["last_100_return"]).groupby(["size", "env_id"]):
-        values = {mode: x.to_numpy() for mode, x in cell.groupby("mode")["last_100_return"]}
-        base = values.pop(bench.baseline, np.array([]))
-        for mode, own in values.items():
-            if min(len(base), len(own)) > 1:
-                minus.append((*key, mode, *stats.welch(base, own)))
-    columns = [*CELL, *MINUS]
-    return in_order(table.merge(pd.DataFrame(minus, columns=columns), how="left", on=CELL))
+    for size, env, mode in table[CELL].itertuples(index=False):
+        base = values_of(runs, "last_100_return", size, env, bench.baseline)
+        own = values_of(runs, "last_100_return", size, env, mode)
+        is_pair = mode != bench.baseline and min(len(base), len(own)) > 1
+        minus.append(stats.welch(base, own) if is_pair else stats.NOTHING)
+    return in_order(table.join(pd.DataFrame(minus, table.index, MINUS)))
 
 
 # === Along the way ==============================================================================
@@ -165,12 +170,12 @@ def progress(bench: Bench) -> pd.DataFrame:
             means, counts = run[["charts/episodic_return", "charts/episodes"]].to_numpy().T
             rows.loc[run.index, "return"] = running_return(means, counts)
     parts = [pd.DataFrame(columns=[*CELL, "steps", "runs", *Interval._fields])]
-    for (size, env, mode), cell in rows.groupby(CELL):
+    for _, cell in rows.groupby(CELL):
         values = cell.pivot(index="run", columns="steps", values="return").dropna(axis=1)
         if not values.empty:
             part = pd.DataFrame(stats.mean(values.to_numpy())._asdict())
-            part = part.assign(size=size, env_id=env, mode=mode, runs=len(values))
-            parts.append(part.assign(steps=values.columns))
+            part[CELL] = cell[CELL].iloc[0].tolist()
+            parts.append(part.assign(steps=values.columns, runs=len(values)))
     return pd.concat(parts[1:] or parts, ignore_index=True)
 
 

@@ -57,8 +57,8 @@ def benches(data: Data, baseline: str | None = None) -> list[Bench]:
         synced = group[group["sync"] & group["rollout_steady"].notna()]
         iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
         modes = list(runs["mode"].value_counts().index)  # that with most runs first
-        base = [x for x in (baseline, *BASELINES, *modes) if x in modes]
-        found.append(Bench(title, runs, synced, iterations, base[0]))
+        base = [x for x in (baseline, *BASELINES) if x in modes] or modes
+        found.append(Bench(title, runs, synced, iterations, str(base[0])))
     return found
 
 
@@ -99,12 +99,11 @@ def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
     several = len({x["algorithm"] for x in heads}) > 1
     titles = []
     for head in heads:
-        # Those of another algorithm have other names: to list them all would tell nothing.
         alike = [x["settings"] for x in heads if x["algorithm"] == head["algorithm"]]
         algorithm = head["algorithm"].upper() if several else ""
         platform = head["platform"] or "platform not named"
         parts = [algorithm, platform, differences(alike)[head["settings"]]]
-        titles.append(", ".join(filter(None, parts)))
+        titles.append(", ".join(x for x in parts if x))
     return titles
 
 
@@ -157,18 +156,14 @@ def under_load(runs: pd.DataFrame) -> pd.DataFrame:
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs of some modes in environments that have all of these, which may be none.
 
-    Means over environments may be compared only if they are the same ones. Where a mode lacks some,
-    they are left out or the mode is, whichever leaves more pairs of modes to compare.
+    Where a mode lacks environments, they are left out or the mode is, whichever leaves more pairs
+    of modes to compare.
     """
     envs = [set(x) for _, x in runs.groupby("mode")["env_id"]]
     if len(envs) < 2:
         return runs
     choices = [set.intersection(*envs), *(a & b for a, b in combinations(envs, 2))]
-
-    def pairs(choice: set[str]) -> int:
-        return len(choice) * comb(sum(choice <= x for x in envs), 2)
-
-    best = max(choices, key=pairs)
+    best = max(choices, key=lambda choice: len(choice) * comb(sum(choice <= x for x in envs), 2))
     part = runs[runs["env_id"].isin(best)]
     return part[part.groupby("mode")["env_id"].transform("nunique") == len(best)]
 
@@ -217,21 +212,17 @@ def measure(
 
 
 def startups(bench: Bench) -> pd.DataFrame:
-    """Return the startup, its parts, which are mean shares of it, and seconds more than baseline.
-
-    A part that is not known of every run is NaN.
-    """
+    """Return the startup, its parts, each the mean share of it, and seconds more than baseline."""
     known = comparable(timed(bench.runs), "startup")
     keys = ["size", "mode"]
-    table = measure(known, ("startup",), bench.baseline)[[*keys, "startup"]]
+    table = measure(known, ("startup", "early"), bench.baseline)[[*keys, "startup", "early"]]
     more = stats.compare(known, "startup", bench.baseline, contrast=stats.more_seconds)
     names = list(PARTS)
     shares = known[names].div(known["startup"], axis=0).join(known[[*keys, "env_id"]])
     means = shares.groupby([*keys, "env_id"])[names].mean(skipna=False).groupby(keys).mean()
-    parts = table.join(means.where(means.notna()), on=keys)
-    parts[names] = parts[names].mul(parts["startup"], axis=0)
-    columns = [*keys, *names, "startup", *stats.Interval._fields]
-    return parts.merge(more, on=keys, how="left")[columns]
+    table = table.join(means, on=keys).merge(more, on=keys, how="left")
+    table[names] = table[names].mul(table["startup"], axis=0)
+    return table
 
 
 def compiling(bench: Bench) -> pd.DataFrame:
@@ -255,11 +246,11 @@ def contenders(
     value is startup, steady or process; settings are the hyperparameters that the runs differ in.
     """
     runs = timed(runs)
-    parts = []
+    parts = [pd.DataFrame(columns=["settings", *by])]
     for value in ("startup", "steady", "process"):
         found = stats.compare(runs, value, baseline, contender, ("settings", *by))
-        parts.append(found.assign(value=value))
-    table = pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True)
+        parts += [found.assign(value=value)] if len(found) else []
+    table = pd.concat(parts, ignore_index=True)
     words = differences(list(dict.fromkeys(runs["settings"])))
     return in_order(table.assign(settings=table["settings"].map(words)))
 
@@ -300,10 +291,7 @@ def crossings(bench: Bench) -> pd.DataFrame:
 
 
 def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
-    """Return where on the grid values are 0 after they were last above it.
-
-    It is 1 if they never are, infinite if they are in the end, and NaN of none.
-    """
+    """Return where on the grid values are 0 after they were last above it, and 1 if never."""
     if np.isnan(values[0]):
         return np.nan
     above = np.flatnonzero(values > 0)

@@ -15,6 +15,8 @@ from analysis.runs import Data
 from analysis.words import counted, join, number, some
 
 MOST_CHAPTERS = 8  # benches that have one each
+WHAT = {"process": ("s", 1.0), "steady": ("ms", 1000.0)}  # duration -> unit, how many in a second
+BY = (("size", "mode"), ("size", "env_id", "mode"))
 
 
 class Request(NamedTuple):
@@ -27,13 +29,6 @@ class Request(NamedTuple):
 
 
 # === The answer =================================================================================
-def duration_of(runs: pd.DataFrame) -> tuple[str, str, float]:
-    """Return what a report answers with, its unit, and how many of these are in a second."""
-    if timed(runs)["process"].notna().any():
-        return "process", "s", 1.0
-    return "steady", "ms", 1000.0
-
-
 def headline(bench: Bench) -> str:
     """Say in a sentence for each size which scripts took how long, the fastest first.
 
@@ -42,15 +37,15 @@ def headline(bench: Bench) -> str:
     sentences = []
     several = bench.runs["size"].nunique() > 1
     for size, every in in_order(timed(bench.runs)).groupby("size", sort=False):
-        value, unit, factor = duration_of(every)
+        value = "process" if every["process"].notna().any() else "steady"
+        unit, factor = WHAT[value]
         runs = measures.comparable(every, value)
         means = measures.measure(runs, [value], bench.baseline).set_index("mode")[value]
+        means = means.sort_values(kind="stable") * factor
         parts = []
-        for group in told_apart(runs, value, list(means.sort_values(kind="stable").index)):
-            low = number(factor * means[group].min())
-            high = number(factor * means[group].max())
-            span = low if low == high else f"{low} to {high}"
-            parts.append(f"{join(group, 'or')} {span} {unit}")
+        for group in told_apart(runs, value, means.index):
+            ends = dict.fromkeys(number(x) for x in (means[group].min(), means[group].max()))
+            parts.append(f"{join(group, 'or')} {' to '.join(ends)} {unit}")
         if not parts:
             continue
         envs = list(dict.fromkeys(runs["env_id"]))
@@ -83,17 +78,15 @@ def told_apart(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[lis
     return groups
 
 
-def answer_sentence(bench: Bench) -> list[Block]:
-    return [Text(headline(bench) or "No duration of these runs counts.")]
-
-
-def answer_bars(bench: Bench) -> list[Block]:
-    """Return bars of whole trainings, or where none is known of iterations."""
-    value, unit, factor = duration_of(bench.runs)
+def answer(bench: Bench) -> list[Block]:
+    """Return the sentence, and bars of whole trainings, or where none is known of iterations."""
+    sentence = Text(headline(bench) or "No duration of these runs counts.")
+    value = "process" if timed(bench.runs)["process"].notna().any() else "steady"
+    unit, factor = WHAT[value]
     # A bar's parts are of the same runs as the whole.
     runs = measures.comparable(timed(bench.runs), value)
     if runs.empty:
-        return []
+        return [sentence]
     frame = measures.measure(runs, (value, "startup"), bench.baseline)
     base = frame["size"].map(frame[frame["mode"] == bench.baseline].set_index("size")[value])
     for end in ("low", "high"):
@@ -105,7 +98,7 @@ def answer_bars(bench: Bench) -> list[Block]:
         parts = {"startup": "startup, iteration 0 included", "rest": "later iterations"}
     what = "A whole training" if value == "process" else "A steady iteration"
     caption = f"{what}; whiskers: its ratio to {bench.baseline}'s, at 95%"
-    return [Plot("answer", figures.bars(frame, looks_of(bench), parts, unit), caption)]
+    return [sentence, Plot("answer", figures.bars(frame, looks_of(bench), parts, unit), caption)]
 
 
 def looks_of(bench: Bench) -> dict[str, Look]:
@@ -113,13 +106,6 @@ def looks_of(bench: Bench) -> dict[str, Look]:
 
 
 # === Sections ===================================================================================
-def same_numbers(bench: Bench) -> list[Block]:
-    """Name the scripts that compute the same numbers."""
-    same = [f"{x} and {first}" for x, first in learning.identical(bench).items() if x != first]
-    text = "From the same seed the same numbers come out of {}: they count once."
-    return [Text(text.format(join(same)))] if same else []
-
-
 def learning_bands(bench: Bench) -> list[Block]:
     """Return the curves of returns, a figure for each size."""
     points = in_order(learning.progress(bench))
@@ -135,22 +121,12 @@ def learning_bands(bench: Bench) -> list[Block]:
     return plots
 
 
-def slow_start(bench: Bench) -> list[Block]:
-    runs = timed(bench.runs)
-    ratio = (runs["early"] / runs["steady"]).groupby(runs["mode"]).median().dropna()
-    late = [f"{mode} ({number(x)} times)" for mode, x in ratio.items() if x > checks.ODD]
-    return [Text(f"Iterations 1 to 7 take longer than later ones in {join(late)}.")] if late else []
-
-
 # Of each section the title, and the names of tables or what else is in it.
 SECTIONS: dict[str, tuple[str, list[str | Callable[[Bench], list[Block]]]]] = {
-    "answer": ("The answer", [answer_sentence, answer_bars, "answer"]),
-    "learning": (
-        "Learning",
-        [same_numbers, learning_bands, "last_returns", "returns", "targets"],
-    ),
+    "answer": ("The answer", [answer, "answer"]),
+    "learning": ("Learning", [learning_bands, "last_returns", "returns", "targets"]),
     "environments": ("By environment", ["cells"]),
-    "startup": ("Startup", ["startup", "break_even", slow_start]),
+    "startup": ("Startup", ["startup", "break_even"]),
     "phases": ("Rollout and update", ["phases"]),
     "compile modes": ("Compile modes", ["compile_modes"]),
     "memory": ("Memory", ["memory"]),
@@ -171,39 +147,40 @@ def section(name: str, bench: Bench, request: Request) -> Section | None:
 
 
 # === Of all runs ================================================================================
+def compared(name: str, title: str, frames: Sequence[pd.DataFrame], caption: str) -> Section:
+    """Return a section with a table of contenders, and one by environment if there are several."""
+    over, cells = frames
+    if over.empty:
+        return Section(title, [Text("No cell with the same settings is in both.")])
+    made: list[Block] = [
+        tables.contender_table(name, caption, over),
+        tables.contender_table(f"{name}_cells", f"{caption}, by environment", cells),
+    ]
+    return Section(title, made[: cells["env_id"].nunique()])
+
+
 def platform_section(several: Sequence[Bench], request: Request) -> Section | None:
     """Compare the platforms, script by script."""
     runs = pd.concat([bench.runs for bench in several])
     platforms = [str(x) for x in runs["platform"].value_counts().index]
     if len(platforms) < 2:
         return None
-    wanted = request.baseline_platform
-    baseline = next((x for x in platforms if wanted and wanted in x), platforms[0])
-    frame = measures.contenders(runs, "platform", baseline)
-    if frame.empty:
-        return Section("Platforms", [Text(f"No run was made alike on {join(platforms)}.")])
+    wanted = request.baseline_platform or ""
+    baseline = next(x for x in platforms if wanted in x)
+    frames = [measures.contenders(runs, "platform", baseline, by) for by in BY]
     caption = f"Times as long as on {baseline}, with 95% intervals, in the blocks that both have"
-    return Section("Platforms", [tables.contender_table("platforms", caption, frame)])
+    return compared("platforms", "Platforms", frames, caption)
 
 
 def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     """Compare two sets of results: the time of `runs` over that of `old`."""
-    title = "Against the other results"
     both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
     both = both[both["sync"] == both["sync"].all()]
     if runs["platform"].nunique() == old["platform"].nunique() == 1:
         both = both.assign(platform="")  # a machine and another, or the same by another name
-    frame = measures.contenders(both, "set", "old")
-    if frame.empty:
-        return Section(title, [Text("No cell with the same settings is in both.")])
-    cells = measures.contenders(both, "set", "old", ("size", "env_id", "mode"))
+    frames = [measures.contenders(both, "set", "old", by) for by in BY]
     caption = "New over old, with 95% intervals, in the blocks that both have"
-    words = f"{caption}, by environment"
-    found = [
-        tables.contender_table("against", caption, frame),
-        tables.contender_table("against_cells", words, cells),
-    ]
-    return Section(title, found[: cells["env_id"].nunique()])
+    return compared("against", "Against the other results", frames, caption)
 
 
 def sections_of(data: Data, request: Request) -> list[Section]:

@@ -104,9 +104,9 @@ def ratio(pairs: pd.DataFrame) -> Interval:
 
 
 def more_seconds(pairs: pd.DataFrame) -> Interval:
-    """Return the candidate's geometric mean minus the baseline's.
+    """Return the candidate's geometric mean minus the baseline's, with the delta method's interval.
 
-    The interval is the delta method's: a mean changes by itself times the change of its logarithm.
+    A mean changes by itself times the change of its logarithm.
     """
     logs = np.log(pairs[["baseline", "candidate"]].to_numpy())
     baseline, candidate = np.exp(mean_interval(logs, pairs["env_id"]).estimate)
@@ -131,13 +131,12 @@ def compare(
     table = blocks(runs, value, contender)
     for candidate in [x for x in table if x != baseline]:
         pairs = pair(table, baseline, candidate)
-        for key, group in pairs.groupby(list(by), sort=False, dropna=False):
+        for _, group in pairs.groupby(list(by), sort=False, dropna=False):
             if value in WHOLE_RUN:
                 group = of_length(group)
-            counts = (group["env_id"].nunique(), len(group))
-            rows.append((candidate, *key, *contrast(group), *counts))
-    columns = [contender, *by, *Interval._fields, "environments", "blocks"]
-    found = pd.DataFrame(rows, columns=columns)
+            key = group[list(by)].iloc[0]
+            rows.append((candidate, *key, *contrast(group), len(group)))
+    found = pd.DataFrame(rows, columns=[contender, *by, *Interval._fields, "blocks"])
     return found.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
 
 

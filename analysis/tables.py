@@ -76,7 +76,7 @@ def make(name: str, bench: Bench, known: Known) -> Table:
 def cells(bench: Bench) -> pd.DataFrame:
     """Return the durations in each environment, if there are several."""
     runs = bench.runs if bench.runs["env_id"].nunique() > 1 else bench.runs.head(0)
-    return measures.measure(runs, TIMES, bench.baseline, ("size", "env_id"))
+    return measures.measure(runs, tuple(TIMES), bench.baseline, ("size", "env_id"))
 
 
 DURATIONS = {
@@ -90,7 +90,7 @@ DURATIONS = {
 }
 TABLES = {
     "answer": Declared(
-        lambda bench, known: measures.measure(bench.runs, TIMES, bench.baseline),
+        lambda bench, known: measures.measure(bench.runs, tuple(TIMES), bench.baseline),
         "{where}, {title}",
         DURATIONS,
         "Startup: process start to the end of iteration 0, where everything compiles. Iteration: "
@@ -110,6 +110,7 @@ TABLES = {
             "iteration 0 (s)": value("first"),
             "startup (s)": value("startup"),
             "seconds more than {baseline}": span(),
+            "iterations 1 to 7 (ms)": value("early", 1000),
         },
     ),
     "break_even": Declared(
@@ -121,8 +122,7 @@ TABLES = {
             "after iterations": span(),
             "that is": lambda row: duration(row["seconds"]),
         },
-        "Brackets: from where on the 95% interval of their ratio does not rule out that it has "
-        "happened, and from where on it says so.",
+        "In the brackets the 95% interval of their ratio does not tell which is ahead.",
     ),
     "phases": Declared(
         lambda bench, known: measures.measure(bench.synced, PHASES, bench.baseline),
@@ -154,10 +154,8 @@ TABLES = {
             "margin": value("margin"),
             "verdict": text("verdict"),
         },
-        "The median has its 95% interval from six runs on. Equivalent: the 90% interval of the "
-        "difference of means lies within the margin. Where most runs reach a cap and some miss it, "
-        "a mean's interval is too narrow: on CartPole-v1 the test claims equivalence wrongly up to "
-        "16 times in 100, and not 5.",
+        "Equivalent: the 90% interval lies within the margin. Where most runs reach a cap and some "
+        "miss it, as on CartPole-v1, that is claimed wrongly up to 16 times in 100, and not 5.",
     ),
     "last_returns": Declared(
         lambda bench, known: learning.last_returns(bench),
@@ -171,8 +169,7 @@ TABLES = {
             "epsilon 0.05": span("noisy_"),
             "random agent": span("random_"),
         },
-        "Means over seeds with 95% intervals (Student's t; of differences, Welch's). The last 100 "
-        "training episodes explore as training does; the others are of evaluate.py.",
+        "Means over seeds. Training episodes explore; the others are of evaluate.py.",
     ),
     "targets": Declared(
         learning.targets,
@@ -182,9 +179,8 @@ TABLES = {
             "runs that reached it": lambda row: f"{row['reached']} of {row['runs']}",
             "seconds": span(),
         },
-        "From the start of the process to the first iteration whose mean return reaches it: the "
-        "median, and from six runs on its 95% interval. A run that never gets there counts as "
-        "slower than all others.",
+        "Medians, to the first iteration whose mean return reaches it. A run that never gets there "
+        "counts as slower than all others.",
     ),
     "memory": Declared(
         lambda bench, known: measures.memory(bench),
@@ -238,10 +234,6 @@ def scope(runs: pd.DataFrame) -> str:
     cells = runs.groupby(["env_id", "size", "mode", "sync"])["repeat"].nunique()
     length = counted(runs["num_iterations"], "iteration")
     words = f"{of} in {envs}, {sizes}, {counted(cells, 'repeat')} each, of {length}."
-    agents = runs["num_agents"].dropna()
-    if len(agents):
-        words += f" A program trained {counted(agents, 'agent')} at once, each a run: "
-        words += "durations and memory are the program's."
     if runs["resumed"].any():
         resumed = counted([runs["resumed"].sum()], "run")
         words += f" {resumed} stopped and resumed: without durations."
