@@ -161,7 +161,7 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
         ends = own[["low", "high"]].to_numpy(float).T
         axes.plot(ends, [places, places], color=DARK, marker="|", linewidth=1)
         for place, total, high in zip(places, left, ends[1], strict=True):
-            at = (np.nanmax([total, high]), place)
+            at = (max(total, np.nan_to_num(high)), place)
             axes.annotate(number(total), at, (6, 0), textcoords="offset points", va="center")
         axes.set_yticks(places, [short(mode) for mode in modes])
         axes.set_ylim(len(modes) - 0.38, -0.5)  # the first on top

@@ -196,7 +196,8 @@ def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     sizes in which no run of any mode did are not there.
     """
     points = curves(bench._replace(runs=timed(bench.runs)))
-    points["target"] = points["env_id"].map({x: y.target for x, y in environments.items()})
+    known = {x: y.target for x, y in environments.items()}
+    points["target"] = points["env_id"].map(known).astype(float)  # of no rows, too
     points = points.dropna(subset=["target", "seconds", "return"])
     points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
     runs = points.groupby([*CELL, "target", "run"], as_index=False)["hit"].min()
