@@ -171,7 +171,7 @@ def progress(bench: Bench) -> pd.DataFrame:
             rows.loc[run.index, "return"] = running_return(means, counts)
     parts = [pd.DataFrame(columns=[*CELL, "steps", "runs", *Interval._fields])]
     for _, cell in rows.groupby(CELL):
-        values = cell.pivot(index="run", columns="steps", values="return").dropna(axis=1)
+        values = cell.pivot_table("return", "run", "steps").dropna(axis=1)
         if not values.empty:
             part = pd.DataFrame(stats.mean(values.to_numpy())._asdict())
             part[CELL] = cell[CELL].iloc[0].tolist()
