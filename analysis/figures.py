@@ -25,38 +25,21 @@ from analysis import schema
 from analysis.words import number
 
 WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
-FAMILIES = {  # framework -> hue
-    "torch": "#D55E00",
-    "linen": "#0072B2",
-    "nnx": "#009E73",
-    "equinox": "#CC79A7",
-    "sb3": "#8C564B",
-    "sbx": "#7F7F00",
-}
+FAMILIES = {"torch": "#D55E00", "linen": "#0072B2", "nnx": "#009E73"}  # framework -> hue
+FAMILIES |= {"equinox": "#CC79A7", "sb3": "#8C564B", "sbx": "#7F7F00"}
 STRANGERS = ("#E69F00", "#56B4E9", "#666666")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 DARK, GREY = "#333333", "#666666"
 PLAIN = "{x:,.12g}"  # numbers on axes: no powers of ten, no noise of floats
-STYLE: dict[Any, Any] = {
-    "text.parse_math": False,
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#E4E4E4",
-    "legend.frameon": False,
-    "legend.handlelength": 2.8,
-}
-
+STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 9}
+STYLE |= {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
+STYLE |= {"axes.grid": True, "grid.color": "#E4E4E4"}
+STYLE |= {"legend.frameon": False, "legend.handlelength": 2.8}
 
 Look = dict[str, Any]  # how a mode is drawn: arguments of a line
 
 
-# === Style ======================================================================================
 @contextmanager
 def in_style() -> Generator[None]:
     """Set this module's style on matplotlib's defaults, and leave matplotlib as it was."""
@@ -102,7 +85,6 @@ def looks(modes: pd.DataFrame) -> dict[str, Look]:
     return result
 
 
-# === Axes =======================================================================================
 def make_panels(
     titles: Iterable[object], columns: int, height: float, sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
@@ -137,7 +119,6 @@ def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
     figure.legend(handles, labels, loc="outside upper left", ncols=3)
 
 
-# === Bars =======================================================================================
 @styled
 def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlabel: str) -> Figure:
     """Plot durations: a bar per mode, a panel per size, stacked of its parts from the left.
@@ -180,7 +161,6 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
     return figure
 
 
-# === Bands ======================================================================================
 @styled
 def bands(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str) -> Figure:
     """Plot the mean of each mode's runs as a line, and its interval, if any, as a band around it.

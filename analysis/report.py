@@ -15,7 +15,8 @@ from analysis.runs import Data
 from analysis.words import counted, join, number, some
 
 MOST_CHAPTERS = 8  # benches that have one each
-WHAT = {"process": ("s", 1.0), "steady": ("ms", 1000.0)}  # duration -> unit, how many in a second
+# What is answered -> unit, how many in a second, and in words.
+WHAT = {"process": ("s", 1.0, "whole training"), "steady": ("ms", 1000.0, "steady iteration")}
 BY = (("size", "mode"), ("size", "env_id", "mode"))
 
 
@@ -38,7 +39,7 @@ def headline(bench: Bench) -> str:
     several = bench.runs["size"].nunique() > 1
     for size, every in in_order(timed(bench.runs)).groupby("size", sort=False):
         value = "process" if every["process"].notna().any() else "steady"
-        unit, factor = WHAT[value]
+        unit, factor, _ = WHAT[value]
         runs = measures.comparable(every, value)
         means = measures.measure(runs, [value], bench.baseline).set_index("mode")[value]
         means = means.sort_values(kind="stable") * factor
@@ -82,7 +83,7 @@ def answer(bench: Bench) -> list[Block]:
     """Return the sentence, and bars of whole trainings, or where none is known of iterations."""
     sentence = Text(headline(bench) or "No duration of these runs counts.")
     value = "process" if timed(bench.runs)["process"].notna().any() else "steady"
-    unit, factor = WHAT[value]
+    unit, factor, what = WHAT[value]
     # A bar's parts are of the same runs as the whole.
     runs = measures.comparable(timed(bench.runs), value)
     if runs.empty:
@@ -96,9 +97,9 @@ def answer(bench: Bench) -> list[Block]:
     if value == "process" and (frame["startup"] < frame["process"]).all():
         frame["rest"] = frame["process"] - frame["startup"]
         parts = {"startup": "startup, iteration 0 included", "rest": "later iterations"}
-    what = "A whole training" if value == "process" else "A steady iteration"
-    caption = f"{what}; whiskers: its ratio to {bench.baseline}'s, at 95%"
-    return [sentence, Plot("answer", figures.bars(frame, looks_of(bench), parts, unit), caption)]
+    figure = figures.bars(frame, looks_of(bench), parts, f"{what} ({unit})")
+    caption = f"A {what}; whiskers: its ratio to {bench.baseline}'s, at 95%"
+    return [sentence, Plot("answer", figure, caption)]
 
 
 def looks_of(bench: Bench) -> dict[str, Look]:

@@ -15,11 +15,7 @@ from fake_runs import (
     WSL2,
     foreign_iterations,
     foreign_runs,
-    metrics_rows,
-    run_info,
     write_grid,
-    write_plain,
-    write_run,
     write_table,
 )
 from made_up import COMPILE, LINEN, NNX, TORCH, data_of, grid, only_bench
@@ -109,28 +105,6 @@ def test_the_headline_groups_scripts_that_cannot_be_told_apart():
     assert short.startswith("On CartPole-v1, an iteration took ppo_")
     assert " ms" in short
     assert report.headline(only_bench(runs.assign(process=np.nan, steady=np.nan))) == ""
-
-
-def test_a_single_run_is_reported_without_claims(tmp_path, quick):
-    write_plain(tmp_path)
-    text = report_of(tmp_path)
-    assert "no difference in time can be claimed" in section(text, "The answer")
-    assert "no interval" in section(text, "The runs")
-    assert "[" not in section(text, "The answer").replace("[CSV]", "").replace("![", "")
-
-
-def test_resumed_runs_count_for_learning_and_not_for_durations(tmp_path, quick):
-    write_grid(tmp_path / "runs", ("linen jit", "torch env.jit"), ENVS[:1], repeats=3)
-    before = report_of(tmp_path / "runs", "--out", tmp_path / "report")
-    for seed in range(5):
-        info = run_info("nnx jit", seed=9 + seed, resumed=[5], load=99.0)
-        rows = metrics_rows(info, np.full(12, 50.0), np.arange(12.0))
-        write_run(tmp_path / "runs", info, rows)
-    after = report_of(tmp_path / "runs", "--out", tmp_path / "report")
-    for title in ("Startup", "Memory", "The answer"):
-        assert section(after, title) == section(before, title)
-    assert "5 runs stopped and resumed: without durations." in section(after, "The runs")
-    assert "| CartPole-v1 | ppo_nnx | 5 |" in section(after, "Learning")
 
 
 # === Platforms, baselines, older results ========================================================
