@@ -29,17 +29,6 @@ BLOCK = re.compile(
     r"(?: over (?P<baseline>\S+))? -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-TABLES: dict[str, Callable[..., Table]] = {
-    "answer": lambda bench, known: tables.answer_table(bench),
-    "cells": lambda bench, known: tables.cell_table(bench),
-    "startup": lambda bench, known: tables.startup_table(bench),
-    "break_even": lambda bench, known: tables.crossing_table(bench),
-    "phases": lambda bench, known: tables.phase_table(bench),
-    "compile_modes": lambda bench, known: tables.compile_table(bench),
-    "returns": tables.return_table,
-    "targets": tables.target_table,
-    "last_returns": lambda bench, known: tables.last_return_table(bench),
-}
 
 
 @cache
@@ -69,9 +58,9 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return page.markdown_table(next(x.cells for x in found.blocks if isinstance(x, Table)))
     if name == "headline":
         return page.escape(report.headline(bench_of(source, where, baseline)))
-    if name in TABLES:
-        bench = bench_of(source, where, baseline)
-        return page.markdown_table(TABLES[name](bench, learning.load_environments()).cells)
+    if name in tables.TABLES:
+        table = tables.make(name, bench_of(source, where, baseline), learning.load_environments())
+        return page.markdown_table(table.cells)
     own = own_blocks(source)
     if name not in own:
         raise SourceError(f"no block is called {name}")

@@ -28,4 +28,4 @@ def show(source: Any, *names: str, baseline: str | None = None) -> None:
             page.show(Section(bench.title, []))
         for name in names:
             absent = Section("", [Text(f"These runs have nothing on {name}.")])
-            page.show(report.SECTIONS[name](bench, request) or absent)
+            page.show(report.section(name, bench, request) or absent)
