@@ -227,7 +227,7 @@ def startups(bench: Bench) -> pd.DataFrame:
 
 def compiling(bench: Bench) -> pd.DataFrame:
     """Return measure() of each framework's modes beside its compiled one, if one is op by op."""
-    parts = [pd.DataFrame()]
+    parts = []
     every = max((bench.runs, bench.synced), key=lambda x: x["mode"].nunique())
     for _, group in timed(every).groupby("framework"):
         compiled = [x for x in COMPILED if x in set(group["compile_mode"])]
@@ -235,7 +235,7 @@ def compiling(bench: Bench) -> pd.DataFrame:
             baseline = group.loc[group["compile_mode"] == compiled[0], "mode"].iloc[0]
             table = measure(group, ("steady", "first"), baseline)
             parts.append(table[table["mode"] != baseline].assign(compiled=baseline))
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def contenders(
@@ -246,11 +246,11 @@ def contenders(
     value is startup, steady or process; settings are the hyperparameters that the runs differ in.
     """
     runs = timed(runs)
-    parts = [pd.DataFrame(columns=["settings", *by])]
-    for value in ("startup", "steady", "process"):
-        found = stats.compare(runs, value, baseline, contender, ("settings", *by))
-        parts += [found.assign(value=value)] if len(found) else []
-    table = pd.concat(parts, ignore_index=True)
+    parts = [
+        stats.compare(runs, value, baseline, contender, ("settings", *by)).assign(value=value)
+        for value in ("startup", "steady", "process")
+    ]
+    table = pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True)
     words = differences(list(dict.fromkeys(runs["settings"])))
     return in_order(table.assign(settings=table["settings"].map(words)))
 

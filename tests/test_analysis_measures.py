@@ -237,7 +237,7 @@ def test_a_bench_is_of_one_platform_and_one_set_of_hyperparameters():
     assert only_bench(runs[runs["mode"] != LINEN], baseline="absent").baseline == COMPILE
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.2])
+@pytest.mark.parametrize("factor", [1.0, 1.2, 0.8])
 def test_two_starts_of_a_machine_are_two_platforms_if_one_scripts_time_differs(factor):
     """The second start's CartPole takes that much longer in one script, all else is alike."""
     first = grid(THREE, ENVS, repeats=5, noise=0.02, boot="a", started="2026-01-01")
