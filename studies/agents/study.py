@@ -262,12 +262,12 @@ def draw(own: Study) -> Figure:
     counts = sorted(set(summary["agents"]))
     ends = summary[["seconds", "seconds_low", "seconds_high"]]
     for axes, framework in zip(panels, frameworks, strict=False):
-        hue = figures.FAMILIES[framework][0]
+        hue = figures.FAMILIES[framework]
         draw_lines(axes, summary[summary["framework"] == framework], "seconds", 1, hue)
         figures.set_log(axes, "y", ends.min().min() / 1.3, ends.max().max() * 1.3, 8)
         axes.set_ylabel("seconds")
     for framework in frameworks:
-        rows, hue = summary[summary["framework"] == framework], figures.FAMILIES[framework][0]
+        rows, hue = summary[summary["framework"] == framework], figures.FAMILIES[framework]
         draw_lines(panels[-1], rows, "bytes", 1e-6, hue)
     memory = summary["bytes"].dropna() / 1e6
     if len(memory):
@@ -283,7 +283,7 @@ def draw(own: Study) -> Figure:
         if way in set(summary["way"])
     ]
     entries += [
-        (Line2D([], [], color=figures.FAMILIES[x][0], lw=4), FRAMEWORKS[x][0]) for x in frameworks
+        (Line2D([], [], color=figures.FAMILIES[x], lw=4), FRAMEWORKS[x][0]) for x in frameworks
     ]
     figures.add_legend(figure, entries)
     return figure
