@@ -12,7 +12,7 @@ from scipy import stats
 
 from analysis import learning
 from analysis.learning import load_environments
-from analysis.runs import LAST_EPISODES, RULES, last_return, load, name_environment
+from analysis.runs import LAST_EPISODES, RULES, last_return, load, name_environment, name_mode
 from analysis.schema import SourceError
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -239,6 +239,18 @@ def test_an_evaluation_of_something_else_does_not_count(tmp_path, changes):
 )
 def test_an_environment_is_one_with_its_options(env_id, flags, name):
     assert name_environment({"env_id": env_id} | flags) == name
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ({"compile": True}, "dqn_torch --compile"),
+        ({"vectorization": "async"}, "dqn_torch --vectorization async"),
+        ({"vectorization": "sync", "compile": False}, None),  # as it usually does
+    ],
+)
+def test_a_mode_names_what_computes_differently(args, name):
+    assert name_mode({"args": args}, "dqn_torch") == name
 
 
 def test_the_last_100_episodes():

@@ -20,7 +20,7 @@ from fake_runs import (
 )
 from made_up import COMPILE, LINEN, NNX, TORCH, data_of, grid, only_bench
 
-from analysis import __main__, figures, learning, report, stats
+from analysis import __main__, checks, figures, learning, report, stats
 from analysis.page import Table
 
 ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
@@ -101,6 +101,7 @@ def test_the_headline_groups_scripts_that_cannot_be_told_apart():
     alone = report.headline(only_bench(grid(modes)))
     assert alone.endswith("ran once: no difference in time can be claimed.")
     assert " or " not in alone
+    assert "Each program ran once, so its times have no interval." in checks.odd(data_of(runs[:1]))
     short = report.headline(only_bench(runs.assign(process=np.nan)))
     assert short.startswith("On CartPole-v1, an iteration took ppo_")
     assert " ms" in short
