@@ -4,10 +4,6 @@ gymnax plays, and every step is taken again in MinAtar's own code, which is hand
 the actions that were executed, and the random numbers of resets and of Freeway's new cars.
 """
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +14,7 @@ import jax.numpy as jnp
 import minatar
 import minatar.gym
 import numpy as np
-import pytest
 from gymnax.wrappers.purerl import StickyActionWrapper
-
-from studies.minatar import judge
 
 STICKY = 0.1
 if "MinAtar/Breakout-v0" not in gymnasium.registry:  # another test may have done it
@@ -116,24 +109,25 @@ def replay(name, played, generator):
     assert not record.truncated.any()
 
 
-@pytest.fixture(scope="module")
-def breakout():
-    return play("Breakout-MinAtar", keep_the_ball, [1, 0.5, 0.2, 0.05, 0, 0, 0, 0], 5000)
-
-
-def test_breakout(breakout):
-    replay("breakout", breakout, lambda s: SimpleNamespace(randint=lambda n: int(s.ball_x == 9)))
-
-
-def test_breakout_was_played_far_enough(breakout):
-    """What is rare is among the steps that were compared."""
-    start, record = breakout
+def test_breakout():
+    """Also of its sticky actions: a tenth of the steps repeat what was executed before."""
+    played = play("Breakout-MinAtar", keep_the_ball, [1, 0.5, 0.2, 0.05, 0, 0, 0, 0], 5000)
+    replay("breakout", played, lambda s: SimpleNamespace(randint=lambda n: int(s.ball_x == 9)))
+    start, record = played
+    # What is rare is among the steps that were compared.
     assert set(start.state.ball_x) == {0, 9}
     assert record.terminated.sum() > 500
     assert record.state.time.max() > 1000  # gymnax's own time limit
     bricks = record.state.brick_map.sum((2, 3))
     new_walls = (bricks[:, 1:] > bricks[:, :-1]) & ~record.terminated[:, 1:]
     assert new_walls.sum() > 10
+    action, executed = record.action[0], record.executed[0]
+    previous = np.concatenate([[0], executed[:-1]])
+    assert ((executed == action) | (executed == previous)).all()
+    shows = action != previous  # steps at which a repetition can be told
+    for steps in (shows[1:], shows[1:] & record.terminated[0, :-1]):  # also after an end
+        share, n = (executed == previous)[1:][steps].mean(), steps.sum()
+        assert n > 100 and abs(share - STICKY) < 5 * np.sqrt(STICKY * (1 - STICKY) / n)
 
 
 def test_space_invaders():
@@ -156,74 +150,9 @@ def test_freeway():
     assert played[1].reward.sum() > 20  # each time the cars get new speeds
 
 
-def check_sticky(first, action, executed, ended):
-    """A tenth of the steps repeat what was executed before, also where an episode ended before."""
-    previous = np.concatenate([[first], executed[:-1]])
-    assert ((executed == action) | (executed == previous)).all()
-    shows = action != previous  # steps at which a repetition can be told
-    for steps in (shows, shows & np.concatenate([[False], ended[:-1]])):
-        share, n = (executed == previous)[steps].mean(), steps.sum()
-        assert n > 100 and abs(share - STICKY) < 5 * np.sqrt(STICKY * (1 - STICKY) / n)
-
-
-def test_sticky_actions_in_gymnax(breakout):
-    start, record = breakout
-    assert start.executed[0] == 0
-    check_sticky(0, record.action[0], record.executed[0], record.terminated[0])
-
-
-def test_sticky_actions_and_limits_in_minatar():
-    """Its environment for Gymnasium: six actions, the same sticky ones, and no time limit."""
+def test_minatars_environment_for_gymnasium_has_the_same_settings():
+    """Six actions, the same sticky ones, and no time limit."""
     env = gymnasium.make("MinAtar/Breakout-v0", disable_env_checker=True)
     assert isinstance(env.action_space, gymnasium.spaces.Discrete) and env.action_space.n == 6
     assert env.spec and env.spec.max_episode_steps is None
-    game = env.unwrapped.game  # ty: ignore[missing-attribute]
-    assert game.sticky_action_prob == STICKY
-    rng, record, length, longest = np.random.default_rng(0), [], 0, 0
-    env.reset(seed=0)
-    for t in range(20_000):  # blindly at first, for many short episodes, then long ones
-        action = rng.integers(6) if t < 5000 else keep_the_ball(game.env, rng.integers(2))
-        _, _, terminated, truncated, _ = env.step(action)
-        assert not truncated
-        record.append((action, game.last_action, terminated))
-        length += 1
-        longest = max(longest, length)
-        if terminated:
-            length = 0
-            env.reset()
-    action, executed, ended = np.array(record).T
-    check_sticky(0, action, executed, ended == 1)
-    assert longest > 1000
-
-
-# === The study ==================================================================================
-def test_trained_agents_are_evaluated_once(tmp_path, monkeypatch):
-    """Long runs only, by three settings, and not what was evaluated before by the same rules."""
-    names = {"minatar__a": 20, "minatar__b": 20, "minatar__short": 0, "other": 20}
-    for name, save_every in names.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(json.dumps({"args": {"save_every": save_every}}))
-    calls = []
-
-    def evaluate(command):
-        calls.append([Path(x).name for x in command if str(tmp_path) in x])
-        file = "evaluation"
-        if "--epsilon" in command:
-            file += f"-epsilon-{command[command.index('--epsilon') + 1]}"
-        if (tmp_path / calls[-1][0] / "damaged").exists():
-            return subprocess.CompletedProcess(command, 2)
-        for name in calls[-1]:
-            found = {"episodes": 100, "max_steps": 10_000}
-            (tmp_path / name / f"{file}.json").write_text(json.dumps(found))
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(judge.subprocess, "run", evaluate)
-    monkeypatch.setattr(sys, "argv", ["judge", str(tmp_path)])
-    for _ in range(2):
-        judge.main()
-        assert calls == [["minatar__a", "minatar__b"]] * 3
-    (tmp_path / "minatar__a/damaged").touch()
-    for name in ("a", "b"):
-        (tmp_path / f"minatar__{name}/evaluation.json").write_text('{"episodes": 1}')
-    judge.main()
-    assert calls[3:] == [["minatar__a", "minatar__b"], ["minatar__a"], ["minatar__b"]]
+    assert env.unwrapped.game.sticky_action_prob == STICKY  # ty: ignore[missing-attribute]
