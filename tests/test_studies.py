@@ -130,18 +130,20 @@ def test_a_loop_and_single_steps_do_the_same_and_all_is_read():
     env = VecEnv("CartPole-v1", 3)
     _, state = jax.jit(env.reset)(jax.random.PRNGKey(1))
     actions = jax.random.randint(jax.random.key(2), (40, 3), 0, 2)
-    scan = jax.jit(partial(measure.scan, env))
-    by_step, _ = measure.step_by_step(jax.jit(env.step), state, actions)
-    by_scan, total = scan(state, actions)
+    step = jax.jit(env.step)
+    by_step, _ = measure.step_by_step(step, state, actions)
+    by_scan, total = jax.jit(partial(measure.scan, env))(state, actions)
     for ours, theirs in zip(jax.tree.leaves(by_step), jax.tree.leaves(by_scan), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    other = actions.at[0].set(1 - actions[0])  # so no step can be left out
-    assert scan(state, other)[1] != total
+    expected = 0.0
+    for action in actions:
+        obs, state, result = step(state, action)
+        expected += sum(x.sum() for x in jax.tree.leaves((obs, result)))
+    np.testing.assert_allclose(total, expected, rtol=1e-4)
 
 
 def test_every_way_is_measured_one_in_a_process_of_its_own(monkeypatch):
     ways = [("CartPole-v1", "async"), ("Doors", "gymnax scan")]
-    assert set(ways) < set(measure.cells())
     monkeypatch.setattr(measure, "cells", lambda: ways)
     rows = list(measure.race([1, 65], 3, 1))
     found = sorted((x["game"], x["way"], x["num_envs"]) for x in rows)
@@ -161,4 +163,3 @@ def test_step_times_are_summaries_of_what_the_clock_says(monkeypatch):
     expected |= {"spread": (7.75 - 3.25) / 2, "compile": 100.0, "env_id": "CartPole-v1"}
     assert row == pytest.approx(expected)
     assert (result["num_envs"], result["num_steps"], result["repeats"]) == (2, 2, 10)
-    assert result["versions"]["jax"] == jax.__version__

@@ -24,6 +24,7 @@ from analysis.schema import SourceError
 
 VMAP, SCAN, BESIDE, AFTER = WAYS = "vmap", "one scan", "side by side", "one after another"
 NAMES = {"linen": "Flax Linen", "nnx": "Flax NNX", "torch": "PyTorch"}
+HUES = {"linen": "#0072B2", "nnx": "#009E73", "torch": "#D55E00"}  # as in analysis.figures
 SCRIPTS = {  # script -> framework and way
     "ppo_linen_vmap": ("linen", VMAP),
     "ppo_nnx_vmap": ("nnx", VMAP),
@@ -155,7 +156,7 @@ def rate_table(table: pd.DataFrame) -> Table:
 # === Figure =====================================================================================
 def draw_lines(axes: Any, rows: pd.DataFrame, value: str) -> None:
     """Draw a framework's ways against N."""
-    hue = figures.FAMILIES[rows["framework"].iloc[0]][0]
+    hue = HUES[rows["framework"].iloc[0]]
     for way, (line, marker) in LOOKS.items():
         part = rows[rows["way"] == way]
         colour = figures.mix(hue, "black", 0.45) if way == SCAN else hue
@@ -193,8 +194,7 @@ def draw(table: pd.DataFrame) -> Figure:
         for way, (line, marker) in LOOKS.items()
         if way in set(table["way"])
     ]
-    hues = {x: figures.FAMILIES[x][0] for x in frameworks}
-    entries += [(Line2D([], [], color=hue, lw=4), NAMES[x]) for x, hue in hues.items()]
+    entries += [(Line2D([], [], color=HUES[x], lw=4), NAMES[x]) for x in frameworks]
     figures.add_legend(figure, entries)
     return figure
 

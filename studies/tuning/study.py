@@ -31,16 +31,16 @@ def verdicts(folder: Path) -> pd.DataFrame:
     for study, best in found(folder).items():
         # The script's own settings may have been no trial.
         own_value = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
-        value = best["value_in_study"]
+        best_value = best["value_in_study"]
         parts = (
             ("the script's own", best["own"], own_value),
-            (f"trial {best['best_trial']}", best["best"], value),
-            ("difference, by seed", best["best_minus_own"], value - own_value),
+            (f"trial {best['best_trial']}", best["best"], best_value),
+            ("difference, by seed", best["best_minus_own"], best_value - own_value),
         )
-        for settings, fresh, claim in parts:
+        for name, fresh, claim in parts:
             returns = np.array(fresh["returns"])
             low, high = fresh["interval"] or (np.nan, np.nan)
-            row = {"study": study, "settings": settings, "claim": claim}
+            row = {"study": study, "name": name, "claim": claim}
             row |= {"iqm_estimate": fresh["iqm"], "iqm_low": low, "iqm_high": high}
             mean = stats.mean_interval(returns, [""] * len(returns))
             row |= {f"mean_{end}": x for end, x in mean._asdict().items()}
@@ -51,7 +51,7 @@ def verdicts(folder: Path) -> pd.DataFrame:
 def verdict_table(folder: Path) -> Table:
     columns = {
         "study": text("study"),
-        "settings": text("settings"),
+        "settings": text("name"),
         "value in the study": value("claim"),
         "fresh seeds, interquartile mean": span("iqm_"),
         "mean": span("mean_"),
