@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -160,9 +159,10 @@ def test_what_cannot_go_on_is_refused_in_a_sentence(name, whole_run, tmp_path, c
 
     ends = ("agent/actor.output.bias", "params/actor/Dense_2/bias")
     (bias,) = (x for x in good if x.endswith(ends))
-    kept: dict[str, Any] = {name: x for name, x in good.items() if name != bias}
-    for changed in ({bias: np.zeros(3, "f")}, {"another name": good[bias]}):
-        np.savez(path, **kept | changed)
+    for name_of_it, array in ((bias, np.zeros(3, "f")), ("another name", good[bias])):
+        changed = {name: x for name, x in good.items() if name != bias}
+        changed[name_of_it] = array
+        np.savez(path, **changed)
         refused(f"{folder} has no {bias} of shape (2,) in its checkpoint")
 
     objects = np.array([attack, 1], dtype=object)
