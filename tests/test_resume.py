@@ -140,7 +140,7 @@ class Attack:
 
 @EACH
 def test_what_cannot_go_on_is_refused_in_a_sentence(name, whole_run, tmp_path, capfd):
-    """And its checkpoint stays. No sentence says how to load it unsafely, and no code in it runs."""
+    """Its checkpoint stays. No sentence says how to load it unsafely, and no code in it runs."""
     folder, attack = rewind(whole_run(name), tmp_path / "killed"), Attack(tmp_path / "attacked")
     path, good = folder / "checkpoint.npz", arrays(folder)
     whole = path.read_bytes()
