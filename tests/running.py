@@ -74,6 +74,14 @@ def metrics(folder):
     ]
 
 
+def assert_close(rows, expected):
+    """Equal but for rounding, and null where the other is."""
+    for row, other in zip(rows, expected, strict=True):
+        row = {key: np.nan if x is None else x for key, x in row.items()}
+        other = {key: np.nan if x is None else x for key, x in other.items()}
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
 def arrays(folder) -> dict[str, Any]:
     """A checkpoint's arrays; the text info is one of them."""
     with np.load(folder / "checkpoint.npz") as file:

@@ -11,6 +11,7 @@ import torch
 from running import (
     Counts,
     arrays,
+    assert_close,
     flags_of,
     info,
     main,
@@ -155,7 +156,7 @@ def test_without_xla_a_run_is_the_same_but_for_the_last_digits(name, flag, tmp_p
     without = train(name, tmp_path, "without", *flags, f"--no-{flag}")
     assert info(without)["compile_mode"] == "none"
     assert info(compiled)["compile_mode"] == ("jit" if name == "ppo_linen" else "env.jit")
-    assert metrics(without)[0] == pytest.approx(metrics(compiled)[0], rel=1e-3, abs=1e-5)
+    assert_close(metrics(without), metrics(compiled))
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -169,8 +170,7 @@ def test_by_torch_compile_too_and_it_is_two_whole_graphs(name, whole_run, tmp_pa
     assert not torch._dynamo.utils.counters["graph_break"]
     assert inductor.generated_kernel_count > 0
     assert counts.per_iteration[1]["transfers"] == 1
-    for row, expected in zip(metrics(folder), metrics(whole_run(name).folder), strict=True):
-        assert row == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert_close(metrics(folder), metrics(whole_run(name).folder))
 
 
 def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
