@@ -209,7 +209,8 @@ def test_matmul_precision_means_the_same_in_all(name, tmp_path, monkeypatch):
     for precision, jax_has in [("highest", "highest"), ("high", "default")]:
         with pytest.raises(InterruptedError):
             script.train(script.Args(matmul_precision=precision))
-        assert jax.config.jax_default_matmul_precision == jax_has  # ty: ignore[missing-attribute]
+        has = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+        assert has == jax_has or name == "ppo_torch_gymnasium"  # in which JAX has no part
         assert "torch" not in name or torch.get_float32_matmul_precision() == precision
 
 
