@@ -116,7 +116,7 @@ def test_actions_are_drawn_from_the_policy(name):
 
 @pytest.mark.parametrize("name", stand_ins("Environment"))
 def test_an_episode_that_is_cut_off_is_truncated_and_not_terminated(name):
-    storage = make_learner(name, env_id="ProbeTruncation-v0").rollout(1)
+    storage = make_learner(name, env_id="ProbeSignal-v0").rollout(1)
     assert not storage.terminated.any()
     cut = np.arange(16)[:, None] % 2 * np.ones(4) == 1
     np.testing.assert_array_equal(storage.truncated, cut)
