@@ -125,16 +125,8 @@ def test_a_run_learns_and_leaves_what_it_should(name, tmp_path, capsys, monkeypa
 
 def test_no_finished_episode_and_a_diverged_loss_are_null_and_said(tmp_path, capsys):
     """No episode of CartPole ends in two steps; such a learning rate makes NaN of the weights."""
-    flags = [
-        "--num-steps",
-        "2",
-        "--learning-rate",
-        "1e30",
-        "--adam-eps",
-        "1e-30",
-        "--total-timesteps",
-    ]
-    folder = train("ppo_linen", tmp_path, "run", *flags, 8 * 150)
+    flags = ["--num-steps", 2, "--learning-rate", 1e30, "--adam-eps", 1e-30]
+    folder = train("ppo_linen", tmp_path, "run", *flags, "--total-timesteps", 8 * 150)
     logged = rows(folder)
     assert (logged[0]["charts/episodes"], logged[0]["charts/episodic_return"]) == (0, None)
     assert logged[0]["charts/episodic_length_max"] is None
@@ -151,7 +143,7 @@ def test_no_finished_episode_and_a_diverged_loss_are_null_and_said(tmp_path, cap
 # === Compilation ================================================================================
 @pytest.mark.parametrize(("name", "flag"), [("ppo_linen", "jit"), ("ppo_torch", "jit-env")])
 def test_without_xla_a_run_is_the_same_but_for_the_last_digits(name, flag, tmp_path):
-    flags = ["--num-steps", "4", "--total-timesteps", "16", "--update-epochs", "1"]
+    flags = ["--num-steps", 4, "--total-timesteps", 16, "--update-epochs", 1]
     compiled = train(name, tmp_path, "compiled", *flags)
     without = train(name, tmp_path, "without", *flags, f"--no-{flag}")
     assert info(without)["compile_mode"] == "none"
