@@ -8,8 +8,8 @@ import sys
 
 import pytest
 from conftest import ROOT
+from running import content, main, train
 from sections import ALL_SCRIPTS, VMAP_SCRIPTS, stand_ins
-from test_resume import content, main, train
 
 SIZES = "must be 1 or more"
 BAD = [
