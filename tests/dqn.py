@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -98,7 +99,7 @@ def random_batch(seed: int, size: int, obs_dim: int, num_actions: int) -> tuple:
     return obs, action, reward, rng.random(size) < 0.3, next_obs
 
 
-# === Learners: a script's agent and replay ======================================================
+# === The scripts ================================================================================
 def layers_of(arrays: Mapping[str, Any]) -> Layers:
     """From a network's arrays by a script's names for them, biases before the kernels."""
     names = sorted(arrays)
@@ -113,6 +114,17 @@ def layers_of(arrays: Mapping[str, Any]) -> Layers:
     return list(zip(kernels, (np.array(arrays[name]) for name in names[::2]), strict=True))
 
 
+def layers_in(folder: Path) -> Layers:
+    """Of the network in a run's checkpoint."""
+    found = {}
+    with np.load(folder / "checkpoint.npz") as file:
+        for name in file.files:
+            for beginning in ("train_state/params/params/", "tensors/q_network/"):
+                if name.startswith(beginning):
+                    found[name.removeprefix(beginning)] = file[name]
+    return layers_of(found)
+
+
 def flat(layers: Layers) -> np.ndarray:
     return np.concatenate([np.ravel(x).astype(float) for layer in layers for x in layer])
 
@@ -121,7 +133,6 @@ class Linen:
     def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
         self.script, self.args = script, args
         self.state = script.make_agent(args, env, jax.random.PRNGKey(args.seed))
-        self.replay = script.make_replay(args, env)
         # Less to compile, which is what takes long here.
         options: Any = {"xla_backend_optimization_level": 0}
         self.update_fn = jax.jit(partial(script.update, args=args), compiler_options=options)
@@ -136,21 +147,12 @@ class Linen:
         self.state, losses = self.update_fn(self.state, batch, np.float32(learning_rate))
         return np.array(losses)
 
-    def add(self, transition: tuple, row: int) -> None:
-        transition = self.script.Transition(*map(jnp.array, transition))
-        self.replay = self.script.add(self.replay, transition, row)
-
-    def sample(self, seed: int, num_rows: int, batch_size: int) -> list[np.ndarray]:
-        key = jax.random.key(seed)
-        return [np.array(x) for x in self.script.sample(self.replay, key, num_rows, batch_size)]
-
 
 class Torch:
     def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
         self.script, self.args = script, args
         torch.manual_seed(args.seed)
         self.agent = script.make_agent(args, env, torch.device("cpu"))
-        self.replay = script.make_replay(args, env, torch.device("cpu"))
 
     def layers(self) -> list[Layers]:
         """Of the network, and of the target network."""
@@ -166,40 +168,42 @@ class Torch:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.script, "sample", lambda *_: batch)
             own = torch.tensor(learning_rate), now, update_fn, self.args
-            self.script.learn(self.agent, self.replay, losses, batch, *own)
+            self.script.learn(self.agent, batch, losses, batch, *own)
         return losses.numpy()
 
-    def add(self, transition: tuple, row: int) -> None:
-        transition = self.script.Transition(*map(torch.tensor, transition))
-        self.script.add(self.replay, transition, row)
 
-    def sample(self, seed: int, num_rows: int, batch_size: int) -> list[np.ndarray]:
-        torch.manual_seed(seed)
-        return [x.numpy() for x in self.script.sample(self.replay, num_rows, batch_size)]
+SMALL = "--num-envs 4 --num-steps 16 --total-timesteps 640 --hidden-sizes 8 8 --buffer-size 128 "
+SMALL += "--batch-size 16 --replay-ratio 4 --learning-starts 32 --exploration-steps 320 "
+SMALL += "--target-network-frequency 5 --matmul-precision highest "
 
 
-SMALL: dict[str, Any] = {
-    "num_envs": 4,
-    "num_steps": 16,
-    "total_timesteps": 640,
-    "hidden_sizes": (8, 8),
-    "buffer_size": 128,
-    "batch_size": 16,
-    "replay_ratio": 4.0,
-    "learning_starts": 32,
-    "exploration_steps": 320,
-    "target_network_frequency": 5,
-    "matmul_precision": "highest",
-}
-
-
-def make_learner(name: str, obs_shape: tuple, **flags: Any) -> Linen | Torch:
-    """The learner of script name, small but for flags, for an environment of three actions."""
+def args_of(name: str, flags: str) -> Any:
     script = importlib.import_module(name)
-    size = {"obs_dim": int(np.prod(obs_shape)), "num_actions": 3}
-    env = SimpleNamespace(obs_shape=obs_shape, **size)
+    return script.tyro.cli(script.Args, args=(SMALL + flags).split())
+
+
+def env_of(obs_shape: tuple) -> Any:
+    """What of an environment a script asks for, which has three actions."""
+    return SimpleNamespace(obs_shape=obs_shape, obs_dim=int(np.prod(obs_shape)), num_actions=3)
+
+
+def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
     kind = Linen if name in LINEN_PAIR else Torch
-    return kind(script, script.Args(**SMALL | flags), env)
+    return kind(importlib.import_module(name), args_of(name, flags), env_of(obs_shape))
+
+
+def make_replay(name: str, env_id: str) -> Any:
+    device = () if name in LINEN_PAIR else (torch.device("cpu"),)
+    args = args_of(name, f"--env-id {env_id}")
+    return importlib.import_module(name).make_replay(args, env_of((4,)), *device)
+
+
+def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) -> list[np.ndarray]:
+    script = importlib.import_module(name)
+    torch.manual_seed(seed)
+    own, key = (jnp.array, (jax.random.key(seed),)) if name in LINEN_PAIR else (torch.tensor, ())
+    batch = script.sample(script.Transition(*map(own, replay)), *key, num_rows, batch_size)
+    return [np.array(x) for x in batch]
 
 
 def main(name: str, *flags: Any) -> Any:
@@ -216,7 +220,7 @@ def main(name: str, *flags: Any) -> Any:
             return stopped.code
         finally:
             for number, handler in handlers.items():
-                signal.signal(number, handler)  # the run log's ends, and with it the folder's lock
+                signal.signal(number, handler)
     return 0
 
 

@@ -1,15 +1,15 @@
 """Environments of one's own: the page's words as a user types them, and what the check says."""
 
+import gc
 import importlib
 import json
 import re
 import shlex
 import signal
+import subprocess
 import sys
-from pathlib import Path
-from subprocess import PIPE, Popen
-from typing import Any
 
+import dqn
 import gymnasium
 import numpy as np
 import pytest
@@ -24,18 +24,17 @@ from envs import check
 PAGE = (ROOT / "docs/environments.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
-SMALL = ["--num-envs=4", "--num-steps=32", "--num-minibatches=2", "--update-epochs=1"]
+SMALL = ["--num-envs=2", "--num-steps=32", "--num-minibatches=2", "--update-epochs=1"]
+SMALL += ["--total-timesteps=128"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch, compiled):
+def here(tmp_path, monkeypatch):
     """A folder with the page's modules alone, where the user stands. What is imported is undone."""
     for name, text in zip(("lander", "lander_gymnasium"), EXAMPLES, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     importlib.invalidate_caches()
     yield tmp_path
     for name in ("lander", "lander_gymnasium", "given", "broken", "evil"):
@@ -44,45 +43,61 @@ def here(tmp_path, monkeypatch, compiled):
         gymnasium.registry.pop(name, None)
 
 
-def start(*words) -> Any:
-    return Popen([sys.executable, *map(str, words)], stdout=PIPE, stderr=PIPE, text=True)
-
-
-def end(process, status=0):
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == status, output + errors
-    assert errors.count("\n") == (status == 2), errors  # one sentence
-    return output
-
-
+# === The page's words ===========================================================================
 def words_of(block):
     """The commands of one of the page's blocks, each as words after "python"."""
     lines = COMMANDS[block].replace("~/ppo-rosetta", str(ROOT)).splitlines()
     return [shlex.split(line)[1:] for line in lines]
 
 
-def assert_shows_the_lander(path):
-    """A black square on white, at ever other heights."""
-    pictures = [np.asarray(x.convert("L")) for x in ImageSequence.Iterator(Image.open(path))]
+def run(*words):
+    """Of a process: its output, where nothing is wrong."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def assert_evaluates(words, monkeypatch):
+    """And draws a black square on white, at ever other heights."""
+    monkeypatch.setattr(sys, "argv", [*words, "--episodes=3"])
+    evaluate.main()
+    with Image.open(words[-1]) as file:
+        pictures = [np.asarray(x.convert("L")) for x in ImageSequence.Iterator(file)]
     black = np.stack(pictures)[:, 68:] < 60
     assert 0 < black.mean() < 0.02 and len(set(black.any(2).argmax(1))) > 5
 
 
-def test_the_pages_words_in_gymnax(monkeypatch):
-    """Checked, trained, stopped, gone on with, evaluated and drawn."""
-    check_it, train_it, evaluate_it = words_of(1)
+def test_the_check_as_a_process(here):
+    """Where the user stands are a file random.py and a package envs, which hide nothing."""
+    (here / "random.py").write_text("raise RuntimeError\n")
+    (here / "envs").mkdir()
+    (here / "envs/__init__.py").write_text("raise RuntimeError\n")
+    (here / "envs/mine.py").write_text(EXAMPLES[0])
+    (check_it, *_) = words_of(1)
+    assert run(*check_it) == "lander:Lander is as the scripts need it\n"
+    assert "as the scripts need it" in run(check_it[0], "envs.mine:Lander")
+
+
+def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
+    """Trained, stopped, gone on with by the words that it prints, evaluated and drawn."""
+    sys.path.remove(str(here))  # the script looks there itself
+    _, (_, *train_it), evaluate_it = words_of(1)
     (resume_it,) = words_of(3)
-    assert end(start(*check_it)) == "lander:Lander is as the scripts need it\n"
-    for words in ([*train_it, *SMALL, "--total-timesteps=640_000"], resume_it):
-        process = start(*words)
-        while "iteration " not in process.stdout.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        last_line = end(process, 130).splitlines()[-1]
-        assert shlex.split(last_line.partition("python ")[2]) == resume_it
-    monkeypatch.setattr(sys, "argv", [*evaluate_it, "--episodes=3"])
-    evaluate.main()
-    assert_shows_the_lander("lander.gif")
+    write = ppo_linen.RunLog.write
+
+    def write_and_stop(log, *args):
+        signal.raise_signal(signal.SIGINT)
+        write(log, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo_linen.RunLog, "write", write_and_stop)
+        assert dqn.main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGINT
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(told.removeprefix("To go on: python ")) == resume_it
+    gc.collect()  # the run log, and with it the folder's lock
+    assert dqn.main("ppo_linen", *resume_it[1:]) == 0
+    assert_evaluates(evaluate_it, monkeypatch)
 
 
 def test_the_pages_words_in_gymnasium(here, monkeypatch):
@@ -90,25 +105,8 @@ def test_the_pages_words_in_gymnasium(here, monkeypatch):
     (here / "random.py").write_text("raise RuntimeError\n")
     (_, env_id), train_it, evaluate_it = words_of(2)
     check.main(env_id)
-    end(start(*train_it, *SMALL, "--total-timesteps=256", "--vectorization=async"))
-    monkeypatch.setattr(sys, "argv", [*evaluate_it, "--episodes=3"])
-    evaluate.main()
-    assert_shows_the_lander("second.gif")
-
-
-def test_the_check_from_the_projects_folder(here):
-    """Where the module and a file random.py are, too."""
-    (here / "envs").symlink_to(ROOT / "envs")
-    (here / "random.py").write_text("raise RuntimeError\n")
-    assert not end(start("-m", "envs.check", "lander:Nope"), 2)
-
-
-def test_a_folder_envs_of_the_users(here):
-    """Also where it is a package: the project's is found all the same, and what is in theirs."""
-    (here / "envs").mkdir()
-    (here / "envs/__init__.py").write_text("raise RuntimeError\n")
-    (here / "envs/mine.py").write_text(EXAMPLES[0])
-    assert "as the scripts need it" in end(start(ROOT / "envs/check.py", "envs.mine:Lander"))
+    run(*train_it, *SMALL, "--vectorization=async")
+    assert_evaluates(evaluate_it, monkeypatch)
 
 
 def test_a_checkpoint_alone_imports_nothing(here, capsys):
@@ -118,11 +116,12 @@ def test_a_checkpoint_alone_imports_nothing(here, capsys):
     with pytest.raises(SystemExit):
         ppo_linen.args_of_run(ppo_linen.Args(resume=str(here), env_id="lander:Lander"))
     assert capsys.readouterr().err.endswith(" to run it, add --env-id evil:Lander\n")
-    assert not Path("attacked").exists()
+    assert not (here / "attacked").exists()
     ppo_linen.VecEnv("evil:Lander", 2)
-    assert Path("attacked").exists()  # as it would have before
+    assert (here / "attacked").exists()  # as it would have before
 
 
+# === Names ======================================================================================
 def said_of(env_id, capsys):
     with pytest.raises(SystemExit) as stopped:
         check.main(env_id)
@@ -138,25 +137,23 @@ NAMES = {
     "lander.py:Lander": "there is no module lander.py in ",
     "no_such_module.sub:MyEnv": "there is no module no_such_module.sub in ",
     "lander:Nope": "lander has no class Nope, and registers no such id",
-    "lander_gymnasium:Nope-v0": "has no class Nope-v0, and registers no such id",
     "lander_gymnasium:Lander": "of one in Gymnasium, use its registered id",
-    "lander:dict": "it must be in gymnax, not {}",
 }
 
 
 @pytest.mark.parametrize("env_id", NAMES)
-def test_what_is_no_environment(env_id, here, capsys):
-    (here / "lander.py").write_text(EXAMPLES[0] + "\ndict = dict\n")
+def test_what_is_no_environment(env_id, capsys):
     assert NAMES[env_id] in said_of(env_id, capsys)
 
 
-@pytest.mark.parametrize("text", ["raise KeyError", "import no_such_package", "MyEnv = 1 / 0"])
+@pytest.mark.parametrize("text", ["raise KeyError", "import no_such_package"])
 def test_an_error_in_ones_own_code_is_shown_as_it_is(text, here):
     (here / "broken.py").write_text(text)
-    with pytest.raises((KeyError, ModuleNotFoundError, ZeroDivisionError)):
+    with pytest.raises((KeyError, ModuleNotFoundError)):
         check.main("broken:MyEnv")
 
 
+# === Rules ======================================================================================
 def write_gymnax(folder, change):
     """A module with MyEnv, which is Lander with another class body."""
     text = "from gymnax.environments.spaces import Dict, Discrete\nfrom lander import *\n"
