@@ -61,16 +61,6 @@ class Probe(environment.Environment):
         return spaces.Box(-1.0, 1.0, (1,))
 
 
-class ProbeObservation(Probe):
-    """One step, the reward is what was observed: so is the value."""
-
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return state.signal
-
-    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
-        return state.signal[None]
-
-
 class ProbeDiscount(Probe):
     """Two steps, reward 1 for the last: values gamma, then 1."""
 
@@ -81,20 +71,6 @@ class ProbeDiscount(Probe):
 
     def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
         return state.time.astype(jnp.float32)[None]
-
-
-class ProbeAction(Probe):
-    """One step, reward 1 for action 1 and -1 for action 0."""
-
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return jnp.where(action == 1, 1.0, -1.0)
-
-
-class ProbeBoth(ProbeObservation):
-    """One step, reward 1 for the action that the observation names, otherwise -1."""
-
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
 
 
 class ProbeTruncation(Probe):
@@ -108,6 +84,16 @@ class ProbeTruncation(Probe):
 
     def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
         return (state.time == 1).astype(jnp.float32)[None]
+
+
+class ProbeBoth(ProbeTruncation):
+    """The same for the action that the observation names; for the other, reward -1."""
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return state.signal[None]
 
 
 class GymnasiumProbe(gymnasium.Env):
@@ -133,7 +119,7 @@ class GymnasiumProbe(gymnasium.Env):
         return self.observe(), reward, bool(self.state.time >= self.probe.length), False, {}
 
 
-for probe in (Probe, ProbeObservation, ProbeDiscount, ProbeAction, ProbeBoth, ProbeTruncation):
+for probe in (ProbeDiscount, ProbeTruncation, ProbeBoth):
     if f"{probe.__name__}-v0" not in gymnax.registered_envs:
         gymnax.register(f"{probe.__name__}-v0", probe)
         gymnasium.register(

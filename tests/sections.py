@@ -20,6 +20,7 @@ NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap")
 GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
 VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
+PPO_SCRIPTS = (*ALL_SCRIPTS, *VMAP_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Training", "Run log"]
 VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
