@@ -1,6 +1,5 @@
 """Environments of one's own: the page's words as a user types them, and what the check says."""
 
-import gc
 import importlib
 import json
 import re
@@ -8,13 +7,14 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-import dqn
 import gymnasium
 import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image, ImageSequence
+from running import main
 
 import evaluate
 import ppo_linen
@@ -50,9 +50,9 @@ def words_of(block):
     return [shlex.split(line)[1:] for line in lines]
 
 
-def run(*words):
-    """Of a process: its output, where nothing is wrong."""
-    command = [sys.executable, *map(str, words)]
+def output_of(*words):
+    """Of a process, in which nothing is wrong."""
+    command = [sys.executable, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -60,7 +60,7 @@ def run(*words):
 
 def assert_evaluates(words, monkeypatch):
     """And draws a black square on white, at ever other heights."""
-    monkeypatch.setattr(sys, "argv", [*words, "--episodes=3"])
+    monkeypatch.setattr(sys, "argv", [*words, "--episodes=3", "--max-steps=30"])
     evaluate.main()
     with Image.open(words[-1]) as file:
         pictures = [np.asarray(x.convert("L")) for x in ImageSequence.Iterator(file)]
@@ -68,15 +68,15 @@ def assert_evaluates(words, monkeypatch):
     assert 0 < black.mean() < 0.02 and len(set(black.any(2).argmax(1))) > 5
 
 
-def test_the_check_as_a_process(here):
-    """Where the user stands are a file random.py and a package envs, which hide nothing."""
+def test_the_check_is_a_process_that_what_lies_there_does_not_disturb(here):
+    """Neither a file random.py nor a package envs where the user stands."""
     (here / "random.py").write_text("raise RuntimeError\n")
     (here / "envs").mkdir()
     (here / "envs/__init__.py").write_text("raise RuntimeError\n")
     (here / "envs/mine.py").write_text(EXAMPLES[0])
-    (check_it, *_) = words_of(1)
-    assert run(*check_it) == "lander:Lander is as the scripts need it\n"
-    assert "as the scripts need it" in run(check_it[0], "envs.mine:Lander")
+    (script, env_id), *_ = words_of(1)
+    assert output_of(script, env_id) == "lander:Lander is as the scripts need it\n"
+    assert "as the scripts need it" in output_of(script, "envs.mine:Lander")
 
 
 def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
@@ -92,11 +92,10 @@ def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(ppo_linen.RunLog, "write", write_and_stop)
-        assert dqn.main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGINT
+        assert main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGINT
     told = capsys.readouterr().out.splitlines()[-1]
     assert shlex.split(told.removeprefix("To go on: python ")) == resume_it
-    gc.collect()  # the run log, and with it the folder's lock
-    assert dqn.main("ppo_linen", *resume_it[1:]) == 0
+    assert main("ppo_linen", *resume_it[1:]) == 0
     assert_evaluates(evaluate_it, monkeypatch)
 
 
@@ -105,7 +104,7 @@ def test_the_pages_words_in_gymnasium(here, monkeypatch):
     (here / "random.py").write_text("raise RuntimeError\n")
     (_, env_id), train_it, evaluate_it = words_of(2)
     check.main(env_id)
-    run(*train_it, *SMALL, "--vectorization=async")
+    output_of(*train_it, *SMALL, "--vectorization=async")
     assert_evaluates(evaluate_it, monkeypatch)
 
 
@@ -121,94 +120,30 @@ def test_a_checkpoint_alone_imports_nothing(here, capsys):
     assert (here / "attacked").exists()  # as it would have before
 
 
-# === Names ======================================================================================
-def said_of(env_id, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        check.main(env_id)
-    output, errors = capsys.readouterr()
-    assert (stopped.value.code, output, errors.count("\n")) == (2, "", 1)
-    return errors
-
-
+# === What the check says ========================================================================
 NAMES = {
     "": "name my_module:MyEnv, or in Gymnasium my_module:MyEnv-v0, not ''",
-    "lander:": "not 'lander:'",
     "./lander.py:Lander": "not './lander.py:Lander'",
     "lander.py:Lander": "there is no module lander.py in ",
     "no_such_module.sub:MyEnv": "there is no module no_such_module.sub in ",
     "lander:Nope": "lander has no class Nope, and registers no such id",
     "lander_gymnasium:Lander": "of one in Gymnasium, use its registered id",
 }
-
-
-@pytest.mark.parametrize("env_id", NAMES)
-def test_what_is_no_environment(env_id, capsys):
-    assert NAMES[env_id] in said_of(env_id, capsys)
-
-
-@pytest.mark.parametrize("text", ["raise KeyError", "import no_such_package"])
-def test_an_error_in_ones_own_code_is_shown_as_it_is(text, here):
-    (here / "broken.py").write_text(text)
-    with pytest.raises((KeyError, ModuleNotFoundError)):
-        check.main("broken:MyEnv")
-
-
-# === Rules ======================================================================================
-def write_gymnax(folder, change):
-    """A module with MyEnv, which is Lander with another class body."""
-    text = "from gymnax.environments.spaces import Dict, Discrete\nfrom lander import *\n"
-    text += f"obs = jnp.zeros(2)\n\n\nclass MyEnv(Lander):\n    {change}\n"
-    (folder / "given.py").write_text(text)
-
-
+# What a class body in gymnax must not say; obs are two zeros.
 GYMNAX = {
     "action_space = lambda *x: spaces.Box(-1, 1, (1,))": "must be gymnax's Discrete, not Box(",
     "observation_space = lambda *x: Dict({})": "must be gymnax's Box, not Dict({})",
     "reset = lambda *x: obs": "reset must return obs, state\n",
     "observe = lambda *x: jnp.zeros(3)": "array of observation_space's shape, (2,), not ShapeDtype",
-    "observe = lambda *x: {'a': obs}": "array of observation_space's shape, (2,), not {'a': Shape",
     "reset = lambda *x: (obs, jax.random.key(0))": "must have no keys but jax.random.PRNGKey's",
     "step = Lander.step_env": "step must return obs, state, reward, terminated, truncated, info\n",
     "step_env = lambda *x: obs": "step_env must return obs, state, reward, terminated, info\n",
-    "reset = lambda *x: (jnp.arange(2), State(0.0, 0.0, 0))": "obs must stay int32 (2,), not beco",
     "reset = lambda *x: (obs, State(0, 0.0, 0))": "state.height must stay int32 (), not become f",
-    "step_env = lambda *x: (obs, (x[2], 0), 0.0, False, {})": "stay float32 (), not become None in",
     "step_env = lambda *x: (obs, vars(x[2]), 0.0, False, {})": "same classes, tuples and lists",
     "step_env = lambda *x: (obs, x[2], (0, 0), False, {})": "reward must be one number, not (Shape",
     "step_env = lambda *x: (obs, x[2], 0.0, 0, {})": "terminated and truncated must be one boolean",
     "step = lambda *x, params: (*Lander.step(*x, params)[:5], {})": "must have final_observation",
 }
-
-
-@pytest.mark.parametrize("change", GYMNAX)
-def test_rules_of_gymnax(change, here, capsys):
-    write_gymnax(here, change)
-    assert GYMNAX[change] in said_of("given:MyEnv", capsys)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))",  # weak types, as gymnax's
-        "reset = lambda self, key: Lander.reset(self, key)",
-        "step = lambda *x, params: [*Lander.step(*x, params)]",
-        "observe = lambda *x: jnp.int32(0); observation_space = lambda *x: Discrete(9)",
-    ],
-)
-def test_what_is_no_mistake_in_gymnax(change, here, capsys):
-    write_gymnax(here, change)
-    check.main("given:MyEnv")
-    *hints, verdict = capsys.readouterr().out.splitlines()
-    assert verdict == "given:MyEnv is as the scripts need it"
-    assert ("one-hot" in str(hints)) == ("Discrete" in change)
-
-
-def write_gymnasium(folder, change):
-    text = "from gymnasium.spaces import *\nfrom lander_gymnasium import *\nobs = np.zeros(2)\n"
-    text += f"\n\nclass MyEnv(Lander):\n    {change}\n\n\ngymnasium.register('MyEnv-v0', MyEnv)\n"
-    (folder / "given.py").write_text(text)
-
-
 GYMNASIUM = {
     "action_space = Discrete(2, start=1)": "action_space must be Discrete and begin with 0, not D",
     "observation_space = Discrete(9)": "must be a Box, as gymnasium's FlattenObservation makes",
@@ -220,27 +155,77 @@ GYMNASIUM = {
     "step = lambda *x: (obs, 0.0, False, False, None)": "info must be a dict, not None",
     "observe = lambda *x: np.random.rand(2)": "a seed must lead to the same obs again",
 }
+RIGHT_IN_GYMNAX = [
+    "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))",  # weak types, as gymnax's
+    "reset = lambda self, key: Lander.reset(self, key)",
+    "step = lambda *x, params: [*Lander.step(*x, params)]",
+    "observe = lambda *x: jnp.int32(0); observation_space = lambda *x: Discrete(9)",
+]
+RIGHT_IN_GYMNASIUM = [
+    "observe = lambda *x: obs",  # float64
+    "observe = lambda *x: 1.0; observation_space = Box(0, 9, ())",
+    "step = lambda *x: (obs, 1, np.bool_(True), 0, {})",
+]
+
+
+def write_gymnax(change):
+    """A module with MyEnv, which is Lander with another class body; its name."""
+    text = "from gymnax.environments.spaces import Dict, Discrete\nfrom lander import *\n"
+    text += f"obs = jnp.zeros(2)\n\n\nclass MyEnv(Lander):\n    {change}\n"
+    Path("given.py").write_text(text)
+    return "given:MyEnv"
+
+
+def write_gymnasium(change):
+    text = "from gymnasium.spaces import *\nfrom lander_gymnasium import *\nobs = np.zeros(2)\n"
+    text += f"\n\nclass MyEnv(Lander):\n    {change}\n\n\ngymnasium.register('MyEnv-v0', MyEnv)\n"
+    Path("given.py").write_text(text)
+    return "given:MyEnv-v0"
+
+
+def assert_refused(env_id, sentence, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        check.main(env_id)
+    output, errors = capsys.readouterr()
+    assert (stopped.value.code, output, errors.count("\n")) == (2, "", 1)
+    assert sentence in errors
+
+
+@pytest.mark.parametrize("env_id", NAMES)
+def test_what_is_no_environment(env_id, capsys):
+    assert_refused(env_id, NAMES[env_id], capsys)
+
+
+@pytest.mark.parametrize("change", GYMNAX)
+def test_rules_of_gymnax(change, capsys):
+    assert_refused(write_gymnax(change), GYMNAX[change], capsys)
 
 
 @pytest.mark.parametrize("change", GYMNASIUM)
-def test_rules_of_gymnasium(change, here, capsys):
-    write_gymnasium(here, change)
-    assert GYMNASIUM[change] in said_of("given:MyEnv-v0", capsys)
+def test_rules_of_gymnasium(change, capsys):
+    assert_refused(write_gymnasium(change), GYMNASIUM[change], capsys)
+
+
+@pytest.mark.parametrize("change", RIGHT_IN_GYMNAX)
+def test_what_is_no_mistake_in_gymnax(change, capsys):
+    check.main(write_gymnax(change))
+    *hints, verdict = capsys.readouterr().out.splitlines()
+    assert verdict == "given:MyEnv is as the scripts need it"
+    assert ("one-hot" in str(hints)) == ("Discrete" in change)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, at the script's
-@pytest.mark.parametrize(
-    "change",
-    [
-        "observe = lambda *x: obs",  # float64
-        "observe = lambda *x: 1.0; observation_space = Box(0, 9, ())",
-        "step = lambda *x: (obs, 1, np.bool_(True), 0, {})",
-    ],
-)
-def test_what_is_no_mistake_in_gymnasium(change, here, capsys):
-    write_gymnasium(here, change)
-    check.main("given:MyEnv-v0")
+@pytest.mark.parametrize("change", RIGHT_IN_GYMNASIUM)
+def test_what_is_no_mistake_in_gymnasium(change, capsys):
+    check.main(write_gymnasium(change))
     assert capsys.readouterr() == ("given:MyEnv-v0 is as the scripts need it\n", "")
     env = ppo_linen_gymnasium.VecEnv("given:MyEnv-v0", 2, "sync", 1)
     env.reset(2)
     assert env.step(np.zeros(2, int))[0].shape == (2, env.obs_dim)
+
+
+@pytest.mark.parametrize("text", ["raise KeyError", "import no_such_package"])
+def test_an_error_in_ones_own_code_is_shown_as_it_is(text):
+    Path("broken.py").write_text(text)
+    with pytest.raises((KeyError, ModuleNotFoundError)):
+        check.main("broken:MyEnv")

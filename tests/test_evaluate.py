@@ -296,7 +296,7 @@ def test_gif(name, whole_run, dqn_run, command, tmp_path):
     folder = dqn_run(name) if name in DQN else whole_run(name).folder
     folder = shutil.copytree(folder, tmp_path / ("a long name " * 4))
     path = tmp_path / "picture.gif"
-    status, out, err = command(folder, "--episodes", 1, "--gif", path)
+    status, out, err = command(folder, "--episodes", 1, "--max-steps", 40, "--gif", path)
     assert (status, err) == (0, "") and out.endswith(f"Written: {path}\n")
     with Image.open(path) as file:
         frames = [np.asarray(x.convert("RGB")) for x in ImageSequence.Iterator(file)]
