@@ -5,8 +5,7 @@ layer is that of the 3 x 3 surroundings: (9 C, 16).
 """
 
 import importlib
-import signal
-import sys
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from gymnax.environments import spaces
-from probes import Params, Probe, State
+from gymnax.environments.classic_control.cartpole import CartPole
+from running import arrays
 from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
@@ -64,7 +63,7 @@ def parameters(layers: Layers) -> list[torch.Tensor]:
     return [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in arrays]
 
 
-def arrays_of(params: list[torch.Tensor]) -> Layers:
+def copies_of(params: list[torch.Tensor]) -> Layers:
     arrays = [x.detach().numpy().copy() for x in params]
     return list(zip(arrays[::2], arrays[1::2], strict=True))
 
@@ -85,8 +84,8 @@ def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
         losses[0].backward()
         optimizer.step()
         if (i + 1) % args.target_network_frequency == 0:
-            target_params = parameters(arrays_of(params))
-        yield arrays_of(params), arrays_of(target_params), [x.item() for x in losses]
+            target_params = parameters(copies_of(params))
+        yield copies_of(params), copies_of(target_params), [x.item() for x in losses]
 
 
 def random_batch(seed: int, size: int, obs_dim: int, num_actions: int) -> tuple:
@@ -100,29 +99,25 @@ def random_batch(seed: int, size: int, obs_dim: int, num_actions: int) -> tuple:
 
 
 # === The scripts ================================================================================
-def layers_of(arrays: Mapping[str, Any]) -> Layers:
+def layers_of(named: Mapping[str, Any]) -> Layers:
     """From a network's arrays by a script's names for them, biases before the kernels."""
-    names = sorted(arrays)
-    kernels = [np.array(arrays[name]) for name in names[1::2]]
-    if "output.weight" in arrays:  # PyTorch's: (outputs, inputs)
+    names = sorted(named)
+    kernels = [np.array(named[name]) for name in names[1::2]]
+    if "output.weight" in named:  # PyTorch's: (outputs, inputs)
         kernels = [x.T for x in kernels]
-    if "conv.weight" in arrays:  # (columns, rows, C, 16) by now; and then (16 H W, outputs)
+    if "conv.weight" in named:  # (columns, rows, C, 16) by now; and then (16 H W, outputs)
         image, hidden = kernels[:2]
         kernels[0] = image.swapaxes(0, 1).reshape(-1, 16)
         hidden = hidden.reshape(16, -1, hidden.shape[1]).swapaxes(0, 1)
         kernels[1] = hidden.reshape(-1, hidden.shape[2])
-    return list(zip(kernels, (np.array(arrays[name]) for name in names[::2]), strict=True))
+    return list(zip(kernels, (np.array(named[name]) for name in names[::2]), strict=True))
 
 
 def layers_in(folder: Path) -> Layers:
     """Of the network in a run's checkpoint."""
-    found = {}
-    with np.load(folder / "checkpoint.npz") as file:
-        for name in file.files:
-            for beginning in ("train_state/params/params/", "tensors/q_network/"):
-                if name.startswith(beginning):
-                    found[name.removeprefix(beginning)] = file[name]
-    return layers_of(found)
+    beginning = re.compile("train_state/params/params/|tensors/q_network/")
+    found = arrays(folder).items()
+    return layers_of({beginning.sub("", name): x for name, x in found if beginning.match(name)})
 
 
 def flat(layers: Layers) -> np.ndarray:
@@ -206,70 +201,22 @@ def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) 
     return [np.array(x) for x in batch]
 
 
-def main(name: str, *flags: Any) -> Any:
-    """Run any script by its flags, as the last lines of it do; its exit status."""
-    script = importlib.import_module(name)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
-        try:
-            is_dqn = hasattr(script, "parse_args")
-            args = script.parse_args() if is_dqn else script.tyro.cli(script.Args)
-            script.train(script.args_of_run(args) if args.resume else args)
-        except SystemExit as stopped:
-            return stopped.code
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    return 0
-
-
-# === An environment in both libraries whose every step is known =================================
-class Told(Probe):
-    """Observes time and a draw of -1 or 1; 1 terminates after 3 steps, -1 is cut off after 5.
-
-    Reward 10 time + action + 1, action one of five.
-    """
-
+# === CartPole that is cut off after 10 steps, in both libraries =================================
+class ShortCartPole(CartPole):
     @property
     def default_params(self) -> Any:
-        return Params(max_steps_in_episode=5)
-
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return 10.0 * state.time + action + 1
-
-    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
-        return jnp.stack([state.time.astype(jnp.float32), state.signal])
-
-    def is_terminated(self, state: State, params: Params) -> jax.Array:
-        return (state.signal > 0) & (state.time >= 3)
-
-    def action_space(self, params: Params) -> spaces.Discrete:
-        return spaces.Discrete(5)
-
-    def observation_space(self, params: Params) -> spaces.Box:
-        return spaces.Box(-1.0, 5.0, (2,))
+        return super().default_params.replace(max_steps_in_episode=10)
 
 
-class GymnasiumTold(gymnasium.Env):
-    action_space = gymnasium.spaces.Discrete(5)
-    observation_space = gymnasium.spaces.Box(-1.0, 5.0, (2,), np.float32)
-
-    def observe(self) -> np.ndarray:
-        return np.array([self.time, self.signal], np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        super().reset(seed=seed)
-        self.time = 0
-        self.signal = int(self.np_random.choice([-1, 1]))
-        return self.observe(), {}
-
-    def step(self, action: Any) -> tuple:
-        reward = 10.0 * self.time + action + 1
-        self.time += 1
-        return self.observe(), reward, self.signal > 0 and self.time >= 3, False, {}
+if "ShortCartPole-v0" not in gymnax.registered_envs:
+    gymnax.register("ShortCartPole-v0", ShortCartPole)
+    own: Any = gymnasium.spec("CartPole-v1").entry_point
+    gymnasium.register("ShortCartPole-v0", entry_point=own, max_episode_steps=10)
 
 
-if "Told-v0" not in gymnax.registered_envs:
-    gymnax.register("Told-v0", Told)
-    gymnasium.register("Told-v0", entry_point="dqn:GymnasiumTold", max_episode_steps=5)
+def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool]:
+    """Of Gymnasium's CartPole, put where obs says: next_obs, reward and terminated."""
+    env: Any = gymnasium.make("CartPole-v1").unwrapped
+    env.reset()
+    env.state = obs
+    return env.step(int(action))[:3]

@@ -6,10 +6,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from conftest import ROOT
-from dqn import main
+from running import content, main
 from sections import ALL_SCRIPTS, VMAP_SCRIPTS
 from test_dqn_structure import function
 from torch._inductor import cpp_builder
@@ -17,7 +18,6 @@ from torch._inductor import cpp_builder
 SEED = "--seed must lie between 0 and 2**32 - "
 CONTINUOUS = "--env-id: the actions of Pendulum-v1 are continuous, and must be discrete\n"
 PPO = {
-    "--seed -1": f"{SEED}1",
     "--seed 4294967296": f"{SEED}1",
     "--num-envs 0": "--num-envs must be 1 or more",
     "--num-envs many": "invalid literal for int",
@@ -34,9 +34,8 @@ MANY = {
 DQN = {
     "--seed -1": f"{SEED}1",
     "--exploration-steps 0": "--exploration-steps must be 1 or more",
-    "minatar --num-envs 3": "--buffer-size must be a multiple of --num-envs, 3",
+    "--buffer-size 10001": "--buffer-size must be a multiple of --num-envs, 8",
     "--total-timesteps 4999": "must be at least an iteration, 5000 steps",
-    "atari --seed 1": "atari",
     "--full-actions": "--full-actions is for MinAtar's games, not for CartPole-v1\n",
     "--env-id Breakout": "gymnax has no Breakout; the closest name is Breakout-MinAtar\n",
     "--env-id Pendulum-v1": CONTINUOUS,
@@ -63,49 +62,44 @@ def test_the_other_scripts_check_their_flags_by_the_same_words():
         assert len({function(name, "__post_init__") for name in scripts}) == 1
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+@pytest.fixture
+def runs(whole_run, tmp_path, monkeypatch):
     """A complete run, and one that was killed before it could write run.json."""
-    folder = tmp_path_factory.mktemp("runs")
-    flags = (
-        "--num-envs 2 --num-steps 8 --num-minibatches 1 --total-timesteps 32 --run-name complete"
-    )
-    assert main("ppo_torch", "--runs-dir", folder, *flags.split()) == 0
-    shutil.copytree(folder / "complete", folder / "killed")
-    (folder / "killed/run.json").unlink()
-    return folder
+    for name in ("complete", "killed"):
+        shutil.copytree(whole_run("ppo_torch").folder, tmp_path / name)
+    (tmp_path / "killed/run.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-EXISTS = "{runs}/killed exists: choose another --run-name, or go on with --resume {runs}/killed"
-COMPLETE = "{runs}/complete exists and is complete: choose another --run-name, or evaluate it"
-OWN = "--resume: {runs}/killed goes on with its own arguments, so give no others"
-MISSING = "{runs}/no/checkpoint.npz is not there, or is damaged (FileNotFoundError)"
-FOLDERS = [
-    ("--runs-dir {runs} --run-name killed", EXISTS),
-    ("--runs-dir {runs} --run-name complete", COMPLETE),
-    ("--resume {runs}/complete", COMPLETE),
-    ("--resume {runs}/killed --no-anneal-lr", OWN),
-    ("--resume {runs}/no", MISSING),
-]
+NAME = "choose another --run-name, or"
+OWN = "--resume: killed goes on with its own arguments, so give no others"
+FOLDERS = {
+    "--runs-dir . --run-name killed": f"killed exists: {NAME} go on with --resume killed",
+    "--resume complete": f"complete exists and is complete: {NAME} evaluate it",
+    "--resume killed --seed 2": OWN,
+    "--resume no": "no/checkpoint.npz is not there, or is damaged (FileNotFoundError)",
+}
 
 
-@pytest.mark.parametrize(("flags", "sentence"), FOLDERS)
-def test_folders(runs, flags, sentence, capfd):
-    before = {x: x.is_file() and x.read_bytes() for x in runs.rglob("*")}
-    assert main("ppo_torch", *flags.format(runs=runs).split()) == 2
-    assert capfd.readouterr() == ("", sentence.format(runs=runs) + "\n")
-    assert before == {x: x.is_file() and x.read_bytes() for x in runs.rglob("*")}
+@pytest.mark.parametrize("flags", FOLDERS)
+def test_folders(flags, runs, capfd):
+    before = content(runs)
+    capfd.readouterr()
+    assert main("ppo_torch", *flags.split()) == 2
+    assert capfd.readouterr() == ("", FOLDERS[flags] + "\n")
+    assert content(runs) == before
 
 
-def test_a_folder_in_use(runs, tmp_path, capfd):
+def test_a_folder_in_use(runs, capfd):
     """Until that process ends; the lock is any system's, by SQLite."""
-    folder = shutil.copytree(runs / "killed", tmp_path / "killed")
-    lock = sqlite3.connect(folder / "lock")
+    lock = sqlite3.connect("killed/lock")
     lock.execute("BEGIN EXCLUSIVE")
-    assert main("ppo_torch", "--resume", folder) == 2
-    assert capfd.readouterr() == ("", f"{folder} is in use by another process\n")
+    capfd.readouterr()
+    assert main("ppo_torch", "--resume", "killed") == 2
+    assert capfd.readouterr() == ("", "killed is in use by another process\n")
     lock.close()
-    assert main("ppo_torch", "--resume", folder) == 0
+    assert main("ppo_torch", "--resume", "killed") == 0
 
 
 @pytest.mark.parametrize("name", ["ppo_torch_compile", "dqn_torch"])
@@ -123,10 +117,8 @@ def test_without_a_cpp_compiler(name, monkeypatch, capfd):
 
 def test_tracking_without_a_key_waits_for_none(tmp_path):
     """W&B's own words say what to do."""
-    command = [sys.executable, ROOT / "ppo_linen.py", "--track"]
     home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), "WANDB_MODE": "online"}
-    env = os.environ | home
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120
-    )
+    command = [sys.executable, ROOT / "ppo_linen.py", "--track"]
+    options: Any = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 120}
+    done = subprocess.run(command, env=os.environ | home, **options)
     assert done.returncode == 1 and "wandb login" in done.stderr

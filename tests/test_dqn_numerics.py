@@ -79,22 +79,12 @@ def test_batches_are_whole_rows_drawn_uniformly(name):
 
 
 @FIRST
-@pytest.mark.parametrize(
-    ("env_id", "kind"),
-    [
-        ("Breakout-MinAtar", "bool"),
-        ("MinAtar/Breakout-v0", "bool"),
-        ("my:MinAtar", "float32"),  # one's own, whatever its name
-        ("CartPole-v1", "float32"),
-    ],
-)
-def test_minatars_observations_are_kept_as_bytes(name, env_id, kind):
-    kinds = [str(x.dtype).removeprefix("torch.") for x in dqn.make_replay(name, env_id)]
-    assert kinds == [kind, "int32", "float32", "bool", kind]
-    bits = np.eye(4, dtype=kind)
-    replay = bits, np.arange(4), np.zeros(4), np.zeros(4, bool), bits
-    obs, *_, next_obs = dqn.sample(name, 0, replay, 4, 9)
-    assert obs.dtype == next_obs.dtype == np.float32
+def test_minatars_observations_are_kept_as_bytes(name):
+    """And those of one's own environment as numbers, whatever its name."""
+    kinds = {"Breakout-MinAtar": "bool", "MinAtar/Breakout-v0": "bool"}
+    for env_id, kind in (kinds | {"my:MinAtar": "float32", "CartPole-v1": "float32"}).items():
+        replay = dqn.make_replay(name, env_id)
+        assert str(replay.obs.dtype).endswith(kind) and str(replay.next_obs.dtype).endswith(kind)
 
 
 # === Schedules, the same text in all ============================================================

@@ -18,7 +18,6 @@ from running import main
 
 import evaluate
 import ppo_linen
-import ppo_linen_gymnasium
 from envs import check
 
 PAGE = (ROOT / "docs/environments.md").read_text()
@@ -52,8 +51,7 @@ def words_of(block):
 
 def output_of(*words):
     """Of a process, in which nothing is wrong."""
-    command = [sys.executable, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -124,7 +122,6 @@ def test_a_checkpoint_alone_imports_nothing(here, capsys):
 NAMES = {
     "": "name my_module:MyEnv, or in Gymnasium my_module:MyEnv-v0, not ''",
     "./lander.py:Lander": "not './lander.py:Lander'",
-    "lander.py:Lander": "there is no module lander.py in ",
     "no_such_module.sub:MyEnv": "there is no module no_such_module.sub in ",
     "lander:Nope": "lander has no class Nope, and registers no such id",
     "lander_gymnasium:Lander": "of one in Gymnasium, use its registered id",
@@ -157,13 +154,10 @@ GYMNASIUM = {
 }
 RIGHT_IN_GYMNAX = [
     "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))",  # weak types, as gymnax's
-    "reset = lambda self, key: Lander.reset(self, key)",
-    "step = lambda *x, params: [*Lander.step(*x, params)]",
     "observe = lambda *x: jnp.int32(0); observation_space = lambda *x: Discrete(9)",
 ]
 RIGHT_IN_GYMNASIUM = [
-    "observe = lambda *x: obs",  # float64
-    "observe = lambda *x: 1.0; observation_space = Box(0, 9, ())",
+    "observe = lambda *x: 1.0; observation_space = Box(0, 9, ())",  # and float64
     "step = lambda *x: (obs, 1, np.bool_(True), 0, {})",
 ]
 
@@ -171,39 +165,31 @@ RIGHT_IN_GYMNASIUM = [
 def write_gymnax(change):
     """A module with MyEnv, which is Lander with another class body; its name."""
     text = "from gymnax.environments.spaces import Dict, Discrete\nfrom lander import *\n"
-    text += f"obs = jnp.zeros(2)\n\n\nclass MyEnv(Lander):\n    {change}\n"
+    text += f"obs = jnp.zeros(2)\nclass MyEnv(Lander):\n    {change}\n"
     Path("given.py").write_text(text)
     return "given:MyEnv"
 
 
 def write_gymnasium(change):
     text = "from gymnasium.spaces import *\nfrom lander_gymnasium import *\nobs = np.zeros(2)\n"
-    text += f"\n\nclass MyEnv(Lander):\n    {change}\n\n\ngymnasium.register('MyEnv-v0', MyEnv)\n"
+    text += f"class MyEnv(Lander):\n    {change}\ngymnasium.register('MyEnv-v0', MyEnv)\n"
     Path("given.py").write_text(text)
     return "given:MyEnv-v0"
 
 
-def assert_refused(env_id, sentence, capsys):
+RULES = [(write_gymnax, *x) for x in GYMNAX.items()]
+RULES += [(write_gymnasium, *x) for x in GYMNASIUM.items()]
+RULES += [(str, *x) for x in NAMES.items()]
+
+
+@pytest.mark.parametrize(("write", "change", "sentence"), RULES)
+def test_a_mistake_is_a_sentence(write, change, sentence, capsys):
+    env_id = write(change)
     with pytest.raises(SystemExit) as stopped:
         check.main(env_id)
     output, errors = capsys.readouterr()
     assert (stopped.value.code, output, errors.count("\n")) == (2, "", 1)
     assert sentence in errors
-
-
-@pytest.mark.parametrize("env_id", NAMES)
-def test_what_is_no_environment(env_id, capsys):
-    assert_refused(env_id, NAMES[env_id], capsys)
-
-
-@pytest.mark.parametrize("change", GYMNAX)
-def test_rules_of_gymnax(change, capsys):
-    assert_refused(write_gymnax(change), GYMNAX[change], capsys)
-
-
-@pytest.mark.parametrize("change", GYMNASIUM)
-def test_rules_of_gymnasium(change, capsys):
-    assert_refused(write_gymnasium(change), GYMNASIUM[change], capsys)
 
 
 @pytest.mark.parametrize("change", RIGHT_IN_GYMNAX)
@@ -214,18 +200,13 @@ def test_what_is_no_mistake_in_gymnax(change, capsys):
     assert ("one-hot" in str(hints)) == ("Discrete" in change)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, at the script's
 @pytest.mark.parametrize("change", RIGHT_IN_GYMNASIUM)
 def test_what_is_no_mistake_in_gymnasium(change, capsys):
     check.main(write_gymnasium(change))
     assert capsys.readouterr() == ("given:MyEnv-v0 is as the scripts need it\n", "")
-    env = ppo_linen_gymnasium.VecEnv("given:MyEnv-v0", 2, "sync", 1)
-    env.reset(2)
-    assert env.step(np.zeros(2, int))[0].shape == (2, env.obs_dim)
 
 
-@pytest.mark.parametrize("text", ["raise KeyError", "import no_such_package"])
-def test_an_error_in_ones_own_code_is_shown_as_it_is(text):
-    Path("broken.py").write_text(text)
-    with pytest.raises((KeyError, ModuleNotFoundError)):
+def test_an_error_in_ones_own_code_is_shown_as_it_is():
+    Path("broken.py").write_text("import no_such_package")
+    with pytest.raises(ModuleNotFoundError):
         check.main("broken:MyEnv")

@@ -19,6 +19,7 @@ import reference
 from conftest import ROOT
 from frameworks import weights_in
 from PIL import Image, ImageSequence
+from running import main
 from scipy import stats
 
 import evaluate
@@ -50,7 +51,7 @@ def dqn_run(tmp_path_factory):
     def train(name):
         flags = dqn.SMALL + (BREAKOUT if name == "dqn_torch" else "")
         own = ["--total-timesteps", 128, "--runs-dir", runs_dir, "--run-name", name]
-        assert dqn.main(name, *flags.split(), *own) == 0
+        assert main(name, *flags.split(), *own) == 0
         return runs_dir / name
 
     return train
