@@ -4,6 +4,7 @@ Weights are read as layers [(kernel (inputs, outputs), bias), ...]. For images (
 layer is that of the 3 x 3 surroundings: (9 C, 16).
 """
 
+import dataclasses
 import importlib
 import re
 from collections.abc import Mapping
@@ -205,7 +206,7 @@ def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) 
 class ShortCartPole(CartPole):
     @property
     def default_params(self) -> Any:
-        return super().default_params.replace(max_steps_in_episode=10)
+        return dataclasses.replace(super().default_params, max_steps_in_episode=10)
 
 
 if "ShortCartPole-v0" not in gymnax.registered_envs:

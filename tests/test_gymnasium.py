@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+import scripted  # noqa: F401  (registers the environments)
 from running import rows, train
-from scripted import Scripted
 
 import ppo_linen_gymnasium as script
 
@@ -22,7 +22,7 @@ def forkserver():
     """It has imported the script, so that each process of async need not, which takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # by which it finds the script
-        multiprocessing.set_forkserver_preload(["ppo_linen_gymnasium", "scripted"])
+        multiprocessing.set_forkserver_preload([script.__name__, "scripted"])
         multiprocessing.get_context("forkserver").Process().start()
 
 
@@ -149,16 +149,6 @@ def test_an_environment_that_does_not_repeat_itself_cannot_be_resumed(capsys):
 def alive(processes):
     _, left = psutil.wait_procs(processes, timeout=15)
     return [x for x in left if x.is_running() and x.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_environments_are_closed_with_their_object(monkeypatch):
-    gc.collect()  # those of other tests
-    monkeypatch.setattr(Scripted, "closed", 0)
-    env, _ = make("Scripted-v0", 3, "sync")
-    before = Scripted.closed  # the one that was asked for its spaces
-    del env
-    gc.collect()
-    assert Scripted.closed == before + 3
 
 
 def test_a_worker_that_dies_ends_the_run_and_the_other_workers():
