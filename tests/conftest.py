@@ -10,6 +10,7 @@ import pytest
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads crawl where tests share the cores
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # a third less time to compile
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("WANDB_API_KEY", None)
 
