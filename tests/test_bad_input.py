@@ -16,7 +16,6 @@ from test_dqn_structure import function
 from torch._inductor import cpp_builder
 
 SEED = "--seed must lie between 0 and 2**32 - "
-CONTINUOUS = "--env-id: the actions of Pendulum-v1 are continuous, and must be discrete\n"
 PPO = {
     "--seed 4294967296": f"{SEED}1",
     "--num-envs 0": "--num-envs must be 1 or more",
@@ -25,7 +24,7 @@ PPO = {
     "--total-timesteps 8191": "must be at least a batch, 8192 steps",
     "--no-such-flag": "--no-such-flag",
     "--env-id CartPole-v7": "gymnax has no CartPole-v7; the closest name is CartPole-v1\n",
-    "--env-id Pendulum-v1": CONTINUOUS,
+    "--env-id Pendulum-v1": "the actions of Pendulum-v1 are continuous, and must be discrete\n",
 }
 MANY = {
     "--num-agents 0": "--num-agents must be 1 or more",
@@ -38,7 +37,6 @@ DQN = {
     "--total-timesteps 4999": "must be at least an iteration, 5000 steps",
     "--full-actions": "--full-actions is for MinAtar's games, not for CartPole-v1\n",
     "--env-id Breakout": "gymnax has no Breakout; the closest name is Breakout-MinAtar\n",
-    "--env-id Pendulum-v1": CONTINUOUS,
 }
 BAD = [("ppo_linen", *x) for x in PPO.items()]
 BAD += [("ppo_linen_vmap", *x) for x in MANY.items()]

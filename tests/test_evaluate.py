@@ -19,7 +19,7 @@ import reference
 from conftest import ROOT
 from frameworks import weights_in
 from PIL import Image, ImageSequence
-from running import main
+from running import arrays, main
 from scipy import stats
 
 import evaluate
@@ -120,26 +120,14 @@ def test_a_dqn_agent_is_that_of_the_checkpoint(name, dqn_run):
         assert env.env._sticky_action_prob == 0.25
 
 
-def test_agents_of_one_program_are_runs_that_differ_in_the_seed(copied_run, tmp_path):
-    for seed in (9, 10):
-        change(copied_run, with_args(seed=seed))
-        shutil.copytree(copied_run, tmp_path / f"program/seed{seed}")
-    runs = evaluate.load_runs((str(tmp_path / "program"),), args_of())
-    assert [run.args.seed for run in runs] == [9, 10]
-    assert evaluate.settings_of(runs[0]) == evaluate.settings_of(runs[1])
-
-
 def test_a_script_lies_anywhere(copied_run, command, tmp_path):
-    change(copied_run, lambda info: info | {"script": "mine"})
+    change(copied_run, script="mine")
     sentence = "There is no mine.py beside evaluate.py: add --script path/to/mine.py\n"
     assert command(copied_run) == (2, "", sentence)
     (tmp_path / "else where").mkdir()
     mine = shutil.copy(ROOT / "ppo_linen.py", tmp_path / "else where/mine.py")
-    status, out, err = command(copied_run, "--script", mine, "--episodes", 2)
-    assert (status, err) == (
-        0,
-        "",
-    ) and "copied: mine, CartPole-v1, seed 4294967295, 512 steps" in out
+    status, out, _ = command(copied_run, "--script", mine, "--episodes", 2)
+    assert status == 0 and "copied: mine, CartPole-v1, seed 4294967295, 512 steps" in out
 
 
 # === Episodes ===================================================================================
@@ -237,32 +225,29 @@ def test_a_dqn_has_no_policy_to_sample(dqn_run, command):
     assert (status, out) == (2, "") and err.startswith("--sample ")
 
 
-def change(folder, content, **others):
-    """Rewrite the checkpoint's JSON by a function of it, and other arrays."""
-    with np.load(folder / "checkpoint.npz") as file:
-        arrays = dict(file)
-    info: Any = json.dumps(content(json.loads(arrays.pop("info").item())))
-    np.savez(folder / "checkpoint.npz", info=info, **arrays | others)
-
-
-def with_args(**changes):
-    return lambda info: info | {"args": info["args"] | changes}
+def change(folder, args=(), **others):
+    """Rewrite what a checkpoint says of its run."""
+    found: dict[str, Any] = arrays(folder)
+    info = json.loads(found["info"].item())
+    info["args"] |= dict(args)
+    found["info"] = json.dumps(info | others)
+    np.savez(folder / "checkpoint.npz", **found)
 
 
 STRANGE = [
-    (lambda info: info | {"script": "../../evil\n\x1b[31m"}, "There is no ../../evil??[31m.py"),
-    (with_args(env_id="evil:Evil"), "its environment is code; to run it, add --env-id evil:Evil"),
-    (with_args(flag=1), "ppo_linen.py does not take its arguments: "),
-    (with_args(hidden_sizes=[8]), "Dense_1/bias of shape (2,) in its checkpoint"),
+    ({"script": "../../evil\n\x1b[31m"}, "There is no ../../evil??[31m.py"),
+    ({"args": {"env_id": "evil:Evil"}}, "is code; to run it, add --env-id evil:Evil"),
+    ({"args": {"flag": 1}}, "ppo_linen.py does not take its arguments: "),
+    ({"args": {"hidden_sizes": [8]}}, "Dense_1/bias of shape (2,) in its checkpoint"),
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), STRANGE)
-def test_a_strange_file_runs_nothing(content, message, copied_run, command, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("changes", "message"), STRANGE)
+def test_a_strange_file_runs_nothing(changes, message, copied_run, command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("import os\nos.mkdir('evil')\n")
-    change(copied_run, content)
+    change(copied_run, **changes)
     status, out, err = command(copied_run, "--episodes", 1)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert message in err and err[:-1].isprintable()
@@ -272,10 +257,11 @@ def test_a_strange_file_runs_nothing(content, message, copied_run, command, monk
 def test_a_strange_array(copied_run, command):
     """With NaN an agent would always take the first action; a pickle would be code."""
     name = "train_state/params/params/actor/Dense_0/bias"
-    change(copied_run, dict, **{name: np.full(8, np.nan)})
+    path, found = copied_run / "checkpoint.npz", arrays(copied_run)
+    found[name][3] = np.nan
+    np.savez(path, **found)
     sentence = f"{copied_run}: {name} is not a number everywhere, so its agent cannot act\n"
     assert command(copied_run) == (2, "", sentence)
-    path = copied_run / "checkpoint.npz"
     np.savez(path, info=np.array({}, dtype=object))
     assert command(copied_run) == (2, "", f"{path} is not there, or is damaged (ValueError)\n")
 
