@@ -74,7 +74,7 @@ def metrics(folder):
     ]
 
 
-def arrays(folder):
+def arrays(folder) -> dict[str, Any]:
     """A checkpoint's arrays; the text info is one of them."""
     with np.load(folder / "checkpoint.npz") as file:
         return dict(file)

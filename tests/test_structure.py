@@ -4,21 +4,17 @@ What the ceilings hold is what was reached; whoever adds lines takes others out.
 """
 
 import ast
-import difflib
 import re
 import subprocess
 import sys
 import tomllib
 
 import pytest
-import sections as module
 from conftest import ROOT
 from sections import (
     DQN_SCRIPTS,
-    LINEN_PAIR,
     PPO_SCRIPTS,
     SECTIONS,
-    TORCH_PAIR,
     VMAP_SCRIPTS,
     VMAP_SECTIONS,
     differences,
@@ -43,36 +39,6 @@ def test_sections_and_main(name):
 
 def test_shared_sections_are_the_same_to_the_letter():
     assert not differences()
-
-
-def test_an_edit_of_a_shared_section_is_shown_and_copied(tmp_path, monkeypatch, capsys):
-    before = {name: read(name) for name in (*PPO_SCRIPTS, *DQN_SCRIPTS)}
-    for name, text in before.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    edited = before["ppo_nnx"].replace("You may stop", "Stop")
-    (tmp_path / "ppo_nnx.py").write_text(edited)
-    assert module.main([]) == 1
-    assert "+# Stop reading here" in capsys.readouterr().out
-    assert module.main(["ppo_nnx", "Run log"]) == 0
-    assert module.main([]) == 0
-    assert all("# Stop reading" in sections(read(name))["Run log"] for name in PPO_SCRIPTS)
-    for section in ("Run log", "Arguments", "Environment", "GAE"):  # and back: nothing else changed
-        for name in LINEN_PAIR:
-            (tmp_path / f"{name}.py").write_text(before[name])
-            module.main([name, section])
-    assert {name: read(name) for name in before} == before
-    assert module.main(["ppo_linen", "Training"]) == 2
-
-
-@pytest.mark.parametrize("pair", [LINEN_PAIR, TORCH_PAIR])
-def test_from_gymnax_to_gymnasium_only_what_must_differ_does(pair):
-    """Most of it is the environment: gymnax has a reset that goes into a compiled step."""
-    gymnax, gymnasium = (sections(read(name)) for name in pair)
-    for section in SECTIONS:
-        lines = difflib.ndiff(gymnax[section].splitlines(), gymnasium[section].splitlines())
-        same = all(line[0] not in "+-" for line in lines)
-        assert same == (section not in ("Arguments", "Environment", "Rollout", "Training"))
 
 
 # === Lengths and diffs ==========================================================================
@@ -221,11 +187,3 @@ def test_the_installed_analysis_has_the_tested_versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["wandb"]]
     assert set(named) <= set(requirements().values())
-
-
-def test_the_plain_designs_patch_fits(tmp_path):
-    """studies/plain has the command; what it makes is Python."""
-    patch, plain = ROOT / "studies/plain/plain_design.patch", tmp_path / "ppo_plain.py"
-    command = ["patch", "--silent", "--output", plain, ROOT / "ppo_linen.py", patch]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    assert "jax.random.permutation" in plain.read_text() and ast.parse(plain.read_text())

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from functools import partial
 from unittest.mock import MagicMock
 
 import jax
@@ -24,7 +23,6 @@ from running import (
 from sections import PPO_SCRIPTS, SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch._inductor import metrics as inductor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 COMPILED = ("ppo_torch_compile", "ppo_torch_vmap")
 
@@ -175,62 +173,30 @@ def test_by_torch_compile_too_and_it_is_two_whole_graphs(name, whole_run, tmp_pa
         assert row == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
-class Recording(TorchDispatchMode):
-    """A CUDA graph's stand-in: records operations, and runs them again on the same memory."""
+def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
+    """capture() with stand-ins for CUDA, whose graph calls the function again on its memory."""
+    seen, static, state, cuda = [], [], torch.zeros(1), MagicMock()
 
-    def __init__(self):
-        super().__init__()
-        self.operations = []
+    def function(x):
+        seen.append(x)
+        static.append(x + state)
+        state.add_(1)
+        return static[-1]
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        results = func(*args, **(kwargs or {}))
-        self.operations.append((func, args, kwargs or {}, results))
-        return results
+    class Graph:
+        def replay(self):
+            recorded = static[3]  # of the recording, after three calls to warm up
+            recorded.copy_(function(seen[3]))
 
-    @torch.no_grad()
-    def replay(self):
-        for func, args, kwargs, results in self.operations:
-            again = func(*args, **kwargs)
-            for old, new in zip(jax.tree.leaves(results), jax.tree.leaves(again), strict=True):
-                if old.data_ptr() != new.data_ptr():  # else a view, or changed in place
-                    old.copy_(new)
-
-
-def record(graph, capture_error_mode):
-    assert capture_error_mode == "thread_local"
-    return graph
-
-
-@pytest.mark.parametrize(("name", "agents"), [("ppo_torch_compile", ()), ("ppo_torch_vmap", (3,))])
-def test_an_epoch_replays_from_a_recording_of_one(name, agents, monkeypatch):
-    """Each with its own batch and order, and as if no call had been made to warm up."""
-    script = importlib.import_module(name)
-    flags = {"num_agents": 3} if agents else {}
-    args = script.Args(num_envs=4, num_steps=32, hidden_sizes=(8, 8), **flags)
-    env, cpu = script.VecEnv(args.env_id, args.num_envs), torch.device("cpu")
-    make = script.make_agents if agents else script.make_agent
-    results = []
-    for recorded in (False, True):
-        torch.manual_seed(1)
-        agent, adam, *_ = make(args, env, cpu)
-        minibatch_fn = partial(script.minibatch_step, agent, adam, args=args)
-        epoch_fn = partial(script.epoch, minibatch_fn, args=args)
-        with monkeypatch.context() as patch:
-            if recorded:
-                patch.setattr(torch, "cuda", MagicMock(CUDAGraph=Recording, graph=record))
-                epoch_fn = script.capture(epoch_fn, (list(agent.parameters()), adam))
-            for _ in range(3):
-                shape = (*agents, args.batch_size)
-                action = torch.randint(env.num_actions, shape, dtype=torch.int32)
-                batch = [torch.randn(*shape, env.obs_dim), action, *torch.randn(4, *shape)]
-                order = torch.stack([torch.randperm(args.batch_size) for _ in range(3)])
-                losses = epoch_fn(script.Batch(*batch), order if agents else order[0])
-                assert {x.shape for x in losses.values()} == {(args.num_minibatches, *agents)}
-                results.append([*losses.values(), *map(torch.clone, agent.parameters())])
-    eager, replayed = results[:3], results[3:]
-    for one, other in zip(eager, replayed, strict=True):
-        assert all(map(torch.equal, one, other))
-    assert not torch.equal(eager[0][0], eager[1][0])
+    monkeypatch.setattr(torch, "cuda", cuda)
+    cuda.CUDAGraph = Graph
+    replay = importlib.import_module("ppo_torch_compile").capture(function, (state,))
+    x = torch.tensor([10.0])
+    first, second = replay(x), replay(x + 1)
+    assert (first.item(), second.item(), state.item()) == (10, 12, 2)
+    assert len(seen) == 6 and x.item() == 10
+    cuda.graph.assert_called_once()
+    assert cuda.graph.call_args.kwargs == {"capture_error_mode": "thread_local"}
 
 
 # === Devices ====================================================================================
