@@ -30,8 +30,7 @@ if [[ ${1:-} == newest ]]; then
   for script in ppo_*.py dqn_*.py; do
     python "$script" --total-timesteps 24576 --runs-dir "$runs"
   done
-  files=(tests/test_numerics.py tests/test_structure.py tests/test_resume.py tests/test_vmap.py
-    tests/test_dqn_numerics.py tests/test_dqn_structure.py tests/test_dqn_resume.py)
+  files=(tests/test_*numerics.py tests/test_*structure.py tests/test_*resume.py tests/test_vmap.py)
   python -m pytest -n 2 --dist worksteal "${files[@]}" "${@:2}"
   exit
 fi
