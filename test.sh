@@ -10,15 +10,15 @@ if [[ ${1:-} == newest && -z ${VENV:-} ]]; then
     echo "test: newest needs Python 3.13, as python3.13 on PATH." >&2
     exit 2
   fi
-  cd "$(dirname "$(readlink -f "$0")")"
-  VENV=.venv-newest
+  project=$(dirname "$(readlink -f "$0")")
+  VENV=$project/.venv-newest
   python3.13 -m venv "$VENV"
   pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -qq --upgrade)
   # As setup.sh does it: a machine without a GPU has no use for the CUDA that comes with PyPI's torch.
   "${pip[@]}" --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null ||
     echo "test: PyTorch's CPU index does not answer, so torch comes from PyPI"
   # Names without versions: pip finds the newest that admit each other.
-  "${pip[@]}" --requirement <(sed 's/==[^ ]*//' requirements.txt)
+  "${pip[@]}" --requirement <(sed 's/==[^ ]*//' "$project/requirements.txt")
 fi
 source "$(dirname "$(readlink -f "$0")")/setup.sh"
 
