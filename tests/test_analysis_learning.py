@@ -246,11 +246,11 @@ def test_an_environment_is_one_with_its_options(env_id, flags, name):
     [
         ({"compile": True}, "dqn_torch --compile"),
         ({"vectorization": "async"}, "dqn_torch --vectorization async"),
-        ({"vectorization": "sync", "compile": False}, None),  # as it usually does
+        ({"vectorization": "sync", "compile": False}, ""),  # as it usually does
     ],
 )
 def test_a_mode_names_what_computes_differently(args, name):
-    assert name_mode({"args": args}, "dqn_torch") == name
+    assert name_mode({"script": "dqn_torch", "args": args}) == name
 
 
 def test_the_last_100_episodes():

@@ -126,3 +126,14 @@ def test_what_cannot_be_set_up_gets_one_sentence(project):
     add_tool(project, "python3.12", f"#!/bin/bash\n{old}\n")
     error = "setup: no Python 3.11 or later on PATH: install one, then run this again."
     assert setup(project) == (2, [], [error])
+
+
+def test_the_newest_versions_need_python_3_13(project):
+    shutil.copy(ROOT / "test.sh", project)
+    env = {"PATH": str(project / "tools")}
+    done = subprocess.run(
+        ["bash", "test.sh", "newest"], cwd=project, env=env, capture_output=True, text=True
+    )
+    error = "test: newest needs Python 3.13, as python3.13 on PATH.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", error)
+    assert not (project / ".venv-newest").exists()
