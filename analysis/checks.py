@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.measures import as_object, mode_order, platforms, timed, under_load
 from analysis.runs import Data
 from analysis.schema import VERSIONS
-from analysis.words import counted, number, some
+from analysis.words import counted, some
 
 CELL = ["platform", "settings", "sync", "mode", "env_id", "size"]
 LOSSES = [f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")]
@@ -22,7 +22,6 @@ def odd(data: Data) -> list[str]:
     found = {
         "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
         "diverged, with losses that are no numbers to the end": diverged(data),
-        "compiling again, perhaps, with a slow iteration after the first": slow(runs, data),
         f"{ODD} times their cell's median or more in an iteration, or as much less": outliers(runs),
         "made while others used the machine too": list(under_load(runs)["run"]),
         "made with files changed since the commit": list(changed(data.runs)["run"]),
@@ -53,19 +52,6 @@ def diverged(data: Data) -> list[str]:
     last = last[last.index.isin(judged.index)]
     since = last_finite.reindex(last.index, fill_value=-1) + 1
     return [f"{run} from iteration {since[run]:.0f} on" for run in last.index[since <= last]]
-
-
-def slow(runs: pd.DataFrame, data: Data) -> list[str]:
-    """Name the runs with an iteration after the first that took about as long as compiling."""
-    rows = data.iterations.merge(runs[["run", "first"]], on="run")
-    usual = rows.groupby("run")["time/iteration"].transform("median")
-    extra = rows["time/iteration"] - usual
-    late = rows[(rows["iteration"] > 0) & (extra > 0.25 * rows["first"]) & (extra > 3 * usual)]
-    worst = late.loc[late.groupby("run")["time/iteration"].idxmax()]
-    return [
-        f"{x['run']} (iteration {x['iteration']:.0f}: {number(x['time/iteration'])} s)"
-        for x in worst.to_dict("records")
-    ]
 
 
 def outliers(runs: pd.DataFrame) -> list[str]:

@@ -239,16 +239,15 @@ def compiling(bench: Bench) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def contenders(
-    runs: pd.DataFrame, contender: str, baseline: str, by: Sequence[str] = ("size", "mode")
-) -> pd.DataFrame:
+def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFrame:
     """Return how long each platform, or other contender, takes over the baseline.
 
     value is startup, steady or process; settings are the hyperparameters that the runs differ in.
     """
     runs = timed(runs)
+    keys = ("settings", "size", "mode")
     parts = [
-        stats.compare(runs, value, baseline, contender, ("settings", *by)).assign(value=value)
+        stats.compare(runs, value, baseline, contender, keys).assign(value=value)
         for value in ("startup", "steady", "process")
     ]
     table = pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True)

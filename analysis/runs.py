@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from analysis import schema
@@ -405,24 +406,25 @@ def measure(info: dict[str, Any]) -> dict[str, float]:
 
 
 def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean return of about the last LAST_EPISODES episodes, if so many ended.
+    """Return the mean return of about the last LAST_EPISODES episodes, if so many ended."""
+    names = ("charts/episodic_return", "charts/episodes")
+    means, counts = np.array([[row.get(x) for row in metrics] for x in names], float)
+    last = float(running_return(means, counts)[-1])
+    return None if np.isnan(last) else last
+
+
+def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the mean of the last LAST_EPISODES episodes after each iteration: NaN until then.
 
     Of an iteration only its mean is known, so of the first one that counts, the mean stands for
     those of its episodes that do.
     """
-    left = float(LAST_EPISODES)
-    total = 0.0
-    for row in reversed(metrics):
-        value = row.get("charts/episodic_return")
-        count = row.get("charts/episodes")
-        if value is None or not count:
-            continue
-        weight = min(left, float(count))
-        total += weight * value
-        left -= weight
-        if left <= 0:
-            return total / LAST_EPISODES
-    return None
+    counts = np.where(np.isnan(means), 0, np.nan_to_num(counts))
+    ends = np.append(0, np.cumsum(counts))
+    totals = np.append(0, np.cumsum(np.nan_to_num(means) * counts))
+    known = np.append(True, np.diff(ends) > 0)  # np.interp wants episodes to rise
+    before = np.interp(ends[1:] - LAST_EPISODES, ends[known], totals[known])
+    return np.where(ends[1:] >= LAST_EPISODES, (totals[1:] - before) / LAST_EPISODES, np.nan)
 
 
 # === Tables =====================================================================================

@@ -66,6 +66,18 @@ def mean(values: np.ndarray) -> Interval:
     return mean_interval(values, [""] * len(values))
 
 
+def of_groups(
+    runs: pd.DataFrame, keys: Sequence[str], value: str, function: Callable[..., Interval]
+) -> pd.DataFrame:
+    """Return a row per group that has the value, as they come: a function's interval of it."""
+    rows = []
+    for _, group in runs.dropna(subset=[value]).groupby(list(keys), sort=False):
+        key = group[list(keys)].iloc[0]
+        rows.append((*key, *function(group[value].to_numpy())))
+    found = pd.DataFrame(rows, columns=[*keys, *Interval._fields])
+    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
+
+
 def geometric_mean(values: np.ndarray) -> Interval:
     """Return the geometric mean of one number per run, and Student's interval of the logarithms."""
     return Interval(*map(float, np.exp(mean(np.log(np.asarray(values, float))))))
