@@ -6,11 +6,12 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from analysis import docs, pack, report
+from analysis import docs, report
+from analysis.checks import problems
 from analysis.measures import mode_order
-from analysis.runs import load
+from analysis.runs import load, save
 from analysis.schema import SourceError
-from analysis.words import join
+from analysis.words import counted, join
 
 SOURCE = "folder of runs or studies at any depth, table (.csv, .parquet), or wandb:entity/project"
 
@@ -31,7 +32,7 @@ def parse() -> argparse.Namespace:
     add("--only-runs", metavar="FILE", type=Path, help=words)
 
     command = commands.add_parser("pack", help="check runs, and write them as a study")
-    command.set_defaults(run=pack.run)
+    command.set_defaults(run=pack)
     add = command.add_argument
     add("runs", help=SOURCE)
     add("out", nargs="?", type=Path, help="folder to write, as studies/my-gpu")
@@ -72,6 +73,25 @@ def default_out(sources: list[str]) -> Path:
     """Return where a report goes: into a folder of runs, or else here."""
     path = Path(sources[0])
     return path / "report" if len(sources) == 1 and path.is_dir() else Path("report")
+
+
+def pack(args: argparse.Namespace) -> int:
+    """Check a folder of runs, and write it as a study: a table of runs and one of iterations."""
+    if (args.out is None) != args.check:
+        raise SourceError("pack needs a folder to write, or --check")
+    if args.out and any(args.out.glob("**/run.json")):
+        raise SourceError(f"{args.out} must be a folder for a study, without runs in it")
+    data = load(args.runs)
+    found = problems(data)
+    for line in found:
+        print(f"analysis: {line}", file=sys.stderr)
+    if found and not args.anyway:
+        return 1
+    if not args.check:
+        save(data._replace(runs=data.runs.assign(source="")), args.out)
+    done = "checked" if args.check else f"packed into {args.out}"
+    print(f"{counted([len(data.runs)], 'run')} of {join(mode_order(data.runs['mode']))} {done}.")
+    return 0
 
 
 def update_study(args: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ from analysis.words import counted, some
 
 CELL = ["platform", "settings", "sync", "mode", "env_id", "size"]
 LOSSES = [f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")]
-ODD = 1.5  # times the median: less is noise
 ONE = {"platform": "machines", "settings": "sets of hyperparameters", "commit": "commits"}
 
 
@@ -21,8 +20,7 @@ def odd(data: Data) -> list[str]:
     runs = timed(data.runs)
     found = {
         "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
-        "diverged, with losses that are no numbers to the end": diverged(data),
-        f"{ODD} times their cell's median or more in an iteration, or as much less": outliers(runs),
+        "diverged, with losses that are no numbers in the end": diverged(data),
         "made while others used the machine too": list(under_load(runs)["run"]),
         "made with files changed since the commit": list(changed(data.runs)["run"]),
     }
@@ -40,26 +38,12 @@ def changed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def diverged(data: Data) -> list[str]:
-    """Name the runs whose losses are no numbers from some iteration to the end.
-
-    What logs no losses at all, as another library does, cannot be judged.
-    """
-    finite = data.iterations[data.iterations[LOSSES].notna().any(axis=1)]
-    last_finite = finite.groupby("run")["iteration"].max()
-    modes = data.runs.set_index("run")["mode"]
-    judged = modes[modes.isin(set(modes[modes.index.isin(last_finite.index)]))]
-    last = data.iterations.groupby("run")["iteration"].max()
-    last = last[last.index.isin(judged.index)]
-    since = last_finite.reindex(last.index, fill_value=-1) + 1
-    return [f"{run} from iteration {since[run]:.0f} on" for run in last.index[since <= last]]
-
-
-def outliers(runs: pd.DataFrame) -> list[str]:
-    """Name the runs that differ much from their cell's median, where a cell has three or more."""
-    cells = runs.groupby(CELL)["steady"]
-    off = (runs["steady"] / cells.transform("median"))[cells.transform("size") > 2]
-    far = off[(off >= ODD) | (off <= 1 / ODD)]
-    return [f"{runs.loc[i, 'run']} ({x:.2f})" for i, x in far.items()]
+    """Name the runs that end with losses that are no numbers, where their mode logs losses."""
+    rows = data.iterations.merge(data.runs[["run", "mode"]], on="run")
+    finite = rows[LOSSES].notna().any(axis=1)
+    is_logged = finite.groupby(rows["mode"]).transform("any")
+    is_last = rows["iteration"] == rows.groupby("run")["iteration"].transform("max")
+    return list(rows.loc[is_last & is_logged & ~finite, "run"])
 
 
 # === Of a study =================================================================================
@@ -96,7 +80,7 @@ def without_length(settings: str) -> str:
 
 
 def missing(runs: pd.DataFrame) -> list[str]:
-    """Name the modes that lack a run which another mode has in the same grid."""
+    """Name the modes that lack a run which another mode has."""
     grid = ["sync", "env_id", "size", "num_iterations", "repeat", "num_agents"]
     # A program's agents, and processes side by side, have seeds that others need not have.
     runs = runs[~(runs["agent"] > 0) & ~runs["mode"].str.endswith(" side by side")]

@@ -107,7 +107,9 @@ def set_log(axes: Axes, ticks: list[float]) -> None:
     """Let both axes be logarithmic, with ticks on the x axis and round numbers on the other."""
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(ticks)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_ylim()
+    steps = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(PLAIN)

@@ -90,23 +90,19 @@ def last_returns(bench: Bench) -> pd.DataFrame:
 
 # === Along the way ==============================================================================
 def curves(bench: Bench) -> pd.DataFrame:
-    """Return the iterations with CELL, steps, seconds since the process's start, and return.
-
-    An iteration without the end of an episode has the return of the one before it.
-    """
+    """Return the iterations with CELL, steps, seconds since the process's start, and return."""
     rows = bench.iterations.merge(learned(bench.runs)[[*CELL, "run", "imports"]], on="run")
     rows = rows.sort_values(["run", "iteration"], ignore_index=True)
     rows["steps"] = rows["global_step"]
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
-    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()
+    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()  # where none ended
     return rows
 
 
 def progress(bench: Bench) -> pd.DataFrame:
-    """Return CELL, steps, runs and the mean return over seeds with Student's interval, at 95%.
+    """Return the mean return over seeds by CELL and steps, where all runs of a mode have one.
 
-    It is that of the iteration's episodes, and of DQN of about the last 100. An iteration is there
-    if all runs of the mode know it.
+    It is that of the iteration's episodes, and of DQN of about the last 100.
     """
     rows = curves(bench)
     if (bench.runs["algorithm"] == "dqn").all():
@@ -126,8 +122,7 @@ def progress(bench: Bench) -> pd.DataFrame:
 def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return the median of the seconds until runs had the environment's target as mean return.
 
-    A run that never got there counts as one that takes longer than all others. Environments and
-    sizes in which no run of any mode did are not there.
+    A run that never got there takes longest. Cells in which none of any mode did are not there.
     """
     points = curves(bench._replace(runs=timed(bench.runs)))
     known = {x: y.target for x, y in environments.items()}

@@ -29,9 +29,7 @@ class Interval(NamedTuple):
 NOTHING = Interval(np.nan, np.nan, np.nan)
 
 
-def mean_interval(
-    values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index, confidence: float = CONFIDENCE
-) -> Interval:
+def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index) -> Interval:
     """Return the mean over environments of the mean over repeats, with Student's interval.
 
     values has a row per run, and may have a column per quantity: then each field has one, too.
@@ -55,7 +53,7 @@ def mean_interval(
         between = means.var(axis=0, ddof=1)
         freedom = len(names) - 1
     estimate = means.mean(axis=0)
-    quantile = stats.t.ppf((1 + confidence) / 2, freedom)  # NaN without freedom
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, freedom)  # NaN without freedom
     half_width = quantile * np.sqrt(np.maximum(between, noise) / len(names))
     fields = (estimate, estimate - half_width, estimate + half_width)
     return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
@@ -84,10 +82,7 @@ def geometric_mean(values: np.ndarray) -> Interval:
 
 
 def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
-    """Return a row per block of runs that differ in contender alone, with a column for each of it.
-
-    A value of the whole run has blocks of one length each. Of several runs in one the mean counts.
-    """
+    """Return a row per block of runs that differ in contender alone, with a column for each."""
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
     runs = runs.dropna(subset=[value, *length])
@@ -116,10 +111,7 @@ def ratio(pairs: pd.DataFrame) -> Interval:
 
 
 def more_seconds(pairs: pd.DataFrame) -> Interval:
-    """Return the candidate's geometric mean minus the baseline's, with the delta method's interval.
-
-    A mean changes by itself times the change of its logarithm.
-    """
+    """Return the difference of geometric means in seconds, with the delta method's interval."""
     logs = np.log(pairs[["baseline", "candidate"]].to_numpy())
     baseline, candidate = np.exp(mean_interval(logs, pairs["env_id"]).estimate)
     interval = mean_interval(logs @ [-baseline, candidate], pairs["env_id"])
@@ -136,8 +128,7 @@ def compare(
 ) -> pd.DataFrame:
     """Return how many times as long each candidate takes as baseline, in each group of `by`.
 
-    contender is the column that holds what is compared, as "mode" or "platform". A value of the
-    whole run is compared at the commonest length of a group's pairs.
+    contender is the column that holds what is compared, as "mode" or "platform".
     """
     rows = []
     table = blocks(runs, value, contender)

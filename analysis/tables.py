@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import learning, measures
 from analysis.measures import Bench
 from analysis.page import Table
-from analysis.words import counted, duration, interval, number
+from analysis.words import counted, interval, number
 
 Cell = Callable[[pd.Series], str]
 # The first columns of every table that has them.
@@ -133,7 +133,7 @@ TABLES = {
             "starts sooner": text("sooner"),
             "overtaken by": text("later"),
             "after iterations": span(),
-            "that is": lambda row: duration(row["seconds"]),
+            "that is (s)": value("seconds"),
         },
         "In the brackets the 95% interval of their ratio does not tell which is ahead.",
     ),

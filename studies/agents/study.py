@@ -106,7 +106,7 @@ def ratio_table(table: pd.DataFrame) -> Table:
             ratio = (seconds[way] / seconds[other]).rename("ratio").reset_index()
             found = stats.of_groups(ratio, names[:2], "ratio", stats.geometric_mean)
             parts.append(found.assign(way=way, other=other))
-    frame = pd.concat(parts).replace({"framework": NAMES}).sort_values("agents", kind="stable")
+    frame = pd.concat(parts).replace({"framework": NAMES})
     frame = frame.rename(columns={"other": "times as long as"})
     shown = frame.assign(agents=frame["agents"].map("{:,.0f}".format))
     cells = across(shown, texts(frame), ["framework", "way", "times as long as"], "agents")
