@@ -81,17 +81,13 @@ def without_length(settings: str) -> str:
 
 def missing(runs: pd.DataFrame) -> list[str]:
     """Name the modes that lack a run which another mode has."""
-    grid = ["sync", "env_id", "size", "num_iterations", "repeat", "num_agents"]
-    # A program's agents, and processes side by side, have seeds that others need not have.
-    runs = runs[~(runs["agent"] > 0) & ~runs["mode"].str.endswith(" side by side")]
-    several = runs["num_agents"].notna()
-    if several.any():  # then a repeat is a block of 1,000 seeds, and scripts alone have some of it
-        runs = runs.assign(repeat=(runs["repeat"] - 1) // 1000)
+    if runs["num_agents"].notna().any():
+        return []  # agents, and processes beside each other, have seeds that others need not have
+    grid = ["sync", "env_id", "size", "num_iterations", "repeat"]
+    blocks = runs[grid].drop_duplicates()
     lines = []
-    for part in (runs[~several], runs[several]):
-        blocks = part[grid].drop_duplicates()
-        for mode in mode_order(part["mode"]):
-            lacking = len(blocks) - len(part.loc[part["mode"] == mode, grid].drop_duplicates())
-            if lacking:
-                lines.append(f"{mode} lacks {counted([lacking], 'run')} that others have")
+    for mode in mode_order(runs["mode"]):
+        lacking = len(blocks) - len(runs.loc[runs["mode"] == mode, grid].drop_duplicates())
+        if lacking:
+            lines.append(f"{mode} lacks {counted([lacking], 'run')} that others have")
     return lines

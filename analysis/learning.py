@@ -40,12 +40,15 @@ def learned(runs: pd.DataFrame) -> pd.DataFrame:
 def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return a row per CELL: the mean and the median of final returns, and their test.
 
-    verdict is "no margin" if none was fixed, "all alike" if no run of any mode differs, or
-    equivalence()'s with the baseline. Where no mode has LEAST_RUNS there is no row.
+    verdict is "as MODE" for a mode with the same returns as another, "no margin" if none was fixed,
+    "all alike" if no run of any mode differs, or equivalence()'s with the baseline. Where no mode
+    has LEAST_RUNS there is no row.
     """
     rows = []
     for _, cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
-        values = {str(mode): x.to_numpy() for mode, x in cell.groupby("mode")["final_return"]}
+        values = {
+            str(mode): np.sort(x.to_numpy()) for mode, x in cell.groupby("mode")["final_return"]
+        }
         if max(map(len, values.values())) < stats.LEAST_RUNS:
             continue
         key = {"size": cell["size"].iloc[0], "env_id": cell["env_id"].iloc[0]}
@@ -53,7 +56,10 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
         for mode, own in values.items():
             row = key | {"mode": mode, "runs": len(own), "mean": own.mean(), "margin": margin}
             row |= stats.median_interval(own)._asdict() | {"verdict": ""}
-            if mode != bench.baseline and bench.baseline in values:
+            twin = next(x for x in values if np.array_equal(values[x], own))
+            if np.ptp(own) and mode not in (twin, bench.baseline):
+                row["verdict"] = f"as {twin}"
+            elif mode != bench.baseline and bench.baseline in values:
                 found, row["verdict"] = stats.equivalence(values[bench.baseline], own, margin)
                 row |= dict(zip(MINUS, found, strict=True))
                 if cell["final_return"].nunique() == 1:

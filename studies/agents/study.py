@@ -4,9 +4,7 @@ README.md has the four ways. A way of P processes at once, one or as many as the
 measured with P agents, and calculated for each N that P divides: the last P take as long as the
 longest of them, those before as long as their mean.
 
-Seconds are from the start of a process to the end of its training. Steps per second are of all
-agents together, once nothing compiles any more. Memory is the most that a process had in any
-repeat, of processes side by side the sum. Ratios pair within a repeat.
+Memory is the most that a process had in any repeat, of processes side by side the sum.
 """
 
 from pathlib import Path
