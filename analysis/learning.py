@@ -46,9 +46,7 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     """
     rows = []
     for _, cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
-        values = {
-            str(mode): np.sort(x.to_numpy()) for mode, x in cell.groupby("mode")["final_return"]
-        }
+        values = {str(mode): x.to_numpy() for mode, x in cell.groupby("mode")["final_return"]}
         if max(map(len, values.values())) < stats.LEAST_RUNS:
             continue
         key = {"size": cell["size"].iloc[0], "env_id": cell["env_id"].iloc[0]}
@@ -56,7 +54,7 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
         for mode, own in values.items():
             row = key | {"mode": mode, "runs": len(own), "mean": own.mean(), "margin": margin}
             row |= stats.median_interval(own)._asdict() | {"verdict": ""}
-            twin = next(x for x in values if np.array_equal(values[x], own))
+            twin = next(x for x in values if sorted(values[x]) == sorted(own))
             if np.ptp(own) and mode not in (twin, bench.baseline):
                 row["verdict"] = f"as {twin}"
             elif mode != bench.baseline and bench.baseline in values:
