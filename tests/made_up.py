@@ -11,7 +11,8 @@ import pandas as pd
 
 from analysis import measures, runs, schema
 
-LINEN, NNX, CACHED, _, COMPILE, TORCH = measures.MODES[:6]
+LINEN, NNX, CACHED = "ppo_linen", "ppo_nnx", "ppo_nnx_cached"
+COMPILE, TORCH = "ppo_torch_compile", "ppo_torch"
 FRAMEWORKS = {LINEN: "linen", NNX: "nnx", CACHED: "nnx", COMPILE: "torch", TORCH: "torch"}
 ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 
