@@ -1,7 +1,9 @@
-"""Tables of runs whose truth a test chooses, without files."""
+"""Runs whose truth a test chooses: as tables, without files, and in files, as the scripts leave."""
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,13 @@ import pandas as pd
 
 from analysis import measures, runs, schema
 
-LINEN, NNX, CACHED, _, COMPILE, TORCH = measures.MODES[:6]
+LINEN, NNX, CACHED = "ppo_linen", "ppo_nnx", "ppo_nnx_cached"
+COMPILE, TORCH = "ppo_torch_compile", "ppo_torch"
 FRAMEWORKS = {LINEN: "linen", NNX: "nnx", CACHED: "nnx", COMPILE: "torch", TORCH: "torch"}
+ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 
 
+# === Tables =====================================================================================
 def table(rows: pd.DataFrame | Sequence[dict[str, Any]], **common: Any) -> pd.DataFrame:
     """Return a complete table of runs; columns that are neither in rows nor common are empty."""
     frame = pd.DataFrame(rows).assign(**common)
@@ -102,3 +107,141 @@ def by(frame: pd.DataFrame, *names: str) -> dict[Any, dict[str, Any]]:
     found = {tuple(row[x] for x in names) if len(names) > 1 else row[names[0]]: row for row in rows}
     assert len(found) == len(rows)
     return found
+
+
+# === Files ======================================================================================
+# mode -> script, framework, compile mode, mean seconds of the first and of a steady iteration
+MODES: dict[str, tuple[str, str, str, float, float]] = {
+    "torch none": ("ppo_torch", "torch", "none", 1.5, 2.0),
+    "torch env.jit": ("ppo_torch", "torch", "env.jit", 1.0, 0.25),
+    "torch compile": ("ppo_torch_compile", "torch", "compile", 20.0, 0.12),
+    "linen none": ("ppo_linen", "linen", "none", 4.0, 3.5),
+    "linen jit": ("ppo_linen", "linen", "jit", 3.0, 0.06),
+    "nnx none": ("ppo_nnx", "nnx", "none", 4.2, 3.9),
+    "nnx jit": ("ppo_nnx", "nnx", "jit", 3.2, 0.062),
+    "nnx cached_partial": ("ppo_nnx_cached", "nnx", "cached_partial", 3.2, 0.061),
+}
+SIZES = {"small": [64, 64], "medium": [256] * 3}
+SECONDS = np.arange(1, 13) / 10  # of each iteration: 0.1, 0.2, ...
+RETURNS = np.arange(12) * 10.0
+WSL2 = "Linux-6.6-microsoft-standard-WSL2-x86_64"
+
+
+def run_info(
+    mode: str = "linen jit",
+    env_id: str = "CartPole-v1",
+    size: str = "small",
+    seed: int = 1,
+    sync: bool = False,
+    args: dict[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Return what run.json holds under benchmark.sh, but for the results.
+
+    args replace some of its arguments, and changes its top-level values.
+    """
+    script, framework, compile_mode, *_ = MODES[mode]
+    name = f"{env_id}__{mode.replace(' ', '_')}__{size}__{'sync__' if sync else ''}{seed}"
+    own: dict[str, Any] = {"exp_name": script, "seed": seed, "env_id": env_id}
+    own |= {"total_timesteps": 8192 * 12, "num_envs": 32, "num_steps": 256}
+    own |= {"hidden_sizes": SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
+    own |= {"run_name": name, "runs_dir": "runs", "track": False, "save_every": 0, "resume": ""}
+    info: dict[str, Any] = {"args": own | (args or {}), "script": script, "framework": framework}
+    info |= {"compile_mode": compile_mode, "resumed": [], "wandb_id": None}
+    info |= {"started": f"2026-01-01T00:00:{seed:02}+0000", "git_commit": "a" * 40}
+    info |= {"versions": {"torch": "2.13.0", "jax": "0.10.2", "flax": "0.12.8"}}
+    info |= {"device": "cpu", "gpu": None, "driver": None, "cpu": "Fast(R) CPU @ 3GHz", "cores": 2}
+    info |= {"load": 0.5, "os": "Linux-6.1-x86_64", "container": False}
+    return info | changes
+
+
+def metrics_rows(
+    info: dict[str, Any], seconds: np.ndarray = SECONDS, returns: np.ndarray = RETURNS
+) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl for the given seconds and returns of each iteration."""
+    rows = []
+    for i, (duration, value) in enumerate(zip(seconds.tolist(), returns.tolist(), strict=True)):
+        row = {"iteration": i, "global_step": 8192 * (i + 1), "time/iteration": duration}
+        row |= {"time/elapsed": 1 + sum(seconds[: i + 1].tolist()), "losses/entropy": 0.5}
+        row |= {"charts/episodic_return": value}
+        if info["args"].get("sync_for_timing"):
+            row |= {"time/rollout": 0.75 * duration, "time/update": 0.25 * duration}
+        rows.append(row)
+    return rows
+
+
+def results(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the part of run.json that the scripts compute at the end."""
+    durations = {"imports": 2.0, "total": rows[-1]["time/elapsed"]}
+    memory = {"peak_host_bytes": 500_000_000, "peak_device_bytes": None}
+    return {"status": "completed", "durations": durations} | memory
+
+
+def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Path:
+    """Write the folder of a completed run, and return it."""
+    rows = rows or metrics_rows(info)
+    path = folder / info["args"]["run_name"]
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "run.json").write_text(json.dumps(info | results(rows)))
+    return path
+
+
+def write_plain(folder: Path, **changes: Any) -> Path:
+    """Write a run that differs from others only in its changes, and return its folder."""
+    return write_run(folder, run_info(**changes))
+
+
+def write_grid(
+    folder: Path,
+    modes: Sequence[str] = ("linen jit", "nnx cached_partial", "torch compile"),
+    envs: Sequence[str] = ENVS[:2],
+    sizes: Sequence[str] = ("small",),
+    repeats: int = 2,
+    slowdown: float = 1.0,
+    **changes: Any,
+) -> Path:
+    """Write a run per cell and repeat, with noise of a few percent, and return folder."""
+    rng = np.random.default_rng(0)
+    for seed, env_id, size, mode in product(range(1, repeats + 1), envs, sizes, modes):
+        *_, first, steady = MODES[mode]
+        pace = steady * slowdown * (1 if size == "small" else 3)
+        seconds = pace * np.exp(0.03 * rng.standard_normal() + 0.02 * rng.random(12))
+        seconds[0] += first
+        info = run_info(mode, env_id, size, seed, **changes)
+        write_run(folder, info, metrics_rows(info, seconds, RETURNS + rng.normal(0, 5)))
+    return folder
+
+
+# === Somebody else's ============================================================================
+def foreign_runs(envs: Sequence[str] = ENVS[:1], repeats: int = 4, **columns: Any) -> pd.DataFrame:
+    """Return the columns that a table must have, and some that it may, of two modes.
+
+    An eager iteration takes three times as long as a compiled one.
+    """
+    runs = grid({"mine jit": (10.0, 0.1), "mine eager": (3.0, 0.3)}, envs, repeats, 12, 0.05)
+    runs["compile_mode"] = runs["mode"].str.removeprefix("mine ")
+    runs["total"] = runs["first"] + 11 * runs["steady"]
+    runs["final_return"] = np.arange(len(runs))
+    runs["run"] = [f"r{i}" for i in range(len(runs))]
+    names = ["run", "framework", "compile_mode", "env_id", "size", "first", "steady"]
+    return runs[[*names, "num_iterations", "total", "final_return"]].assign(**columns)
+
+
+def foreign_iterations(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the least that a table of iterations may hold: returns that rise, by run."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"run": np.repeat(runs["run"].to_numpy(), 12)})
+    table["iteration"] = np.tile(np.arange(12), len(runs))
+    table["charts/episodic_return"] = table["iteration"] + rng.random(len(table))
+    return table
+
+
+def write_table(path: Path, table: pd.DataFrame) -> Path:
+    """Write a table as its suffix says, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path)
+    return path

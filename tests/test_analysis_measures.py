@@ -6,24 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from made_up import COMPILE, LINEN, NNX, TORCH, by, data_of, grid, only_bench, table
+from made_up import COMPILE, ENVS, LINEN, NNX, TORCH, by, data_of, grid, only_bench
 
-from analysis import learning, measures, stats, tables
+from analysis import learning, measures, tables
 from analysis.runs import load
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
-ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
-# Startup and steady seconds; the compiled one overtakes the other after 1 + 12 / 1.5 iterations.
-TWO = {COMPILE: (20.0, 0.5), TORCH: (8.0, 2.0)}
-THREE = {LINEN: (6.0, 0.1), **TWO}
+TWO = {COMPILE: (20.0, 0.5), TORCH: (8.0, 2.0)}  # startup and steady seconds
+THREE = {LINEN: (6.0, 0.1)} | TWO
 ALL = ("startup", "steady", "process")
-
-
-def lines(modes=TWO, *args, **more):
-    """A grid in which torch compiles in one mode and is eager in the other."""
-    runs = grid(modes, *args, **more)
-    return runs.assign(compile_mode=np.where(runs["mode"] == TORCH, "env.jit", "compile"))
 
 
 def geometric(runs, mode, value, envs):
@@ -35,8 +27,8 @@ def geometric(runs, mode, value, envs):
     return np.exp(sum(means) / len(means))
 
 
-def measured(runs, values=ALL, names=("mode",), **more):
-    return by(measures.measure(runs, values, LINEN, **more), *names)
+def measured(runs, *names):
+    return by(measures.measure(runs, ALL, LINEN), *names, "mode")
 
 
 # === Means and ratios ===========================================================================
@@ -50,11 +42,6 @@ def test_means_and_ratios_equal_direct_computation():
             assert row[value] == pytest.approx(geometric(runs, mode, value, ENVS))
             assert row[f"{value}_estimate"] == pytest.approx(row[value] / found[LINEN][value])
         assert (row["size"], row["runs"], row["length"]) == ("small", 7, 100)
-    sides = runs[runs["mode"] == TORCH], runs[runs["mode"] == LINEN]
-    torch, linen = (x.sort_values(["env_id", "repeat"])["steady"].to_numpy() for x in sides)
-    logs = stats.mean_interval(np.log(torch / linen), sorted(sides[1]["env_id"]))
-    ends = [found[TORCH][f"steady_{x}"] for x in ("low", "high")]
-    assert ends == pytest.approx(list(np.exp(logs[1:])))
     assert np.isnan(found[LINEN]["steady_low"])
 
 
@@ -71,23 +58,6 @@ def test_a_stray_run_does_not_take_the_environments_from_all_others():
         assert row["steady"] == pytest.approx(geometric(runs, mode, "steady", ENVS[:2]))
 
 
-@pytest.mark.parametrize(
-    ("envs", "kept", "modes"),
-    [
-        (("ABCD", "ABCD", "ABC"), "ABC", "012"),  # 3 times 3 over 4
-        (("ABCD", "ABCD", "A"), "ABCD", "01"),  # 4 over 3 times 1
-        (("ABC", "BCD", "CDE"), "C", "012"),
-        (("A", "B"), "", ""),
-        (("AB",), "AB", "0"),
-    ],
-)
-def test_modes_share_environments_so_that_most_pairs_compare(envs, kept, modes):
-    rows = [{"mode": str(i), "env_id": env} for i, own in enumerate(envs) for env in own]
-    part = measures.shared(table(rows))
-    assert "".join(sorted(set(part["env_id"]))) == kept
-    assert "".join(sorted(set(part["mode"]))) == modes
-
-
 def test_modes_without_an_environment_in_common_have_seconds_and_no_ratio():
     parts = [grid({LINEN: (6.0, 0.1)}, ENVS[:1]), grid({TORCH: (8.0, 9.0)}, ENVS[1:])]
     found = measured(pd.concat(parts, ignore_index=True))
@@ -102,7 +72,7 @@ def test_whole_trainings_are_of_the_commonest_length_and_sizes_are_kept_apart():
     longer = grid(THREE, ENVS[:1], repeats=10, length=100)
     large = grid({LINEN: (6.0, 1.7)}, size="large")
     parts = [usual[usual["env_id"] != ENVS[0]], longer, large]
-    found = measured(pd.concat(parts, ignore_index=True), names=("size", "mode"))
+    found = measured(pd.concat(parts, ignore_index=True), "size")
     assert list(found) == [*(("small", x) for x in THREE), ("large", LINEN)]
     row = found["small", TORCH]
     assert (row["length"], row["steady_environments"], row["process_environments"]) == (20, 3, 2)
@@ -121,83 +91,24 @@ def test_resumed_runs_and_all_but_a_programs_first_agent_count_for_no_duration()
     assert measures.memory(only_bench(every)).empty
 
 
-def test_parts_of_startups_add_up_and_differences_are_those_of_the_column():
-    runs = grid(THREE, ENVS, repeats=3, noise=0.2)
-    dearer = runs["env_id"].map({ENVS[0]: 1, ENVS[1]: 3, ENVS[2]: 9})  # or all means are alike
-    for name in (*measures.PARTS, "startup"):
-        runs[name] *= dearer
-    found = by(measures.startups(only_bench(runs)), "mode")
-    for mode, row in found.items():
-        assert sum(row[x] for x in measures.PARTS) == pytest.approx(row["startup"])
-        assert row["startup"] == pytest.approx(geometric(runs, mode, "startup", ENVS))
-        more = np.nan if mode == LINEN else row["startup"] - found[LINEN]["startup"]
-        assert row["estimate"] == pytest.approx(more, nan_ok=True)
-    runs.loc[(runs["mode"] == TORCH) & (runs["repeat"] == 1), "imports"] = np.nan
-    found = by(measures.startups(only_bench(runs)), "mode")
-    assert np.isnan(found[TORCH]["imports"])
-    assert found[COMPILE]["imports"] > 0
+def test_a_crossing_is_where_two_lines_of_one_framework_meet_within_reach():
+    def crossings(modes):
+        runs = grid(modes, repeats=3)
+        runs["framework"] = runs["mode"].str.split("_").str[1]
+        runs["compile_mode"] = np.where(runs["mode"] == TORCH, "env.jit", "compile")
+        return measures.crossings(only_bench(runs)).to_dict("records")
 
-
-# === Break-even =================================================================================
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_a_crossing_is_where_the_lines_meet(repeats):
-    # 20 + 0.5 (n - 1) = 8 + 2 (n - 1) at n = 9, after 24 seconds.
-    [row] = measures.crossings(only_bench(lines(repeats=repeats))).to_dict("records")
+    [row] = crossings(TWO)  # 20 + 0.5 (n - 1) = 8 + 2 (n - 1) at n = 9, after 24 seconds
     assert (row["size"], row["sooner"], row["later"]) == ("small", TORCH, COMPILE)
-    assert (row["estimate"], row["seconds"]) == pytest.approx((9, 24), rel=1e-3)
-    ends = (9, 9) if repeats > 1 else (np.nan, np.nan)  # without noise; of one run there is none
-    assert (row["low"], row["high"]) == pytest.approx(ends, rel=1e-3, nan_ok=True)
+    assert [row[x] for x in ("estimate", "low", "high")] == pytest.approx([9] * 3, rel=1e-3)
+    assert row["seconds"] == pytest.approx(24, rel=1e-3)
+    assert crossings({TORCH: (8.0, 2.0), COMPILE: (20.0, 2.5)}) == []  # never
+    assert crossings({TORCH: (8.0, 2.0), COMPILE: (8000.0, 1.0)}) == []  # too far away
+    assert crossings({TORCH: (8.0, 2.0), LINEN: (30.0, 0.001)}) == []  # of two frameworks
+    assert crossings({NNX: (8.0, 2.0), "ppo_nnx_vmap": (30.0, 0.001)}) == []  # both compiled
 
 
-def test_a_crossing_over_environments_is_where_the_mean_ratio_is_one():
-    [row] = measures.crossings(only_bench(lines(TWO, ENVS, repeats=2))).to_dict("records")
-    n = row["estimate"] - 1
-    factors = np.array([1, 2, 4])
-    ratios = (20 + 0.5 * factors * n) / (8 + 2 * factors * n)
-    assert np.log(ratios).mean() == pytest.approx(0, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    "modes",
-    [
-        {TORCH: (8.0, 2.0), COMPILE: (20.0, 2.5)},  # never
-        {TORCH: (8.0, 2.0), COMPILE: (8000.0, 1.0)},  # beyond ten times the measured length
-        {TORCH: (8.0, 2.0), LINEN: (30.0, 0.001)},  # of two frameworks
-        {NNX: (8.0, 2.0), "ppo_nnx_vmap": (30.0, 0.001)},  # both compiled
-    ],
-)
-def test_lines_that_do_not_cross_within_reach_or_are_no_pair_have_no_crossing(modes):
-    runs = lines(modes, repeats=3)
-    runs["framework"] = runs["mode"].str.split("_").str[1]
-    assert measures.crossings(only_bench(runs)).empty
-
-
-def test_a_crossing_that_noise_does_not_rule_out_has_no_end():
-    runs = lines({COMPILE: (20.0, 0.9), TORCH: (6.0, 1.0)}, ENVS, repeats=3, noise=0.1, seed=1)
-    [row] = measures.crossings(only_bench(runs)).to_dict("records")
-    assert row["low"] > 1
-    assert np.isinf(row["high"])
-
-
-# === Compile modes, platforms, memory ===========================================================
-def test_op_by_op_takes_so_many_times_as_long_as_the_compiled_script():
-    rows = [("linen", "jit", 1), ("linen", "none", 40), ("nnx", "cached_partial", 0.5)]
-    rows += [("nnx", "jit", 1), ("nnx", "none", 60), ("torch", "none", 8), ("torch", "env.jit", 2)]
-    rows += [("torch", "compile", 1), ("equinox", "jit", 1)]
-    frame = pd.DataFrame(rows, columns=["framework", "compile_mode", "steady"])
-    frame = frame.assign(first=4 / frame["steady"], mode="", script="")
-    frame = pd.concat([frame.assign(repeat=i, env_id=env) for i in (1, 2) for env in "AB"])
-    runs = table(frame.reset_index(drop=True))
-    found = by(measures.compiling(only_bench(runs)), "mode")
-    expected = {"linen none": 40, "nnx none": 60, "nnx cached_partial": 0.5}
-    expected |= {"torch none": 8, "torch env.jit": 2}
-    assert {x: y["steady_estimate"] for x, y in found.items()} == pytest.approx(expected)
-    assert found["torch none"]["first_estimate"] == pytest.approx(1 / 8)
-    assert found["torch none"]["compiled"] == "torch compile"
-    assert found["nnx none"]["compiled"] == "nnx jit"
-    assert measures.compiling(only_bench(runs[runs["compile_mode"] != "none"])).empty
-
-
+# === Platforms and benches ======================================================================
 def test_platforms_are_compared_mode_by_mode_within_each_set_of_hyperparameters():
     """Three times as long with few environments and a third with many is 1 on average: neither."""
     pace = {("here", 32): 1.0, ("there", 32): 3.0, ("here", 4096): 3.0, ("there", 4096): 1.0}
@@ -213,15 +124,6 @@ def test_platforms_are_compared_mode_by_mode_within_each_set_of_hyperparameters(
     assert measures.contenders(apart, "platform", "here").empty
 
 
-def test_memory_is_the_most_in_the_environments_that_all_modes_have():
-    runs = grid(TWO, ENVS, repeats=2)
-    runs["peak_host_bytes"] = np.arange(len(runs), dtype=float)
-    runs = runs[~((runs["mode"] == COMPILE) & (runs["env_id"] == ENVS[2]))]
-    found = by(measures.memory(only_bench(runs)), "mode")
-    assert {mode: row["peak_host_bytes"] for mode, row in found.items()} == {COMPILE: 3, TORCH: 9}
-
-
-# === Benches ====================================================================================
 def titles(*frames):
     found = measures.benches(data_of(pd.concat(frames, ignore_index=True)))
     return [x.title for x in found], [len(x.runs) for x in found]

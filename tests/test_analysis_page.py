@@ -93,11 +93,8 @@ def test_any_text_comes_back_from_markdown_and_html_as_it_went_in(tmp_path):
 
 
 def test_plain_text_stays_readable_in_markdown():
-    for text in (
-        "ppo_linen and ppo_torch_compile --no-jit, 1.03 [0.89, 1.20], and -0.5",
-        "a & b, 12:30:45, #3 of 5 (once)! x = 2 - 1; a/b; 3 + 4. e.g. this",
-    ):
-        assert page.escape(text) == text
+    text = "ppo_linen --no-jit, 1.03 [0.89, 1.20], and -0.5 a & b, 12:30, #3 (once)! x = 2 - 1; a/b"
+    assert page.escape(text) == text
 
 
 def test_a_page_needs_no_other_file_and_runs_nothing(tmp_path):
@@ -109,9 +106,8 @@ def test_a_page_needs_no_other_file_and_runs_nothing(tmp_path):
     source = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     assert re.findall(r'<img src="([^"]*)"', html) == [source]
     assert not re.search(r"<(script|link|iframe|object|base)|https?:|url\(|@import", html)
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
-    assert policy is not None
-    assert policy[1].startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert f'Content-Security-Policy" content="{policy}' in html
 
 
 def test_numbers_align_on_the_right_and_text_on_the_left():
@@ -138,12 +134,10 @@ def test_a_terminal_and_a_notebook_get_what_the_page_has(monkeypatch):
     )
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
-    [section] = sections_of(["<b>$x$", "<script>alert(1)</script>", *WORDS[2:]])
-    page.show(section)
+    page.show(sections_of(["<b>$x$", "<script>alert(1)</script>", *WORDS[2:]])[0])
     heading, text, _, image, table = shown
     assert "<h2>&lt;b&gt;$x$</h2>" in heading["text/html"]
     assert "<script" not in text["text/html"]
-    assert text["text/html"].startswith('<div class="tex2jax_ignore">')
     assert base64.b64decode(image["image/png"]) == PNG
     assert "<td" in table["text/html"]
 
@@ -152,19 +146,10 @@ def test_a_terminal_and_a_notebook_get_what_the_page_has(monkeypatch):
 @pytest.mark.parametrize(
     ("three", "text"),
     [
-        ((1.0042, 1.001, 1.0101), "1.004 [1.001, 1.010]"),
         ((1.004, 1.0036, 1.0101), "1.004 [1.004, 1.010]"),
-        ((0.2903, 0.2671, 0.3163), "0.290 [0.267, 0.316]"),
-        ((2.0, 1.0, 3.0), "2.00 [1.00, 3.00]"),
-        ((0.9996, 0.9, 1.1), "1.000 [0.900, 1.100]"),
         ((1.0, 0.9996, 1.02), "1.000 [1.000, 1.020]"),
-        ((38.063, 37.9, 39.25), "38.1 [37.9, 39.2]"),
         ((1234.5, 800.2, 1500.7), "1,234 [800, 1,501]"),
-        ((99.97, 95.0, 104.0), "100 [95, 104]"),
         ((50_000, 20_000, np.inf), "50,000 [20,000, no end]"),
-        ((2.0, np.nan, np.nan), "2.00"),
-        ((np.inf, 1.0, np.inf), "-"),
-        ((0.0, -0.5, 0.5), "0.000 [-0.500, 0.500]"),
         ((-9.96, -20.0, -0.02), "-9.96 [-20.00, -0.02]"),
     ],
 )
@@ -180,5 +165,4 @@ def test_numbers_counts_and_lists_are_readable():
     assert seconds == ["8.80 s", "119 s", "2.60 min", "4.10 h"]
     counts = [words.counted(x, "run") for x in ([1], [3, 1], [0], [np.nan])]
     assert counts == ["1 run", "1 to 3 runs", "0 runs", "an unknown number of runs"]
-    assert words.join(["a", "b", "c"], "or") == "a, b or c"
     assert words.some([str(i) for i in range(12)], 10).endswith("8, 9 and 2 more")

@@ -93,9 +93,6 @@ def test_a_ratio_is_the_candidates_time_over_the_baselines_within_blocks():
     assert (row["mode"], row["size"], row["blocks"]) == ("torch", "small", 3)
     # Between: 1/8 of squared powers; noise: (1/2 over one degree of freedom) times (1/2 + 1) / 2.
     assert row["high"] == pytest.approx(2 ** (1.75 + 12.7062 * (0.375 / 2) ** 0.5), rel=1e-4)
-    back = only_row(stats.compare(table(EXAMPLE), "steady", "torch"))
-    for name, other in (("estimate", "estimate"), ("low", "high"), ("high", "low")):
-        assert row[name] == pytest.approx(1 / back[other])
     found = by(stats.compare(table(EXAMPLE), "steady", "linen", by=("env_id",)), "env_id")
     assert {x: y["estimate"] for x, y in found.items()} == pytest.approx({"A": 8**0.5, "B": 4})
     more = stats.compare(table(EXAMPLE), "steady", "linen", contrast=stats.more_seconds)
@@ -118,15 +115,6 @@ def test_a_repeats_own_pace_drops_out_of_a_ratio_and_one_that_is_not_unique_is_n
     assert np.isnan(row["low"])  # four by four would be a narrow claim
 
 
-def test_a_run_without_the_value_is_not_paired():
-    runs = table(EXAMPLE)
-    runs.loc[0, "steady"] = np.nan
-    assert only_row(stats.compare(runs, "steady", "linen"))["blocks"] == 2
-    nothing = stats.compare(runs.assign(steady=np.nan), "steady", "linen")
-    assert nothing.empty
-    assert "estimate" in nothing
-
-
 @pytest.mark.parametrize("column", ["platform", "settings", "sync", "size", "env_id"])
 def test_runs_pair_only_where_all_but_the_contender_is_equal(column):
     runs = table(EXAMPLE)
@@ -134,31 +122,22 @@ def test_runs_pair_only_where_all_but_the_contender_is_equal(column):
     assert stats.compare(runs, "steady", "linen").empty
 
 
-def lengths(cells):
-    """Runs of two modes from (environment, repeat, iterations, seconds, times as long)."""
-    rows = []
-    for env, repeat, length, seconds, ratio in cells:
-        row = {"env_id": env, "repeat": repeat, "num_iterations": length}
-        for mode, factor in (("base", 1), ("other", ratio)):
-            rows.append(row | {"mode": mode, "steady": factor, "process": seconds * factor})
-    return table(rows)
-
-
 def test_whole_runs_of_two_lengths_are_neither_paired_nor_pooled():
     """The longer a training, the less its startup counts: no ratio holds for two lengths."""
-    runs = lengths([("A", 1, 20, 5.0, 2.0), ("A", 2, 20, 5.0, 2.0)])
-    runs.loc[runs["mode"] == "other", "num_iterations"] = [20, 40]
-    assert only_row(stats.compare(runs, "process", "base"))["blocks"] == 1
-    assert only_row(stats.compare(runs, "steady", "base"))["blocks"] == 2
-    short = [(env, 1, 20, 5.0, 4.0) for env in "ABC"]
-    runs = lengths(short + [("A", repeat, 1000, 50.0, 0.25) for repeat in range(1, 5)])
+    rows = []
+    cells = [(env, 1, 20, 5.0, 4.0) for env in "ABC"]
+    cells += [("A", repeat, 1000, 50.0, 0.25) for repeat in range(2, 5)]
+    for env, repeat, length, seconds, ratio in cells:
+        row = {"env_id": env, "repeat": repeat, "num_iterations": length}
+        rows.append(row | {"mode": "base", "process": seconds})
+        rows.append(row | {"mode": "other", "process": seconds * ratio})
+    runs = table(rows)
     row = only_row(stats.compare(runs, "process", "base"))
     assert [row[x] for x in ENDS] == pytest.approx([4, 4, 4])
     found = by(stats.compare(runs, "process", "base", by=("size", "env_id")), "env_id")
     assert [found[x]["estimate"] for x in "ABC"] == pytest.approx([0.25, 4, 4])
-    assert stats.compare(runs.assign(num_iterations=np.nan), "process", "base").empty
-    equal = lengths([("A", 1, 20, 1.0, 1.0), ("A", 1, 50, 1.0, 1.0)])
-    assert set(stats.of_length(equal)["num_iterations"]) == {50}  # of as common ones the longest
+    runs.loc[runs["mode"] == "other", "num_iterations"] += 1
+    assert stats.compare(runs, "process", "base").empty
 
 
 # === Returns ====================================================================================
@@ -181,7 +160,6 @@ def test_medians_of_few_values_and_of_values_without_end():
     assert stats.median_interval(np.arange(6.0)) == (2.5, 0, 5)
     endless = np.array([1.0, 2, 3, np.inf, np.inf, np.inf])
     assert stats.median_interval(endless) == (np.inf, 1, np.inf)
-    assert stats.median_interval(endless[:5]).estimate == 3
 
 
 def test_equivalence_is_two_one_sided_welch_tests():
@@ -213,7 +191,6 @@ def test_runs_that_all_end_alike_are_tested_without_a_warning():
     few, verdict = stats.equivalence(np.arange(4.0), np.arange(9.0), 100)
     assert verdict == ""
     assert np.isnan(few.low)
-    assert np.isnan(stats.welch(np.array([1.0]), np.array([1.0, 2])).low)
 
 
 def test_how_often_equivalence_is_claimed_wrongly_is_what_the_report_says():
