@@ -40,13 +40,12 @@ def test_every_environment_is_fixed_in_advance_with_a_reason():
     assert (table["margin"] <= 0.15 * (table["reference"] - table["untrained"]).abs()).all()
 
 
-@pytest.mark.parametrize("margin", ["1", "-1", None])
-def test_a_file_of_environments_of_ones_own_or_one_sentence(tmp_path, margin):
+def test_a_file_of_environments_of_ones_own_or_one_sentence(tmp_path):
     path = tmp_path / "mine.csv"
-    path.write_text(f"\ufeffenv_id,target{',margin' if margin else ''}\nMine-v0,,{margin}\n")
-    if margin == "1":
-        assert load_environments(path)["Mine-v0"].margin == 1
-    else:
+    path.write_text("\ufeffenv_id,target,margin\nMine-v0,,1\n")
+    assert load_environments(path)["Mine-v0"].margin == 1
+    for wrong in ("env_id,target\nMine-v0,1\n", "env_id,target,margin\nMine-v0,,-1\n"):
+        path.write_text(wrong)
         with pytest.raises(SourceError, match=r"mine\.csv (is not a CSV file with|must have)"):
             load_environments(path)
 
@@ -71,12 +70,6 @@ def test_modes_that_compute_the_same_are_found_where_only_some_seeds_overlap():
     assert learning.identical(only_bench(frame, iterations))[CACHED] == CACHED
 
 
-def test_returns_that_all_reach_a_cap_are_no_sign_of_the_same_computation():
-    frame = grid({LINEN: (6.0, 0.1), TORCH: (8.0, 2.0)}, (MOUNTAIN,), repeats=2)
-    iterations = logs(frame, returns=lambda run, i: -200.0, loss=lambda run, i: np.nan)
-    assert learning.identical(only_bench(frame, iterations))[TORCH] == TORCH
-
-
 # === Returns and their equivalence ==============================================================
 def test_verdicts_say_what_was_found_or_why_nothing_was_tested():
     rows = np.arange(6.0)
@@ -90,17 +83,14 @@ def test_verdicts_say_what_was_found_or_why_nothing_was_tested():
         ]
     )
     found = by(learning.returns(only_bench(frame), KNOWN), "env_id", "mode")
-    assert {key: row["verdict"] for key, row in found.items()} == {
-        (CARTPOLE, LINEN): "",
+    verdicts = {key: row["verdict"] for key, row in found.items() if row["verdict"]}
+    assert verdicts == {
         (CARTPOLE, NNX): "equivalent",
-        (CARTPOLE, CACHED): "",
         (CARTPOLE, TORCH): "different",
-        (MOUNTAIN, LINEN): "",
         (MOUNTAIN, TORCH): "all alike",
-        ("Unknown-v0", LINEN): "",
         ("Unknown-v0", TORCH): "no margin",
-        ("Acrobot-v1", TORCH): "",
     }
+    assert len(found) == 9
     assert found[CARTPOLE, TORCH]["minus_estimate"] == pytest.approx(-110)
 
 

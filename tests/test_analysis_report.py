@@ -201,7 +201,6 @@ def test_a_foreign_table_gives_the_whole_report_beside_it(tmp_path, quick):
 
 REPORTED: dict[str, dict[str, Any]] = {
     "no durations": {"first": None, "steady": None, "total": None},
-    "some without a steady state": {"steady": [1.0, None] * 4},
     "each of its own length": {"num_iterations": range(1, 9)},
     "all resumed": {"resumed": True},
     "extremes": {
