@@ -178,12 +178,12 @@ def results(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Path:
-    """Write the folder of a completed run, and return it."""
+    """Write the folder of a run, completed unless info says otherwise, and return it."""
     rows = rows or metrics_rows(info)
     path = folder / info["args"]["run_name"]
     path.mkdir(parents=True)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "run.json").write_text(json.dumps(info | results(rows)))
+    (path / "run.json").write_text(json.dumps(results(rows) | info))
     return path
 
 

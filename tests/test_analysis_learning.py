@@ -51,17 +51,14 @@ def test_verdicts_say_what_was_found_or_why_nothing_was_tested():
         ]
     )
     found = by(learning.returns(only_bench(frame), KNOWN), "env_id", "mode")
-    assert {key: row["verdict"] for key, row in found.items()} == {
-        (CARTPOLE, LINEN): "",
+    verdicts = {key: row["verdict"] for key, row in found.items() if row["verdict"]}
+    assert verdicts == {
         (CARTPOLE, NNX): "equivalent",
-        (CARTPOLE, CACHED): "",
         (CARTPOLE, TORCH): "different",
-        (MOUNTAIN, LINEN): "",
         (MOUNTAIN, TORCH): "all alike",
-        ("Unknown-v0", LINEN): "",
         ("Unknown-v0", TORCH): "no margin",
-        ("Acrobot-v1", TORCH): "",
     }
+    assert len(found) == 9
     assert found[CARTPOLE, TORCH]["minus_estimate"] == pytest.approx(-110)
 
 

@@ -82,13 +82,12 @@ def test_whole_trainings_are_of_the_commonest_length_and_sizes_are_kept_apart():
 
 def test_resumed_runs_and_all_but_a_programs_first_agent_count_for_no_duration():
     runs = grid(THREE, ENVS[:1], repeats=2, length=20)
-    stopped = grid(THREE, ENVS, repeats=9, length=50, resumed=True, peak_host_bytes=1e15)
+    stopped = grid(THREE, ENVS, repeats=9, length=50, resumed=True)
     others = grid(THREE, ENVS, repeats=5, length=50, agent=1.0)
     every = pd.concat([runs, stopped, others], ignore_index=True)
     pd.testing.assert_frame_equal(
         measures.measure(every, ALL, LINEN), measures.measure(runs, ALL, LINEN)
     )
-    assert measures.memory(only_bench(every)).empty
 
 
 def test_a_crossing_is_where_two_lines_of_one_framework_meet_within_reach():
@@ -120,8 +119,6 @@ def test_platforms_are_compared_mode_by_mode_within_each_set_of_hyperparameters(
     found = by(measures.contenders(runs, "platform", "here"), "settings", "value")
     assert found["num_envs 32", "steady"]["estimate"] == pytest.approx(3)
     assert found["num_envs 4096", "steady"]["estimate"] == pytest.approx(1 / 3)
-    apart = pd.concat([grid(TWO), grid(TWO, ("Z",), platform="there")], ignore_index=True)
-    assert measures.contenders(apart, "platform", "here").empty
 
 
 def titles(*frames):

@@ -26,33 +26,6 @@ def test_three_values_give_the_interval_worked_out_by_hand(envs):
     assert np.isnan(stats.mean_interval(np.array([3.0]), ["A"])[1:]).all()
 
 
-def by_hand(values, envs):
-    """The estimate and its standard error, in plain sums."""
-    cells = {env: [x for x, y in zip(values, envs, strict=True) if y == env] for env in set(envs)}
-    means = {env: sum(cell) / len(cell) for env, cell in cells.items()}
-    mean = sum(means.values()) / len(means)
-    squares = sum((x - means[env]) ** 2 for env, cell in cells.items() for x in cell)
-    per_run = squares / max(1, len(values) - len(cells))
-    noise = sum(per_run / len(cell) for cell in cells.values()) / len(cells)
-    between = sum((x - mean) ** 2 for x in means.values()) / max(1, len(cells) - 1)
-    return mean, (max(between, noise) / len(cells)) ** 0.5
-
-
-@pytest.mark.parametrize("spread", [0.0, 1.0])
-def test_intervals_of_uneven_cells_equal_plain_sums(spread):
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        envs = np.repeat(list("ABCDE"), rng.integers(1, 5, 5)).tolist()
-        values = rng.standard_normal((len(envs), 2)) + spread * np.array([[x == "A"] for x in envs])
-        together = stats.mean_interval(values, envs)
-        for i in range(2):
-            mean, error = by_hand(values[:, i].tolist(), envs)
-            half_width = 2.776445 * error  # Student's t with 4 degrees of freedom
-            expected = (mean, mean - half_width, mean + half_width)
-            assert stats.mean_interval(values[:, i], envs) == pytest.approx(expected, abs=1e-5)
-            assert [x[i] for x in together] == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("counts", "between", "least", "most"),
     [
