@@ -9,7 +9,6 @@ from analysis.runs import Data
 from analysis.schema import VERSIONS
 from analysis.words import counted, some
 
-CELL = ["platform", "settings", "sync", "mode", "env_id", "size"]
 LOSSES = [f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")]
 ONE = {"platform": "machines", "settings": "sets of hyperparameters", "commit": "commits"}
 
@@ -27,9 +26,6 @@ def odd(data: Data) -> list[str]:
     lines = [
         f"{counted([len(x)], 'run')} {words}: {some(x, 5)}." for words, x in found.items() if x
     ]
-    once = runs.groupby(CELL)["repeat"].nunique()
-    if len(once) and once.max() == 1:
-        lines.append("Each program ran once, so its times have no interval.")
     return [*lines, *(f"{x}." for x in data.notes)]
 
 
