@@ -56,7 +56,8 @@ def steady_of(path):
 # === What a reader gets =========================================================================
 def test_a_grid_gives_every_section_and_a_page_without_other_files(tmp_path):
     write_grid(tmp_path / "async", sizes=("small", "medium"), repeats=3)
-    write_grid(tmp_path / "sync", modes=("linen jit", "linen none"), sync=True)
+    modes = ("linen jit", "linen none", "nnx jit", "nnx none")
+    write_grid(tmp_path / "sync", modes, sync=True)
     status, said, _ = run_command("report", tmp_path)
     assert status == 0
     text = (tmp_path / "report/report.md").read_text()
