@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import matplotlib as mpl
-import pandas as pd
 
-from analysis import docs, learning, pack, report
+from analysis import docs, report
+from analysis.checks import problems
 from analysis.measures import mode_order
-from analysis.runs import load
+from analysis.runs import load, save
 from analysis.schema import SourceError
-from analysis.words import join
+from analysis.words import counted, join
 
 SOURCE = "folder of runs or studies at any depth, table (.csv, .parquet), or wandb:entity/project"
 
@@ -28,22 +28,16 @@ def parse() -> argparse.Namespace:
     add("--against", metavar="OLD", help="older results to compare with")
     words = "script, as the tables name it, that the others are compared with; default ppo_linen"
     add("--baseline", metavar="SCRIPT", help=words)
-    words = "platform, or a part of its name, that the others are compared with"
-    add("--baseline-platform", metavar="TEXT", help=words)
-    words = "CSV file of targets and margins; default analysis/environments.csv"
-    add("--environments", metavar="FILE", default=learning.ENVIRONMENTS, help=words)
     words = "file with a run's name a line: of the source, these alone count"
     add("--only-runs", metavar="FILE", type=Path, help=words)
 
     command = commands.add_parser("pack", help="check runs, and write them as a study")
-    command.set_defaults(run=pack.run)
+    command.set_defaults(run=pack)
     add = command.add_argument
     add("runs", help=SOURCE)
     add("out", nargs="?", type=Path, help="folder to write, as studies/my-gpu")
     add("--check", action="store_true", help="write nothing")
     add("--anyway", action="store_true", help="pack it in spite of what is found")
-    words = "of programs of many agents, keep the iterations of the first agents alone"
-    add("--first-agents", action="store_true", help=words)
 
     command = commands.add_parser("study", help="draw a study's own figures anew")
     command.set_defaults(run=update_study)
@@ -61,12 +55,12 @@ def parse() -> argparse.Namespace:
 def make_report(args: argparse.Namespace) -> int:
     only = args.only_runs.read_text().splitlines() if args.only_runs else None
     data = load(args.runs if len(args.runs) > 1 else args.runs[0], only=only)
-    check_names(args, data.runs)
+    modes = mode_order(data.runs["mode"])
+    if args.baseline and args.baseline not in modes:
+        raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
     old = load(args.against) if args.against else None
-    known = learning.load_environments(args.environments)
     out = args.out or default_out(args.runs)
-    request = report.Request(known, args.baseline, args.baseline_platform, old)
-    print(report.write_report(data, out, request))
+    print(report.write_report(data, out, args.baseline, old))
     for note in data.notes if only else ():
         print(f"{note}.")
     for name, reason in data.left_out.items():
@@ -75,24 +69,29 @@ def make_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_names(args: argparse.Namespace, runs: pd.DataFrame) -> None:
-    """Raise SourceError for a baseline that was not run."""
-    modes = mode_order(runs["mode"])
-    if args.baseline and args.baseline not in modes:
-        raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
-    platforms = list(dict.fromkeys(runs["platform"]))
-    if args.baseline_platform and not any(args.baseline_platform in x for x in platforms):
-        raise SourceError(f"--baseline-platform must be part of {join(platforms, 'or')}")
-
-
 def default_out(sources: list[str]) -> Path:
-    """Return where a report goes: into a folder of runs, beside a table, or else here."""
+    """Return where a report goes: into a folder of runs, or else here."""
     path = Path(sources[0])
-    if len(sources) == 1 and path.is_dir():
-        return path / "report"
-    if len(sources) == 1 and path.is_file():
-        return path.with_name(f"{path.stem}-report")
-    return Path("report")
+    return path / "report" if len(sources) == 1 and path.is_dir() else Path("report")
+
+
+def pack(args: argparse.Namespace) -> int:
+    """Check a folder of runs, and write it as a study: a table of runs and one of iterations."""
+    if (args.out is None) != args.check:
+        raise SourceError("pack needs a folder to write, or --check")
+    if args.out and any(args.out.glob("**/run.json")):
+        raise SourceError(f"{args.out} must be a folder for a study, without runs in it")
+    data = load(args.runs)
+    found = problems(data)
+    for line in found:
+        print(f"analysis: {line}", file=sys.stderr)
+    if found and not args.anyway:
+        return 1
+    if not args.check:
+        save(data._replace(runs=data.runs.assign(source="")), args.out)
+    done = "checked" if args.check else f"packed into {args.out}"
+    print(f"{counted([len(data.runs)], 'run')} of {join(mode_order(data.runs['mode']))} {done}.")
+    return 0
 
 
 def update_study(args: argparse.Namespace) -> int:

@@ -7,11 +7,10 @@ import pandas as pd
 from analysis.measures import as_object, mode_order, platforms, timed, under_load
 from analysis.runs import Data
 from analysis.schema import VERSIONS
-from analysis.words import counted, number, some
+from analysis.words import counted, some
 
 CELL = ["platform", "settings", "sync", "mode", "env_id", "size"]
 LOSSES = [f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")]
-ODD = 1.5  # times the median: less is noise
 ONE = {"platform": "machines", "settings": "sets of hyperparameters", "commit": "commits"}
 
 
@@ -21,9 +20,7 @@ def odd(data: Data) -> list[str]:
     runs = timed(data.runs)
     found = {
         "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
-        "diverged, with losses that are no numbers to the end": diverged(data),
-        "compiling again, perhaps, with a slow iteration after the first": slow(runs, data),
-        f"{ODD} times their cell's median or more in an iteration, or as much less": outliers(runs),
+        "diverged, with losses that are no numbers in the end": diverged(data),
         "made while others used the machine too": list(under_load(runs)["run"]),
         "made with files changed since the commit": list(changed(data.runs)["run"]),
     }
@@ -41,39 +38,12 @@ def changed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def diverged(data: Data) -> list[str]:
-    """Name the runs whose losses are no numbers from some iteration to the end.
-
-    What logs no losses at all, as another library does, cannot be judged.
-    """
-    finite = data.iterations[data.iterations[LOSSES].notna().any(axis=1)]
-    last_finite = finite.groupby("run")["iteration"].max()
-    modes = data.runs.set_index("run")["mode"]
-    judged = modes[modes.isin(set(modes[modes.index.isin(last_finite.index)]))]
-    last = data.iterations.groupby("run")["iteration"].max()
-    last = last[last.index.isin(judged.index)]
-    since = last_finite.reindex(last.index, fill_value=-1) + 1
-    return [f"{run} from iteration {since[run]:.0f} on" for run in last.index[since <= last]]
-
-
-def slow(runs: pd.DataFrame, data: Data) -> list[str]:
-    """Name the runs with an iteration after the first that took about as long as compiling."""
-    rows = data.iterations.merge(runs[["run", "first"]], on="run")
-    usual = rows.groupby("run")["time/iteration"].transform("median")
-    extra = rows["time/iteration"] - usual
-    late = rows[(rows["iteration"] > 0) & (extra > 0.25 * rows["first"]) & (extra > 3 * usual)]
-    worst = late.loc[late.groupby("run")["time/iteration"].idxmax()]
-    return [
-        f"{x['run']} (iteration {x['iteration']:.0f}: {number(x['time/iteration'])} s)"
-        for x in worst.to_dict("records")
-    ]
-
-
-def outliers(runs: pd.DataFrame) -> list[str]:
-    """Name the runs that differ much from their cell's median, where a cell has three or more."""
-    cells = runs.groupby(CELL)["steady"]
-    off = (runs["steady"] / cells.transform("median"))[cells.transform("size") > 2]
-    far = off[(off >= ODD) | (off <= 1 / ODD)]
-    return [f"{runs.loc[i, 'run']} ({x:.2f})" for i, x in far.items()]
+    """Name the runs that end with losses that are no numbers, where their mode logs losses."""
+    rows = data.iterations.merge(data.runs[["run", "mode"]], on="run")
+    finite = rows[LOSSES].notna().any(axis=1)
+    is_logged = finite.groupby(rows["mode"]).transform("any")
+    is_last = rows["iteration"] == rows.groupby("run")["iteration"].transform("max")
+    return list(rows.loc[is_last & is_logged & ~finite, "run"])
 
 
 # === Of a study =================================================================================
@@ -110,18 +80,14 @@ def without_length(settings: str) -> str:
 
 
 def missing(runs: pd.DataFrame) -> list[str]:
-    """Name the modes that lack a run which another mode has in the same grid."""
-    grid = ["sync", "env_id", "size", "num_iterations", "repeat", "num_agents"]
-    # A program's agents, and processes side by side, have seeds that others need not have.
-    runs = runs[~(runs["agent"] > 0) & ~runs["mode"].str.endswith(" side by side")]
-    several = runs["num_agents"].notna()
-    if several.any():  # then a repeat is a block of 1,000 seeds, and scripts alone have some of it
-        runs = runs.assign(repeat=(runs["repeat"] - 1) // 1000)
+    """Name the modes that lack a run which another mode has."""
+    if runs["num_agents"].notna().any():
+        return []  # agents, and processes beside each other, have seeds that others need not have
+    grid = ["sync", "env_id", "size", "num_iterations", "repeat"]
+    blocks = runs[grid].drop_duplicates()
     lines = []
-    for part in (runs[~several], runs[several]):
-        blocks = part[grid].drop_duplicates()
-        for mode in mode_order(part["mode"]):
-            lacking = len(blocks) - len(part.loc[part["mode"] == mode, grid].drop_duplicates())
-            if lacking:
-                lines.append(f"{mode} lacks {counted([lacking], 'run')} that others have")
+    for mode in mode_order(runs["mode"]):
+        lacking = len(blocks) - len(runs.loc[runs["mode"] == mode, grid].drop_duplicates())
+        if lacking:
+            lines.append(f"{mode} lacks {counted([lacking], 'run')} that others have")
     return lines

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import learning, page, report, schema, tables
+from analysis import page, report, schema, tables
 from analysis.measures import Bench, benches
 from analysis.page import Table
 from analysis.runs import load
@@ -32,7 +32,7 @@ BLOCK = re.compile(
 
 
 @cache
-def bench_of(source: str, where: str | None, baseline: str | None) -> Bench:
+def bench_of(source: str, where: str | None) -> Bench:
     """Return the largest bench of a source, where each word is an environment, size or length.
 
     A length is so many iterations, as 100it.
@@ -44,7 +44,7 @@ def bench_of(source: str, where: str | None, baseline: str | None) -> Bench:
         data = data._replace(runs=data.runs[here])
     if data.runs.empty:
         raise SourceError(f"{source} has no run in {where}")
-    return benches(data, baseline)[0]
+    return benches(data)[0]
 
 
 def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
@@ -57,20 +57,16 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         found = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         return page.markdown_table(next(x.cells for x in found.blocks if isinstance(x, Table)))
     if name == "headline":
-        return page.escape(report.headline(bench_of(source, where, baseline)))
+        return page.escape(report.headline(bench_of(source, where)))
     if name in tables.TABLES:
-        table = tables.make(name, bench_of(source, where, baseline), learning.load_environments())
-        return page.markdown_table(table.cells)
+        return page.markdown_table(tables.make(name, bench_of(source, where)).cells)
     own = own_blocks(source)
     if name not in own:
         raise SourceError(f"no block is called {name}")
-    made = own[name](ROOT / source)
-    if isinstance(made, Table):
-        return page.markdown_table(made.cells)
-    return "\n".join(f"- {page.escape(x)}" for x in made)
+    return page.markdown_table(own[name](ROOT / source).cells)
 
 
-def own_blocks(source: str) -> dict[str, Callable[[Path], Any]]:
+def own_blocks(source: str) -> dict[str, Callable[[Path], Table]]:
     """Return the blocks that the study of a source has of its own."""
     folder = Path(*Path(source).parts[:2])
     return study_of(folder).BLOCKS if (ROOT / folder / "study.py").exists() else {}

@@ -103,14 +103,16 @@ def make_panels(
     return figure, panels[: len(titles)]
 
 
-def set_log(axes: Axes, letter: str, low: float, high: float, most: int) -> None:
-    """Let the axis x or y be logarithmic, from low to high, with at most so many round numbers."""
-    axes.set(**{f"{letter}scale": "log", f"{letter}lim": (low, high)})
-    axis = axes.xaxis if letter == "x" else axes.yaxis
-    steps = (1, 2, 5) if 3 * math.log10(high / low) <= most else (1,)
-    axis.set_major_locator(LogLocator(subs=steps, numticks=most))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(PLAIN)
+def set_log(axes: Axes, ticks: list[float]) -> None:
+    """Let both axes be logarithmic, with ticks on the x axis and round numbers on the other."""
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(ticks)
+    low, high = axes.get_ylim()
+    steps = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(PLAIN)
 
 
 def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
@@ -162,7 +164,9 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
 
 
 @styled
-def bands(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str) -> Figure:
+def bands(
+    points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str, log: bool = False
+) -> Figure:
     """Plot the mean of each mode's runs as a line, and its interval, if any, as a band around it.
 
     points: panel, mode, x, estimate, low, high.
@@ -172,12 +176,15 @@ def bands(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str
     height = 4.4 if len(panels) == 1 else 3.0
     figure, axs = make_panels(panels, min(len(panels), 3), height, sharey=False)
     for axes, panel in zip(axs, panels, strict=True):
+        own = points[points["panel"] == panel]
         for mode, look in looks.items():
-            line = points[(points["panel"] == panel) & (points["mode"] == mode)].sort_values("x")
+            line = own[own["mode"] == mode].sort_values("x")
             x, y, low, high = line[["x", "estimate", "low", "high"]].to_numpy(dtype=float).T
             axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
             axes.plot(x, y, **look)
-        if points["x"].abs().max() >= 10_000:
+        if log:
+            set_log(axes, sorted(set(own["x"])))
+        elif points["x"].abs().max() >= 10_000:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supxlabel(xlabel, fontsize=9)
     figure.supylabel(ylabel, fontsize=9)
@@ -185,6 +192,6 @@ def bands(points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str
         (Line2D([], [], **look), short(mode)) for mode, look in looks.items()
     ]
     if points["low"].notna().any():
-        entries.append((Patch(color=GREY, alpha=0.3), "95% interval of the mean"))
+        entries.append((Patch(color=GREY, alpha=0.3), "95% interval"))
     add_legend(figure, entries)
     return figure

@@ -76,10 +76,7 @@ def platforms(runs: pd.DataFrame) -> pd.Series:
 
 
 def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Return whether some script's steady iteration takes another time in two sets of runs.
-
-    Each environment and size has Welch's test of logarithms; they share 5% (Bonferroni).
-    """
+    """Return whether a steady iteration differs somewhere: Welch's tests that share 5%."""
     cells = ["mode", "settings", "sync", "env_id", "size"]
     sides = []
     for side in (runs, others):
@@ -170,17 +167,14 @@ def shared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) -> pd.DataFrame:
-    """Return, of each group, the runs that have a duration, in environments that modes share.
-
-    Of whole runs, they are of the commonest length. Where modes share nothing, all count.
-    """
+    """Return, of each group, the runs that have a duration, in environments that modes share."""
     parts = [runs.head(0)]
     for _, group in runs.groupby(list(by), sort=False):
         if value in stats.WHOLE_RUN:
             group = stats.of_length(group)
         group = group.dropna(subset=[value])
         common = shared(group)
-        parts.append(common if len(common) else group)
+        parts.append(common if len(common) else group)  # all, where modes share nothing
     return pd.concat(parts)
 
 
@@ -188,10 +182,7 @@ def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) ->
 def measure(
     runs: pd.DataFrame, values: Sequence[str], baseline: str, by: Sequence[str] = ("size",)
 ) -> pd.DataFrame:
-    """Return a row per group and mode: each duration's mean, and how many times the baseline's.
-
-    Of a VALUE the ratio is VALUE_estimate, VALUE_low, VALUE_high. length is that of whole runs.
-    """
+    """Return a row per group and mode: each duration's mean, and how many times the baseline's."""
     runs = in_order(timed(runs))
     keys = [*by, "mode"]
     cells = list(dict.fromkeys([*keys, "env_id"]))
@@ -239,16 +230,12 @@ def compiling(bench: Bench) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def contenders(
-    runs: pd.DataFrame, contender: str, baseline: str, by: Sequence[str] = ("size", "mode")
-) -> pd.DataFrame:
-    """Return how long each platform, or other contender, takes over the baseline.
-
-    value is startup, steady or process; settings are the hyperparameters that the runs differ in.
-    """
+def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFrame:
+    """Return how long each platform, or other contender, takes over the baseline."""
     runs = timed(runs)
+    keys = ("settings", "size", "mode")
     parts = [
-        stats.compare(runs, value, baseline, contender, ("settings", *by)).assign(value=value)
+        stats.compare(runs, value, baseline, contender, keys).assign(value=value)
         for value in ("startup", "steady", "process")
     ]
     table = pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True)

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
 from analysis import checks, figures, learning, measures, page, stats, tables
 from analysis.figures import Look
-from analysis.learning import Environment
 from analysis.measures import Bench, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data
@@ -17,16 +15,6 @@ from analysis.words import counted, join, number, some
 MOST_CHAPTERS = 8  # benches that have one each
 # What is answered -> unit, how many in a second, and in words.
 WHAT = {"process": ("s", 1.0, "whole training"), "steady": ("ms", 1000.0, "steady iteration")}
-BY = (("size", "mode"), ("size", "env_id", "mode"))
-
-
-class Request(NamedTuple):
-    """What the reader asked for."""
-
-    environments: dict[str, Environment]
-    baseline: str | None = None
-    baseline_platform: str | None = None  # a part of its name
-    against: Data | None = None
 
 
 # === The answer =================================================================================
@@ -134,13 +122,13 @@ SECTIONS: dict[str, tuple[str, list[str | Callable[[Bench], list[Block]]]]] = {
 }
 
 
-def section(name: str, bench: Bench, request: Request) -> Section | None:
+def section(name: str, bench: Bench) -> Section | None:
     """Return one of SECTIONS, if anything is in it."""
     title, parts = SECTIONS[name]
     blocks: list[Block] = []
     for part in parts:
         if isinstance(part, str):
-            table = tables.make(part, bench, request.environments)
+            table = tables.make(part, bench)
             blocks += [table] if len(table.frame) else []
         else:
             blocks += part(bench)
@@ -148,29 +136,23 @@ def section(name: str, bench: Bench, request: Request) -> Section | None:
 
 
 # === Of all runs ================================================================================
-def compared(name: str, title: str, frames: Sequence[pd.DataFrame], caption: str) -> Section:
-    """Return a section with a table of contenders, and one by environment if there are several."""
-    over, cells = frames
-    if over.empty:
+def compared(name: str, title: str, frame: pd.DataFrame, caption: str) -> Section:
+    """Return a section with a table of contenders."""
+    if frame.empty:
         return Section(title, [Text("No cell with the same settings is in both.")])
-    made: list[Block] = [
-        tables.contender_table(name, caption, over),
-        tables.contender_table(f"{name}_cells", f"{caption}, by environment", cells),
-    ]
-    return Section(title, made[: cells["env_id"].nunique()])
+    return Section(title, [tables.contender_table(name, caption, frame)])
 
 
-def platform_section(several: Sequence[Bench], request: Request) -> Section | None:
-    """Compare the platforms, script by script."""
+def platform_section(several: Sequence[Bench]) -> Section | None:
+    """Compare the platforms, script by script, with the one that has most runs."""
     runs = pd.concat([bench.runs for bench in several])
     platforms = [str(x) for x in runs["platform"].value_counts().index]
     if len(platforms) < 2:
         return None
-    wanted = request.baseline_platform or ""
-    baseline = next(x for x in platforms if wanted in x)
-    frames = [measures.contenders(runs, "platform", baseline, by) for by in BY]
+    baseline = platforms[0]
+    frame = measures.contenders(runs, "platform", baseline)
     caption = f"Times as long as on {baseline}, with 95% intervals, in the blocks that both have"
-    return compared("platforms", "Platforms", frames, caption)
+    return compared("platforms", "Platforms", frame, caption)
 
 
 def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
@@ -179,17 +161,17 @@ def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     both = both[both["sync"] == both["sync"].all()]
     if runs["platform"].nunique() == old["platform"].nunique() == 1:
         both = both.assign(platform="")  # a machine and another, or the same by another name
-    frames = [measures.contenders(both, "set", "old", by) for by in BY]
+    frame = measures.contenders(both, "set", "old")
     caption = "New over old, with 95% intervals, in the blocks that both have"
-    return compared("against", "Against the other results", frames, caption)
+    return compared("against", "Against the other results", frame, caption)
 
 
-def sections_of(data: Data, request: Request) -> list[Section]:
+def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[Section]:
     """Return the whole report."""
-    several = measures.benches(data, request.baseline)
+    several = measures.benches(data, baseline)
     sections = []
     for i, bench in enumerate(several[:MOST_CHAPTERS]):
-        made = [section(name, bench, request) for name in SECTIONS]
+        made = [section(name, bench) for name in SECTIONS]
         parts = [x for x in made if x]
         if len(several) > 1:
             sections.append(Section(bench.title, [Text(tables.scope(bench.runs))]))
@@ -199,11 +181,11 @@ def sections_of(data: Data, request: Request) -> list[Section]:
         names = some([x.title for x in several[MOST_CHAPTERS:]])
         text = f"These have fewer runs, and no chapter: {names}."
         sections.append(Section("More hyperparameters and platforms", [Text(text)]))
-    compared = platform_section(several, request)
+    compared = platform_section(several)
     if compared:
         sections.append(compared)
-    if request.against is not None:
-        sections.append(against_section(data.runs, request.against.runs))
+    if against is not None:
+        sections.append(against_section(data.runs, against.runs))
     about = [Text(tables.scope(data.runs)), Bullets(checks.odd(data))]
     return [*sections, Section("The runs", [*about, tables.machine_table(data.runs)])]
 
@@ -217,9 +199,11 @@ def nested(section: Section, prefix: str) -> Section:
     return Section(section.title, blocks, section.level + 1)
 
 
-def write_report(data: Data, out: Path, request: Request) -> str:
+def write_report(
+    data: Data, out: Path, baseline: str | None = None, against: Data | None = None
+) -> str:
     """Write the report into out; return the answers, sentence and table, as plain text."""
-    sections = sections_of(data, request)
+    sections = sections_of(data, baseline, against)
     envs = [str(x) for x in dict.fromkeys(data.runs["env_id"])]
     where = envs[0] if len(envs) == 1 else f"{len(envs)} environments"
     page.write(f"Benchmark report: {where}", sections, out)

@@ -1,7 +1,7 @@
 """Load benchmark runs, from wherever they are, into one table of runs and one of iterations.
 
 A source is a folder that holds runs or studies at any depth, a table (.csv or .parquet), or
-"wandb:entity/project". columns.csv says what the columns are; README.md has them as tables.
+"wandb:entity/project".
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from analysis import schema
@@ -44,7 +45,6 @@ WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
 # Runs that agree in all of these are made twice: the latest counts.
 IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"]
 PARTS = ("imports", "setup", "first")  # of startup
-SUMS = {"startup": PARTS, "process": ("imports", "total")}
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 # An argument tells the algorithm of a copy that has a name of its own.
 TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency"}
@@ -69,10 +69,9 @@ def load(
     filters: dict[str, Any] | None = None,
     only: Collection[str] | None = None,
 ) -> Data:
-    """Load both tables from a folder, a table, or "wandb:entity/project", or from several.
+    """Load a source, or several; raise SourceError if there is nothing to load.
 
-    filters select W&B runs, in its MongoDB syntax. only names the runs of a folder that count; a
-    note says how many others there are. Raise SourceError if there is nothing to load.
+    filters select W&B runs, in its MongoDB syntax. only names the runs of a folder that count.
     """
     if isinstance(source, (str, Path)):
         parts = [read(source, filters, only)]
@@ -118,17 +117,17 @@ def merge(parts: Sequence[Data]) -> Data:
 
 def count_once(data: Data) -> Data:
     """Return data in which, of runs made twice, the latest counts, and left_out says so."""
-    runs = number_repeats(data.runs)
-    started = pd.to_datetime(runs["started"], format="ISO8601", utc=True, errors="coerce")
+    started = pd.to_datetime(data.runs["started"], format="ISO8601", utc=True, errors="coerce")
     # A run with durations has all that one without has: old or not, it counts.
-    order = runs.assign(started=started, untimed=is_untimed(runs)).sort_values(
+    runs = data.runs.assign(started=started, untimed=is_untimed(data.runs))
+    order = runs.sort_values(
         ["untimed", "started"], ascending=[False, True], kind="stable", na_position="first"
     )
     copies = order.index[order.duplicated(IDENTITY, keep="last")]
     better = order.groupby(IDENTITY, dropna=False)["run"].transform("last")
     again = {order.loc[i, "run"]: f"made again as {better[i]}, which counts" for i in copies}
     left_out = {clean(x): clean(y) for x, y in (data.left_out | again).items()}
-    runs = runs.drop(copies).sort_values("run", ignore_index=True)
+    runs = data.runs.drop(copies).sort_values("run", ignore_index=True)
     iterations = data.iterations[data.iterations["run"].isin(runs["run"])].reset_index(drop=True)
     return Data(runs, iterations, left_out, tuple(clean(x) for x in data.notes))
 
@@ -136,14 +135,6 @@ def count_once(data: Data) -> Data:
 def is_untimed(runs: pd.DataFrame) -> pd.Series:
     """Whether a run has no durations of its own: it was stopped, or another agent has them."""
     return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
-
-
-def number_repeats(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs whose repeat is known or, in the order of the rows of a cell, a number."""
-    cells = [name for name in IDENTITY if name != "repeat"]
-    most = runs.groupby(cells, dropna=False)["repeat"].transform("max").fillna(0)
-    number = runs[runs["repeat"].isna()].groupby(cells, dropna=False).cumcount() + 1
-    return runs.assign(repeat=runs["repeat"].fillna(most + number))
 
 
 # === Folders ====================================================================================
@@ -227,10 +218,7 @@ def parse(path: Path, by_line: bool = False) -> Any:
 
 
 def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
-    """Return the mean returns of evaluate.py that are of the trained agent, by name.
-
-    A quick look, of few episodes or short ones, is another measure.
-    """
+    """Return the mean returns of evaluate.py that are of the trained agent, by name."""
     found = {}
     for name, (file, epsilon) in EVALUATIONS.items():
         with suppress(*FOREIGN):  # it is not there, or not evaluate.py's
@@ -243,10 +231,7 @@ def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
 
 # === Weights & Biases ===========================================================================
 def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
-    """Return the finished runs of path, "entity/project", and why the others are left out.
-
-    Runs come in pages. Each history takes requests of its own, so they are fetched side by side.
-    """
+    """Return the finished runs of path, "entity/project", and why the others are left out."""
     if not re.fullmatch(r"[^/]+/[^/]+", path):
         raise SourceError(f"a W&B source is wandb:entity/project, not wandb:{path}")
     import wandb  # half a second that only this source pays
@@ -255,7 +240,7 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
     try:
         found = list(wandb.Api(timeout=30).runs(path, filters, per_page=100, lazy=False))
         finished = [run for run in found if "durations" in run.summary_metrics]
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(8) as pool:  # each history takes requests of its own
             histories = list(pool.map(read_history, finished))
     except (wandb.Error, ValueError) as error:
         raise SourceError(f"W&B gave no runs of {path}: {error}") from error
@@ -273,10 +258,7 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
 
 
 def read_history(run: Any) -> list[dict[str, Any]]:
-    """Return what a W&B run logged, without W&B's own keys.
-
-    A run that was killed and resumed logs some iterations twice: those made again count.
-    """
+    """Return what a W&B run logged; of iterations that a resumed run logged twice, the latter."""
     rows = run.scan_history()
     rows = [{name: x for name, x in row.items() if not name.startswith("_")} for row in rows]
     return list({str(row.get("iteration")): row for row in rows}.values())
@@ -372,10 +354,7 @@ def name_mode(info: dict[str, Any]) -> str:
 
 
 def describe_platform(info: dict[str, Any]) -> str:
-    """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores, machine 3fa9": what times are of.
-
-    Two machines may call themselves by the same name, so the driver's hash is a part of it.
-    """
+    """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores, machine 3fa9"."""
     cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info.get("cpu") or "").strip()
     parts = ["WSL2" if "microsoft" in info["os"].lower() else info["os"].split("-")[0]]
     if info["device"] != "cpu":
@@ -405,24 +384,25 @@ def measure(info: dict[str, Any]) -> dict[str, float]:
 
 
 def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean return of about the last LAST_EPISODES episodes, if so many ended.
+    """Return the mean return of about the last LAST_EPISODES episodes, if so many ended."""
+    names = ("charts/episodic_return", "charts/episodes")
+    means, counts = np.array([[row.get(x) for row in metrics] for x in names], float)
+    last = float(running_return(means, counts)[-1])
+    return None if np.isnan(last) else last
+
+
+def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the mean of the last LAST_EPISODES episodes after each iteration: NaN until then.
 
     Of an iteration only its mean is known, so of the first one that counts, the mean stands for
     those of its episodes that do.
     """
-    left = float(LAST_EPISODES)
-    total = 0.0
-    for row in reversed(metrics):
-        value = row.get("charts/episodic_return")
-        count = row.get("charts/episodes")
-        if value is None or not count:
-            continue
-        weight = min(left, float(count))
-        total += weight * value
-        left -= weight
-        if left <= 0:
-            return total / LAST_EPISODES
-    return None
+    counts = np.where(np.isnan(means), 0, np.nan_to_num(counts))
+    ends = np.append(0, np.cumsum(counts))
+    totals = np.append(0, np.cumsum(np.nan_to_num(means) * counts))
+    known = np.append(True, np.diff(ends) > 0)  # np.interp wants episodes to rise
+    before = np.interp(ends[1:] - LAST_EPISODES, ends[known], totals[known])
+    return np.where(ends[1:] >= LAST_EPISODES, (totals[1:] - before) / LAST_EPISODES, np.nan)
 
 
 # === Tables =====================================================================================
@@ -436,22 +416,12 @@ def read_table(path: Path) -> Data:
             iterations = open_table(beside, ITERATIONS)
         for beside in path.parent.glob("about.json"):
             about = parse(beside)
-    notes = []
-    if "repeat" not in table and "seed" in table:
-        table["repeat"] = table["seed"]
-    if "repeat" not in table:
-        notes.append("has no repeats, so its runs were numbered in the order of their rows")
+    notes = about["notes"]
     unread = [x for x in table if x not in {y.name for y in RUNS}]
     if unread:
-        notes.append(f"has columns that are not read: {', '.join(unread[:10])}")
+        words = f"{path.name} has columns that are not read"
+        notes = [f"{words}: {', '.join(unread[:10])}", *notes]
     data = check(table, iterations)
-    for name, parts in SUMS.items():
-        known = [x for x in parts if x in table]
-        if name not in table and parts[-1] in known:
-            data.runs[name] = data.runs[known].sum(axis=1, skipna=False)
-            if len(known) < len(parts):
-                notes.append(f"has no {name}, so {' + '.join(known)} stands for it")
-    notes = [*(f"{path.name} {note}" for note in notes), *about["notes"]]
     return data._replace(left_out=about["left_out"] | data.left_out, notes=tuple(notes))
 
 
@@ -499,6 +469,8 @@ def check(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
     for i, reason in wrong[wrong != ""].items():
         number = iterations.at[i, "iteration"]
         reasons[runs["run"] == iterations.at[i, "run"]] = f"iteration {number:g}: {reason}"
+    runs["repeat"] = runs["repeat"].fillna(runs["seed"])
+    reasons[runs["repeat"].isna()] = "it has neither repeat nor seed"
     # What a table of runs may leave to that of iterations.
     groups = iterations.sort_values("iteration").groupby("run")
     final = runs["run"].map(groups["charts/episodic_return"].last())

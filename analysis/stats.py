@@ -29,9 +29,7 @@ class Interval(NamedTuple):
 NOTHING = Interval(np.nan, np.nan, np.nan)
 
 
-def mean_interval(
-    values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index, confidence: float = CONFIDENCE
-) -> Interval:
+def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index) -> Interval:
     """Return the mean over environments of the mean over repeats, with Student's interval.
 
     values has a row per run, and may have a column per quantity: then each field has one, too.
@@ -55,7 +53,7 @@ def mean_interval(
         between = means.var(axis=0, ddof=1)
         freedom = len(names) - 1
     estimate = means.mean(axis=0)
-    quantile = stats.t.ppf((1 + confidence) / 2, freedom)  # NaN without freedom
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, freedom)  # NaN without freedom
     half_width = quantile * np.sqrt(np.maximum(between, noise) / len(names))
     fields = (estimate, estimate - half_width, estimate + half_width)
     return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
@@ -66,16 +64,25 @@ def mean(values: np.ndarray) -> Interval:
     return mean_interval(values, [""] * len(values))
 
 
+def of_groups(
+    runs: pd.DataFrame, keys: Sequence[str], value: str, function: Callable[..., Interval]
+) -> pd.DataFrame:
+    """Return a row per group that has the value, as they come: a function's interval of it."""
+    rows = []
+    for _, group in runs.dropna(subset=[value]).groupby(list(keys), sort=False):
+        key = group[list(keys)].iloc[0]
+        rows.append((*key, *function(group[value].to_numpy())))
+    found = pd.DataFrame(rows, columns=[*keys, *Interval._fields])
+    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
+
+
 def geometric_mean(values: np.ndarray) -> Interval:
     """Return the geometric mean of one number per run, and Student's interval of the logarithms."""
     return Interval(*map(float, np.exp(mean(np.log(np.asarray(values, float))))))
 
 
 def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
-    """Return a row per block of runs that differ in contender alone, with a column for each of it.
-
-    A value of the whole run has blocks of one length each. Of several runs in one the mean counts.
-    """
+    """Return a row per block of runs that differ in contender alone, with a column for each."""
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
     runs = runs.dropna(subset=[value, *length])
@@ -104,10 +111,7 @@ def ratio(pairs: pd.DataFrame) -> Interval:
 
 
 def more_seconds(pairs: pd.DataFrame) -> Interval:
-    """Return the candidate's geometric mean minus the baseline's, with the delta method's interval.
-
-    A mean changes by itself times the change of its logarithm.
-    """
+    """Return the difference of geometric means in seconds, with the delta method's interval."""
     logs = np.log(pairs[["baseline", "candidate"]].to_numpy())
     baseline, candidate = np.exp(mean_interval(logs, pairs["env_id"]).estimate)
     interval = mean_interval(logs @ [-baseline, candidate], pairs["env_id"])
@@ -124,8 +128,7 @@ def compare(
 ) -> pd.DataFrame:
     """Return how many times as long each candidate takes as baseline, in each group of `by`.
 
-    contender is the column that holds what is compared, as "mode" or "platform". A value of the
-    whole run is compared at the commonest length of a group's pairs.
+    contender is the column that holds what is compared, as "mode" or "platform".
     """
     rows = []
     table = blocks(runs, value, contender)

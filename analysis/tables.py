@@ -7,13 +7,11 @@ import numpy as np
 import pandas as pd
 
 from analysis import learning, measures
-from analysis.learning import Environment
 from analysis.measures import Bench
 from analysis.page import Table
-from analysis.words import counted, duration, interval, number
+from analysis.words import counted, interval, number
 
 Cell = Callable[[pd.Series], str]
-Known = dict[str, Environment]
 # The first columns of every table that has them.
 KEYS = {"platform": "platform", "hyperparameters": "settings", "network": "size"}
 KEYS |= {"environment": "env_id", "script": "mode"}
@@ -49,18 +47,33 @@ def table_of(
     return Table(name, caption, frame, pd.DataFrame(kept), note)
 
 
+def texts(frame: pd.DataFrame) -> pd.Series:
+    """Return each row's estimate and interval as text."""
+    return pd.Series([span()(row) for _, row in frame.iterrows()], frame.index, dtype="str")
+
+
+def across(frame: pd.DataFrame, text: pd.Series, keys: list[str], column: str) -> pd.DataFrame:
+    """Return a text per row of a frame, with a column for each value of one of its columns.
+
+    keys are the columns that tell the rows. All come in the frame's order.
+    """
+    wide = frame.assign(text=text).pivot(index=keys, columns=column, values="text")
+    wide = wide[list(frame[column].unique())].reset_index()
+    return frame[keys].drop_duplicates().merge(wide, on=keys).fillna("-")
+
+
 # === Of a bench =================================================================================
 class Declared(NamedTuple):
-    frame: Callable[[Bench, Known], pd.DataFrame]
+    frame: Callable[[Bench], pd.DataFrame]
     caption: str  # here and in titles of columns, {baseline} and the like are filled in
     columns: dict[str, Cell]
     note: str = ""
 
 
-def make(name: str, bench: Bench, known: Known) -> Table:
+def make(name: str, bench: Bench) -> Table:
     """Return one of TABLES."""
     declared = TABLES[name]
-    frame = declared.frame(bench, known)
+    frame = declared.frame(bench)
     envs = list(dict.fromkeys(bench.runs["env_id"]))
     lengths = frame["length"].dropna().unique() if "length" in frame else []
     words = {
@@ -90,19 +103,19 @@ DURATIONS = {
 }
 TABLES = {
     "answer": Declared(
-        lambda bench, known: measures.measure(bench.runs, tuple(TIMES), bench.baseline),
+        lambda bench: measures.measure(bench.runs, tuple(TIMES), bench.baseline),
         "{where}, {title}",
         DURATIONS,
         "Startup: process start to the end of iteration 0, where everything compiles. Iteration: "
         "the mean from iteration 8 on. Training: the whole process. Brackets: 95% intervals.",
     ),
     "cells": Declared(
-        lambda bench, known: cells(bench),
+        cells,
         "Every environment, network and script",
         DURATIONS,
     ),
     "startup": Declared(
-        lambda bench, known: measures.startups(bench),
+        measures.startups,
         "Startup and its parts",
         {
             "imports (s)": value("imports"),
@@ -114,18 +127,18 @@ TABLES = {
         },
     ),
     "break_even": Declared(
-        lambda bench, known: measures.crossings(bench),
+        measures.crossings,
         "Break-even: one starts sooner, the other overtakes it",
         {
             "starts sooner": text("sooner"),
             "overtaken by": text("later"),
             "after iterations": span(),
-            "that is": lambda row: duration(row["seconds"]),
+            "that is (s)": value("seconds"),
         },
         "In the brackets the 95% interval of their ratio does not tell which is ahead.",
     ),
     "phases": Declared(
-        lambda bench, known: measures.measure(bench.synced, PHASES, bench.baseline),
+        lambda bench: measures.measure(bench.synced, PHASES, bench.baseline),
         "A steady iteration of synchronised runs",
         {
             "rollout (ms)": value("rollout_steady", 1000),
@@ -135,7 +148,7 @@ TABLES = {
         },
     ),
     "compile_modes": Declared(
-        lambda bench, known: measures.compiling(bench),
+        measures.compiling,
         "What leaving compiling out, or doing it otherwise, costs in each framework",
         {
             "a steady iteration, times as long": span("steady_"),
@@ -144,7 +157,7 @@ TABLES = {
         },
     ),
     "returns": Declared(
-        learning.returns,
+        lambda bench: learning.returns(bench, learning.load_environments()),
         "Final returns, and their equivalence with {baseline}'s",
         {
             "runs": text("runs"),
@@ -158,7 +171,7 @@ TABLES = {
         "miss it, as on CartPole-v1, that is claimed wrongly up to 16 times in 100, and not 5.",
     ),
     "last_returns": Declared(
-        lambda bench, known: learning.last_returns(bench),
+        learning.last_returns,
         "What was learnt, by three measures",
         {
             "runs": text("runs"),
@@ -172,7 +185,7 @@ TABLES = {
         "Means over seeds. Training episodes explore; the others are of evaluate.py.",
     ),
     "targets": Declared(
-        learning.targets,
+        lambda bench: learning.targets(bench, learning.load_environments()),
         "Time to a target return",
         {
             "target return": value("target"),
@@ -183,7 +196,7 @@ TABLES = {
         "counts as slower than all others.",
     ),
     "memory": Declared(
-        lambda bench, known: measures.memory(bench),
+        measures.memory,
         "Most memory used, in the environments that all scripts have",
         {
             "host (MB)": value("peak_host_bytes", 1e-6),

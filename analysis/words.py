@@ -47,9 +47,7 @@ def decimals_of(value: float, digits: int) -> int:
 def interval(estimate: float, low: float, high: float) -> str:
     """Return "1.004 [1.001, 1.010]", or the estimate alone where there is no interval.
 
-    All three have as many decimals: three digits of the largest (of the estimate, if a bound is ten
-    times as large), or four where three would make two equal, or hide on what side of 0 or 1 a
-    bound lies.
+    All have the decimals that the largest has with three digits, or four if three would blur them.
     """
     if not np.isfinite(estimate) or np.isnan(low):
         return number(estimate)
@@ -70,11 +68,3 @@ def is_blurred(values: Sequence[float], decimals: int) -> bool:
     if len(set(rounded)) < len(set(values)):
         return True
     return any(y in (0, 1) and x != y for x, y in zip(values, rounded, strict=True))
-
-
-def duration(seconds: float) -> str:
-    """Return "8.8 s", "2.6 min" or "4.1 h"."""
-    for unit, name in ((3600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            return f"{number(seconds / unit)} {name}"
-    return f"{number(seconds)} s"

@@ -229,7 +229,8 @@ def foreign_runs(envs: Sequence[str] = ENVS[:1], repeats: int = 4, **columns: An
     runs["final_return"] = np.arange(len(runs))
     runs["run"] = [f"r{i}" for i in range(len(runs))]
     names = ["run", "framework", "compile_mode", "env_id", "size", "first", "steady"]
-    return runs[[*names, "num_iterations", "total", "final_return"]].assign(**columns)
+    more = ["repeat", "startup", "process", "num_iterations", "total", "final_return"]
+    return runs[[*names, *more]].assign(**columns)
 
 
 def foreign_iterations(runs: pd.DataFrame) -> pd.DataFrame:

@@ -144,6 +144,5 @@ def test_an_interval_has_the_same_decimals_in_all_three(three, text):
 def test_numbers_and_counts_are_readable():
     values = (0, 0.5, 1.2345, 99.96, 1234.5, -200, np.nan)
     assert [words.number(x) for x in values] == ["0", "0.500", "1.23", "100", "1,234", "-200", "-"]
-    assert [words.duration(x) for x in (8.8, 156, 14_760)] == ["8.80 s", "2.60 min", "4.10 h"]
     counts = [words.counted(x, "run") for x in ([1], [3, 1], [np.nan])]
     assert counts == ["1 run", "1 to 3 runs", "an unknown number of runs"]

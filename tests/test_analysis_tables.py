@@ -13,17 +13,12 @@ from analysis.schema import RUNS, SourceError
 def test_the_columns_in_bold_are_enough(tmp_path, kind):
     required = [x.name for x in RUNS if x.must == "table"]
     assert required == ["framework", "compile_mode", "env_id", "size", "first", "steady"]
-    path = write_table(tmp_path / f"t.{kind}", foreign_runs()[required])
+    path = write_table(tmp_path / f"t.{kind}", foreign_runs()[[*required, "repeat"]])
     data = load(path)
     assert set(data.runs["mode"]) == {"mine jit", "mine eager"}
-    assert data.runs["startup"].tolist() == data.runs["first"].tolist()
     assert not data.runs[["sync", "resumed", "container"]].any(axis=None)
     assert data.runs[["process", "total", "final_return", "num_iterations"]].isna().all(axis=None)
     assert data.left_out == {}
-    assert data.notes == (
-        f"t.{kind} has no repeats, so its runs were numbered in the order of their rows",
-        f"t.{kind} has no startup, so first stands for it",
-    )
     write_table(path, foreign_runs().drop(columns="size"))
     with pytest.raises(SourceError, match=f"{path} has no column size$"):
         load(path)
@@ -43,16 +38,12 @@ def test_text_stays_text_flags_are_read_as_people_write_them_and_empty_is_missin
     assert f"t.{kind} has columns that are not read: unknown" in data.notes
 
 
-def test_repeats_of_several_tables_are_numbered_together_and_seeds_stand_for_them(tmp_path):
-    one = write_table(tmp_path / "1.csv", foreign_runs())
-    two = write_table(tmp_path / "2.csv", foreign_runs(repeat=[5, 6, 7, 8] * 2))
-    data = load([two, one])
-    assert data.left_out == {}
-    assert data.runs.groupby("mode")["repeat"].apply(sorted).tolist() == [[*range(5, 13)]] * 2
-    seeds = [3, 1, 2, 4] * 2
-    data = load(write_table(tmp_path / "3.csv", foreign_runs(seed=seeds)))
-    assert data.runs["repeat"].tolist() == seeds
-    data = load(write_table(tmp_path / "4.csv", foreign_runs(repeat=1)))
+def test_a_seed_stands_for_a_repeat_and_a_row_needs_one_of_them(tmp_path):
+    runs = foreign_runs(seed=[3, 1, None, 4] * 2).drop(columns="repeat")
+    data = load(write_table(tmp_path / "1.csv", runs))
+    assert data.runs["repeat"].tolist() == [3, 1, 4] * 2
+    assert data.left_out == dict.fromkeys(("r2", "r6"), "it has neither repeat nor seed")
+    data = load(write_table(tmp_path / "2.csv", foreign_runs(repeat=1)))
     assert data.runs["run"].tolist() == ["r3", "r7"]  # rows that share one are one run, made again
 
 
@@ -75,23 +66,6 @@ def test_a_row_that_cannot_be_is_left_out_for_one_reason(tmp_path, kind, name, v
     assert list(data.left_out) == ["r0", "r2", "r4", "r6"]
     assert all(x.startswith(reason) for x in data.left_out.values())
     assert len(data.runs) == 4
-
-
-@pytest.mark.parametrize(
-    ("sums", "columns", "expected", "stands"),
-    [
-        ("startup", {"imports": 1.0}, [4.0, 4.0], "imports + first"),
-        ("startup", {"startup": [9.0, None] * 4}, [9.0, None], ""),  # no mixture
-        ("process", {}, [10.0, 10.0], "total"),
-        ("process", {"imports": [1.0, None] * 4}, [11.0, None], ""),
-    ],
-)
-def test_a_sum_of_parts_means_one_thing_in_all_rows(tmp_path, sums, columns, expected, stands):
-    runs = foreign_runs(first=3.0, total=10.0, **columns)
-    data = load(write_table(tmp_path / "t.parquet", runs))
-    np.testing.assert_array_equal(data.runs[sums], np.array(expected * 4, float))
-    notes = [x for x in data.notes if sums in x]
-    assert notes == ([f"t.parquet has no {sums}, so {stands} stands for it"] if stands else [])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from analysis.schema import SourceError
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
 FAULTS = {"cpu/slow": 7, "plain/linen": 1, "plain/plain": 1, "minatar": 3, "dqn": 11, "doors": 7}
-FAULTS["agents"] = 1  # one scan of 32 and of 64 agents has two repeats of three
 
 
 def prose(path):

@@ -17,7 +17,6 @@ from conftest import ROOT
 from made_up import data_of, table
 
 from analysis import __main__
-from analysis.pack import of_first_agents
 from analysis.runs import save
 from analysis.schema import SourceError
 from ppo_linen import VecEnv
@@ -70,12 +69,10 @@ def test_a_group_of_which_one_process_failed_is_left_out(runs, tmp_path):
         agents.costs(tmp_path)
 
 
-def test_of_a_packed_study_the_first_agents_are_enough(runs, tmp_path, monkeypatch, capsys):
-    """And the command draws the figure of other runs, of a single repeat."""
-    small = of_first_agents(data_of(runs, pd.DataFrame({"run": runs["run"], "iteration": 0.0})))
-    assert len(small.runs) == len(runs)
-    assert len(small.iterations) == len(runs) - 1
-    save(small, tmp_path)
+def test_the_command_draws_the_figure_of_other_runs_of_a_single_repeat(
+    runs, tmp_path, monkeypatch, capsys
+):
+    save(data_of(runs), tmp_path)
     words = ["study", f"{ROOT}/studies/agents", str(tmp_path), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["analysis", *words])
     with pytest.raises(SystemExit, match="0"):

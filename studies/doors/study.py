@@ -94,18 +94,16 @@ def contrast_table(source: Path) -> Table:
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Plot the mean share of layouts solved against steps, with Student's interval."""
-    rows = rows.assign(number=rows["cell"].str.partition("-")[2].astype(int))
-    points = []
-    for _, group in rows.groupby(["number", "script", "global_step"]):
-        one = group.iloc[0]
-        share = group["solved"].to_numpy() / LAYOUTS
-        point = {"panel": f"{one['number']:,} environments", "mode": one["script"]}
-        point["x"] = one["global_step"]
-        points.append(point | stats.mean_interval(share, [""] * len(share))._asdict())
+    number = rows["cell"].str.partition("-")[2].astype(int)
+    rows = rows.assign(number=number, share=rows["solved"] / LAYOUTS).sort_values("number")
+    keys = ["number", "script", "global_step"]
+    points = stats.of_groups(rows, keys, "share", stats.mean)
+    points = points.rename(columns={"script": "mode", "global_step": "x"})
+    points["panel"] = points["number"].map("{:,} environments".format)
     frameworks = [x.split("_")[1] for x in MODES]
     looks = figures.looks(pd.DataFrame({"mode": MODES, "framework": frameworks}))
     label = "share of layouts solved"
-    return figures.bands(pd.DataFrame(points), looks, "environment steps", label)
+    return figures.bands(points, looks, "environment steps", label)
 
 
 BLOCKS = {"doors_contrasts": contrast_table}

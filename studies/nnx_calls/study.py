@@ -7,7 +7,8 @@ import pandas as pd
 
 from analysis import figures, stats
 from analysis.page import Table
-from analysis.words import counted, interval
+from analysis.tables import across, texts
+from analysis.words import counted
 
 # Way -> hue of the figure: graph mode, tree mode, or JAX alone.
 HUES = {
@@ -26,28 +27,18 @@ def read(path: Path) -> pd.DataFrame:
     """Return a row per version of Flax, way and cell: a call's microseconds, with the interval."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     measured = pd.DataFrame([line for line in lines if "way" in line])
+    measured["microseconds"] = 1e6 * measured["seconds"] / measured["calls"]
     names = ["flax", "way", "arrays", "calls"]
-    cells = []
-    for _, part in measured.groupby(names, sort=False):
-        row = part.iloc[0][names].to_dict()
-        microseconds = 1e6 * part["seconds"] / part["calls"]
-        cells.append(row | stats.geometric_mean(microseconds.to_numpy())._asdict())
-    return pd.DataFrame(cells)
+    frame = stats.of_groups(measured, names, "microseconds", stats.geometric_mean)
+    order = [*frame["flax"].unique(), *HUES]
+    frame = frame.sort_values(["arrays", "calls"])
+    return frame.sort_values(["flax", "way"], key=lambda x: x.map(order.index), kind="stable")
 
 
 def wide(frame: pd.DataFrame, name: str, unit: str) -> pd.DataFrame:
     """Return a row of text per version of Flax and way, with a column for each count of name."""
-    column = f"{name}s"
-    rows = []
-    for flax in frame["flax"].unique():
-        for way in HUES:
-            here = frame[(frame["flax"] == flax) & (frame["way"] == way)]
-            row = {"flax": flax, "way": way}
-            for _, cell in here.sort_values(column).iterrows():
-                text = interval(cell["estimate"], cell["low"], cell["high"])
-                row[f"{counted([cell[column]], name)} ({unit})"] = text
-            rows.append(row)
-    return pd.DataFrame(rows)
+    titles = [f"{counted([x], name)} ({unit})" for x in frame[f"{name}s"]]
+    return across(frame.assign(title=titles), texts(frame), ["flax", "way"], "title")
 
 
 def calls(path: Path) -> Table:
@@ -75,9 +66,6 @@ def update(source: Path, out: Path) -> None:
     frame = frame[frame["calls"] == MOST_CALLS].rename(columns={"way": "mode", "arrays": "x"})
     frame["panel"] = "flax " + frame["flax"]
     looks = figures.looks(pd.DataFrame(HUES.items(), columns=["mode", "framework"]))
-    figure = figures.bands(frame, looks, "parameter arrays", "microseconds of one call")
-    with figures.in_style():
-        for axes in figure.axes:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(figures.PLAIN)
+    label = "microseconds of one call"
+    figure = figures.bands(frame, looks, "parameter arrays", label, log=True)
     (out / "calls.png").write_bytes(figures.png(figure))

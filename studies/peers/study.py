@@ -20,15 +20,16 @@ def peers(bench: Bench) -> pd.DataFrame:
     """Return a row per script: its times, its iteration over two others', and its final return."""
     frame = measure(bench.runs, ("startup", "steady", "process"), LINEN).set_index("mode")
     others = measure(bench.runs, ("steady",), LIBRARY).set_index("mode")
-    returns = timed(bench.runs).dropna(subset=["final_return"]).groupby("mode")["final_return"]
-    medians = {mode: stats.median_interval(x.to_numpy()) for mode, x in returns}
+    runs = timed(bench.runs)
+    returns = stats.of_groups(runs, ["mode"], "final_return", stats.median_interval)
+    returns = returns.set_index("mode")
     for end in stats.Interval._fields:
         frame[f"library_{end}"] = others[f"steady_{end}"]
-        frame[f"return_{end}"] = pd.Series({x: getattr(y, end) for x, y in medians.items()})
+        frame[f"return_{end}"] = returns[end]
     return frame.reset_index()
 
 
-def peer_table(bench: Bench) -> Table:
+def peer_table(source: Path) -> Table:
     columns = {
         "script": text("mode"),
         "runs": text("runs"),
@@ -41,11 +42,7 @@ def peer_table(bench: Bench) -> Table:
         "median final return": span("return_"),
     }
     caption = "Libraries that a user would pick instead"
-    return table_of("peers", caption, peers(bench), columns)
+    return table_of("peers", caption, peers(benches(load(source))[0]), columns)
 
 
-def peer_block(source: Path) -> Table:
-    return peer_table(benches(load(source))[0])
-
-
-BLOCKS = {"peers": peer_block}
+BLOCKS = {"peers": peer_table}

@@ -2,12 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from analysis import figures, stats
 from analysis.page import Table
@@ -16,35 +14,29 @@ from analysis.tables import span, table_of, text, value
 CLAIM, SEED = "#cc3311", "#4477aa"
 
 
-def found(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what each study found, by its name."""
-    paths = sorted(folder.glob("*/best.json"))
-    return {path.parent.name: json.loads(path.read_text()) for path in paths}
-
-
 def verdicts(folder: Path) -> pd.DataFrame:
     """Return of each study the script's own settings, the best trial's, and what those gain.
 
     Beside the value that a trial had in the study stand the returns of fresh seeds.
     """
     rows = []
-    for study, best in found(folder).items():
+    for path in sorted(folder.glob("*/best.json")):
+        best = json.loads(path.read_text())
         # The script's own settings may have been no trial.
-        own_value = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
-        best_value = best["value_in_study"]
+        own = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
+        claim = best["value_in_study"]
         parts = (
-            ("the script's own", best["own"], own_value),
-            (f"trial {best['best_trial']}", best["best"], best_value),
-            ("difference, by seed", best["best_minus_own"], best_value - own_value),
+            ("the script's own", best["own"], own),
+            (f"trial {best['best_trial']}", best["best"], claim),
+            ("difference, by seed", best["best_minus_own"], claim - own),
         )
-        for name, fresh, claim in parts:
-            returns = np.array(fresh["returns"])
+        for name, fresh, claimed in parts:
             low, high = fresh["interval"] or (np.nan, np.nan)
-            row = {"study": study, "name": name, "claim": claim}
+            row = {"study": path.parent.name, "name": name, "claim": claimed}
             row |= {"iqm_estimate": fresh["iqm"], "iqm_low": low, "iqm_high": high}
-            mean = stats.mean_interval(returns, [""] * len(returns))
+            mean = stats.mean(np.array(fresh["returns"]))
             row |= {f"mean_{end}": x for end, x in mean._asdict().items()}
-            rows.append(row)
+            rows.append(row | {"returns": sorted(fresh["returns"])})
     return pd.DataFrame(rows)
 
 
@@ -61,29 +53,26 @@ def verdict_table(folder: Path) -> Table:
 
 
 @figures.styled
-def draw(folder: Path) -> Figure:
+def draw(frame: pd.DataFrame) -> Figure:
     """A panel per study: the returns of fresh seeds, their means, and what the study claimed."""
-    studies = found(folder)
+    studies = list(frame["study"].unique())
     figure, panels = figures.make_panels(studies, len(studies), 3.6, sharey=False)
-    for axes, best in zip(panels, studies.values(), strict=True):
-        sides = ((best["own"], best["own_value_in_study"]), (best["best"], best["value_in_study"]))
-        for x, (fresh, claim) in enumerate(sides):
-            returns = sorted(fresh["returns"])
-            places = x + np.linspace(-0.18, 0.18, len(returns))
-            axes.plot(places, returns, "o", color=SEED, ms=4, alpha=0.6)
-            axes.plot(x, fresh["iqm"], "_", color="black", ms=22)
-            axes.plot([x, x], fresh["interval"] or [np.nan] * 2, color="black", lw=1.5)
-            if claim is not None:
-                axes.plot(x + 0.3, claim, "D", color=CLAIM, ms=8)
+    for axes, study in zip(panels, studies, strict=True):
+        sides = frame[frame["study"] == study].iloc[:2]  # the third is their difference
+        offsets = np.linspace(-0.18, 0.18, len(sides["returns"].iloc[0]))
+        seeds = [place + offsets for place in (0, 1)]
+        returns = np.concatenate(list(sides["returns"]))
+        axes.plot(np.ravel(seeds), returns, "o", color=SEED, ms=4, label="fresh seeds, in order")
+        axes.vlines([0, 1], sides["iqm_low"], sides["iqm_high"], color="black")
+        label = "their interquartile mean, 95% interval"
+        axes.plot([0, 1], sides["iqm_estimate"], "_", color="black", ms=22, label=label)
+        label = "the value in the study"
+        axes.plot([0.3, 1.3], sides["claim"], "D", color=CLAIM, ms=8, label=label)
         axes.set_xticks([0, 1], ["the script's own settings", "the best trial's"])
         axes.set_xlim(-0.5, 1.5)
         axes.set_ylabel("greedy return")
-    entries = [
-        (Line2D([], [], color=SEED, marker="o", ls="", alpha=0.6), "fresh seeds, in order"),
-        (Line2D([], [], color="black", lw=1.5), "their interquartile mean, 95% interval"),
-        (Line2D([], [], color=CLAIM, marker="D", ls=""), "the value in the study"),
-    ]
-    figures.add_legend(figure, entries)
+    entries = zip(*panels[0].get_legend_handles_labels(), strict=True)
+    figures.add_legend(figure, list(entries))
     return figure
 
 
@@ -92,4 +81,4 @@ BLOCKS = {"verdicts": verdict_table}
 
 def update(source: Path, out: Path) -> None:
     """Draw the study's figure."""
-    (out / "fresh_seeds.png").write_bytes(figures.png(draw(source)))
+    (out / "fresh_seeds.png").write_bytes(figures.png(draw(verdicts(source))))
