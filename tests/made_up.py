@@ -1,15 +1,20 @@
 """Runs whose truth a test chooses: as tables, without files, and in files, as the scripts leave."""
 
+import io
 import json
+import sys
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
-from analysis import measures, runs, schema
+from analysis import __main__, measures, runs, schema
 
 LINEN, NNX, CACHED = "ppo_linen", "ppo_nnx", "ppo_nnx_cached"
 COMPILE, TORCH = "ppo_torch_compile", "ppo_torch"
@@ -124,7 +129,6 @@ MODES: dict[str, tuple[str, str, str, float, float]] = {
 SIZES = {"small": [64, 64], "medium": [256] * 3}
 SECONDS = np.arange(1, 13) / 10  # of each iteration: 0.1, 0.2, ...
 RETURNS = np.arange(12) * 10.0
-WSL2 = "Linux-6.6-microsoft-standard-WSL2-x86_64"
 
 
 def run_info(
@@ -246,3 +250,23 @@ def write_table(path: Path, table: pd.DataFrame) -> Path:
     else:
         table.to_parquet(path)
     return path
+
+
+def write_study(folder: Path, runs: pd.DataFrame, iterations: pd.DataFrame) -> Path:
+    """Write a stranger's two tables into a folder, and return it."""
+    write_table(folder / "runs.csv", runs)
+    write_table(folder / "iterations.parquet", iterations)
+    return folder
+
+
+def run_command(*arguments: object) -> tuple[int, str, str]:
+    """Run the analysis in this process, as a user would; return its status, output and errors."""
+    out = io.StringIO()
+    err = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["analysis", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.simplefilter("ignore", DeprecationWarning)
+            __main__.main()
+    return end.value.code, out.getvalue(), err.getvalue()

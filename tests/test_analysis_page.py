@@ -141,10 +141,8 @@ def test_an_interval_has_the_same_decimals_in_all_three(three, text):
     assert words.interval(*three) == text
 
 
-def test_numbers_counts_and_lists_are_readable():
-    values = (0, 0.5, 1.2345, 99.96, 1234.5, -200, np.nan, np.inf)
-    shown = ["0", "0.500", "1.23", "100", "1,234", "-200", "-", "-"]
-    assert [words.number(x) for x in values] == shown
-    counts = [words.counted(x, "run") for x in ([1], [3, 1], [0], [np.nan])]
-    assert counts == ["1 run", "1 to 3 runs", "0 runs", "an unknown number of runs"]
-    assert words.some([str(i) for i in range(12)], 10).endswith("8, 9 and 2 more")
+def test_numbers_and_counts_are_readable():
+    values = (0, 0.5, 1.2345, 99.96, 1234.5, -200, np.nan)
+    assert [words.number(x) for x in values] == ["0", "0.500", "1.23", "100", "1,234", "-200", "-"]
+    counts = [words.counted(x, "run") for x in ([1], [3, 1], [np.nan])]
+    assert counts == ["1 run", "1 to 3 runs", "an unknown number of runs"]

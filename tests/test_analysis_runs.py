@@ -111,29 +111,30 @@ def test_a_damaged_run_is_left_out_for_one_readable_reason(tmp_path, changes, ro
 
 
 def test_what_is_no_good_file_is_a_reason_and_never_hangs(tmp_path):
-    names = [write_plain(tmp_path, seed=seed).name for seed in range(1, 8)]
+    names = [write_plain(tmp_path, seed=seed).name for seed in range(1, 7)]
     (tmp_path / names[0] / "run.json").unlink()
     (tmp_path / names[1] / "run.json").write_text('{"args": ')
-    (tmp_path / names[2] / "run.json").write_text('{"hello": "world"}')
-    for name in names[3:5]:
+    for name in names[2:4]:
         (tmp_path / name / "metrics.jsonl").unlink()
-    os.mkfifo(tmp_path / names[3] / "metrics.jsonl")  # reading it would wait for ever
-    (tmp_path / names[4] / "metrics.jsonl").symlink_to("/dev/zero")
-    (tmp_path / names[5] / "metrics.jsonl").write_text("[" * 100_000)
-    (tmp_path / names[6] / "evaluation.json").write_bytes(b'{"\xff": 1}')  # which no run needs
+    os.mkfifo(tmp_path / names[2] / "metrics.jsonl")  # reading it would wait for ever
+    (tmp_path / names[3] / "metrics.jsonl").symlink_to("/dev/zero")
+    (tmp_path / names[4] / "metrics.jsonl").write_text("[" * 100_000)
+    (tmp_path / names[5] / "evaluation.json").write_bytes(b'{"\xff": 1}')  # which no run needs
     data = load(tmp_path)
-    assert set(data.runs["run"]) == set(data.iterations["run"]) == {names[6]}
-    words = ["killed", "run.json is not JSON", "not a run of this benchmark"]
-    words += ["no file metrics.jsonl", "no file metrics.jsonl", "metrics.jsonl is not JSON"]
-    assert sorted(data.left_out) == names[:6]
-    for name, part in zip(names, words, strict=False):
-        assert part in data.left_out[name]
+    assert data.runs["run"].tolist() == names[5:]
+    assert data.left_out == {
+        names[0]: "no run.json: it was killed or stopped, or is still running",
+        names[1]: "run.json is not JSON",
+        names[2]: "no file metrics.jsonl",
+        names[3]: "no file metrics.jsonl",
+        names[4]: "metrics.jsonl is not JSON",
+    }
 
 
 def test_text_from_strangers_is_clean_once_loaded_and_speaks_for_nobody_else(tmp_path):
     names = ("script", "framework", "compile_mode", "started", "device", "cpu", "os", "git_commit")
     info = run_info(versions={"jax": HOSTILE, HOSTILE: "1"}) | dict.fromkeys(names, HOSTILE)
-    info["args"] |= {"env_id": HOSTILE, "notes": HOSTILE, HOSTILE: HOSTILE, "run_name": "x"}
+    info["args"] |= {"env_id": HOSTILE, HOSTILE: HOSTILE, "run_name": "x"}
     good = write_plain(tmp_path)
     rows = [row | {HOSTILE: HOSTILE, "run": good.name} for row in metrics_rows(info)]
     path = write_run(tmp_path, info, rows)
@@ -141,8 +142,7 @@ def test_text_from_strangers_is_clean_once_loaded_and_speaks_for_nobody_else(tmp
     data = load(tmp_path)
     text = data.runs.select_dtypes("str")
     assert text.map(lambda x: x.isprintable() and len(x) <= schema.MOST_TEXT).all(axis=None)
-    counts = data.iterations.groupby("run").size().to_dict()
-    assert counts == dict.fromkeys(data.runs["run"], 12)
+    assert data.iterations["run"].value_counts().to_dict() == dict.fromkeys(data.runs["run"], 12)
 
 
 def test_runs_that_failed_are_named_from_the_drivers_log(tmp_path):
