@@ -6,7 +6,6 @@ what the code gives. Here is what those studies do not have.
 
 import importlib
 import json
-import sys
 from functools import partial
 
 import jax
@@ -16,7 +15,6 @@ import pytest
 from conftest import ROOT
 from made_up import data_of, table
 
-from analysis import __main__
 from analysis.pack import of_first_agents
 from analysis.runs import save
 from analysis.schema import SourceError
@@ -24,7 +22,6 @@ from ppo_linen import VecEnv
 from studies.agents import study as agents
 from studies.cpu import env_timing
 from studies.doors import study as doors
-from studies.tuning import study as tuning
 from studies.vectorization import measure
 
 PNG = b"\x89PNG"
@@ -70,17 +67,12 @@ def test_a_group_of_which_one_process_failed_is_left_out(runs, tmp_path):
         agents.costs(tmp_path)
 
 
-def test_of_a_packed_study_the_first_agents_are_enough(runs, tmp_path, monkeypatch, capsys):
-    """And the command draws the figure of other runs, of a single repeat."""
+def test_of_a_packed_study_the_first_agents_are_enough(runs, tmp_path):
     small = of_first_agents(data_of(runs, pd.DataFrame({"run": runs["run"], "iteration": 0.0})))
     assert len(small.runs) == len(runs)
     assert len(small.iterations) == len(runs) - 1
     save(small, tmp_path)
-    words = ["study", f"{ROOT}/studies/agents", str(tmp_path), "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["analysis", *words])
-    with pytest.raises(SystemExit, match="0"):
-        __main__.main()
-    assert "Most thousands of steps per second" in capsys.readouterr().out
+    agents.update(tmp_path, tmp_path)
     assert (tmp_path / "agents.png").read_bytes().startswith(PNG)
 
 
@@ -107,22 +99,6 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
     columns = ["cell", "script", "seed", "global_step", "seconds"]
     assert found.loc[0, columns].tolist() == ["doors-64", "dqn_linen", 1, 10, 1.2346]
     assert (tmp_path / "layouts.png").read_bytes().startswith(PNG)
-
-
-# === Tuning =====================================================================================
-def test_the_scripts_own_settings_may_be_no_trial(tmp_path):
-    part = {"iqm": 15.21, "interval": [15.1, 15.3], "returns": [15.0, 16.0]}
-    found = {"best": part, "own": part | {"interval": None}, "best_minus_own": part}
-    values = {"best_trial": 17, "value_in_study": 15.5, "own_value_in_study": None}
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/best.json").write_text(json.dumps(found | values))
-    mean = "15.5 [9.1, 21.9]"  # 15.5 +- 12.706 * 0.5
-    assert tuning.verdict_table(tmp_path).cells.to_numpy().tolist() == [
-        ["a", "the script's own", "-", "15.2", mean],
-        ["a", "trial 17", "15.5", "15.2 [15.1, 15.3]", mean],
-        ["a", "difference, by seed", "-", "15.2 [15.1, 15.3]", mean],
-    ]
-    tuning.update(tmp_path, tmp_path)
 
 
 # === Vectorization ==============================================================================
@@ -157,9 +133,7 @@ def test_step_times_are_summaries_of_what_the_clock_says(monkeypatch):
     durations = [100.0, 7.0, *np.arange(1.0, 11.0)]
     clock = iter(np.cumsum([x for y in durations for x in (0, y)]))
     monkeypatch.setattr(env_timing.time, "perf_counter", lambda: next(clock))
-    result = env_timing.measure_all(["CartPole-v1"], num_envs=2, num_steps=2, repeats=10)
-    [row] = result["environments"]
+    row = env_timing.measure("CartPole-v1", num_envs=2, num_steps=2, repeats=10)
     expected = {"trimmed_mean": np.arange(2, 10).mean() / 2, "median": 2.75, "minimum": 0.5}
     expected |= {"spread": (7.75 - 3.25) / 2, "compile": 100.0, "env_id": "CartPole-v1"}
     assert row == pytest.approx(expected)
-    assert (result["num_envs"], result["num_steps"], result["repeats"]) == (2, 2, 10)
