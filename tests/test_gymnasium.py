@@ -56,7 +56,7 @@ def test_every_transition_is_that_of_gymnasium(env_id, vectorization):
     oracle = gymnasium.make_vec(env_id, 5, "sync", vector_kwargs=mode)
     seeds = np.random.SeedSequence(1).generate_state(5) // 2
     expected_obs, _ = oracle.reset(seed=seeds.tolist())
-    rng, total, length, ends = np.random.default_rng(1), np.zeros(5), np.zeros(5), np.zeros(2)
+    rng, total, length = np.random.default_rng(1), np.zeros(5), np.zeros(5)
     for _ in range(250):
         np.testing.assert_array_equal(obs, expected_obs.reshape(5, -1))
         action = rng.integers(0, env.num_actions, 5, dtype=np.uint8)
@@ -74,15 +74,13 @@ def test_every_transition_is_that_of_gymnasium(env_id, vectorization):
             np.testing.assert_array_equal(result[name], values, err_msg=name)
             flag = name in ("terminated", "truncated")
             assert result[name].dtype == (np.bool_ if flag else np.float32)
-        ends += terminated.sum(), truncated.sum()
         total[done] = 0
         length[done] = 0
-    assert env_id != "Scripted-v0" or (ends > 100).all()
     np.testing.assert_array_equal(env.actions[249], action)
     np.testing.assert_array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async", "vector", "envpool"])
+@pytest.mark.parametrize("vectorization", ["sync", "vector", "envpool"])
 def test_cartpole(vectorization):
     """Step by step as one that is put where it is; half are balanced until the time is up.
 
@@ -90,7 +88,7 @@ def test_cartpole(vectorization):
     """
     env, obs = make("CartPole-v1", 4, vectorization)
     alone: Any = gymnasium.make("CartPole-v1").unwrapped
-    rng, seen, starts, length = np.random.default_rng(1), [obs], [obs], np.zeros(4)
+    rng, seen, starts, length = np.random.default_rng(1), [obs], [], np.zeros(4)
     for _ in range(700):
         balance = obs @ np.array([0.1, 0.3, 3.0, 1.0]) > 0
         action = np.where(np.arange(4) < 2, balance, rng.random(4) < 0.5).astype(np.int32)
@@ -107,13 +105,11 @@ def test_cartpole(vectorization):
         np.testing.assert_array_equal(result["truncated"], length == 500)
         np.testing.assert_array_equal(new_obs[~done], result["next_obs"][~done])
         assert (np.abs(new_obs[done]) <= 0.05).all()
-        starts.append(new_obs[done])
+        starts.extend(new_obs[done])
         length[done] = 0
         obs = new_obs
         seen.append(obs)
-    starts = np.concatenate(starts)
     assert len(np.unique(starts, axis=0)) == len(starts) > 50
-
     again, first = make("CartPole-v1", 4, vectorization)
     _, other = make("CartPole-v1", 4, vectorization, seed=2)
     np.testing.assert_array_equal(first, seen[0])
@@ -124,12 +120,11 @@ def test_cartpole(vectorization):
     np.testing.assert_array_equal(again.actions, env.actions)
 
 
-@pytest.mark.parametrize("name", ["ppo_linen_gymnasium", "ppo_torch_gymnasium"])
-def test_a_run_learns_cartpole(name, tmp_path):
+def test_a_run_learns_cartpole(tmp_path):
     """40 iterations of 2048 steps: far above the 20 that random actions reach."""
     flags = "--num-envs 16 --num-steps 128 --num-minibatches 4 --update-epochs 8 --hidden-sizes 64 "
     flags += "64 --learning-rate 1e-3 --vectorization vector --total-timesteps 81920"
-    logged = rows(train(name, tmp_path, "run", *flags.split()))
+    logged = rows(train(script.__name__, tmp_path, "run", *flags.split()))
     assert logged[0]["charts/episodic_return"] < 40
     assert logged[-1]["charts/episodic_return"] > 150
 
@@ -141,8 +136,6 @@ def test_an_environment_that_does_not_repeat_itself_cannot_be_resumed(capsys):
         make("Noisy-v0", 2, "sync")[0].replay(env.actions[:1], obs)
     sentence = "--resume: Noisy-v0 does not repeat itself, so no run in it can go on\n"
     assert (stopped.value.code, capsys.readouterr().err) == (2, sentence)
-    env, obs = make("Blank-v0", 2, "sync")  # what is no number repeats itself
-    env.replay(np.zeros((1, 2), np.uint8), obs)
 
 
 # === Ends =======================================================================================
@@ -193,11 +186,9 @@ def test_sys_exit_in_an_environment_is_an_error(vectorization):
 
 # === Bad input ==================================================================================
 BAD = {
-    ("Nope/Nope-v0", "sync"): "--env-id: Namespace Nope not found",
     ("CartPole-v7", "sync"): "--env-id: Environment version `v7` for environment `CartPole` ",
     ("Pendulum-v1", "sync"): "--env-id: actions must be discrete and begin with 0; Pendulum-v1 has",
     ("FrozenLake-v1", "sync"): "--env-id: observations must be arrays; FrozenLake-v1 has Discrete",
-    ("scripted:Scripted", "sync"): "--env-id: Scripted is a class; use its registered id, as ",
     ("Acrobot-v1", "vector"): "--vectorization vector has CartPole-v1 only, not Acrobot-v1",
     ("CartPole-v1", "envpool"): "--vectorization envpool needs a package: pip install envpool==1",
 }
