@@ -6,9 +6,7 @@ what the code gives. Here is what those studies do not have.
 
 import importlib
 import json
-from functools import partial
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +16,6 @@ from made_up import data_of, table
 from analysis.pack import of_first_agents
 from analysis.runs import save
 from analysis.schema import SourceError
-from ppo_linen import VecEnv
 from studies.agents import study as agents
 from studies.cpu import env_timing
 from studies.doors import study as doors
@@ -102,22 +99,6 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
 
 
 # === Vectorization ==============================================================================
-def test_a_loop_and_single_steps_do_the_same_and_all_is_read():
-    env = VecEnv("CartPole-v1", 3)
-    _, state = jax.jit(env.reset)(jax.random.PRNGKey(1))
-    actions = jax.random.randint(jax.random.key(2), (40, 3), 0, 2)
-    step = jax.jit(env.step)
-    by_step, _ = measure.step_by_step(step, state, actions)
-    by_scan, total = jax.jit(partial(measure.scan, env))(state, actions)
-    for ours, theirs in zip(jax.tree.leaves(by_step), jax.tree.leaves(by_scan), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    expected = 0.0
-    for action in actions:
-        obs, state, result = step(state, action)
-        expected += sum(x.sum() for x in jax.tree.leaves((obs, result)))
-    np.testing.assert_allclose(total, expected, rtol=1e-4)
-
-
 def test_every_way_is_measured_one_in_a_process_of_its_own(monkeypatch):
     ways = [("CartPole-v1", "async"), ("Doors", "gymnax scan")]
     monkeypatch.setattr(measure, "cells", lambda: ways)
