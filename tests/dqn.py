@@ -129,9 +129,7 @@ class Linen:
     def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
         self.script, self.args = script, args
         self.state = script.make_agent(args, env, jax.random.PRNGKey(args.seed))
-        # Less to compile, which is what takes long here.
-        options: Any = {"xla_backend_optimization_level": 0}
-        self.update_fn = jax.jit(partial(script.update, args=args), compiler_options=options)
+        self.update_fn = jax.jit(partial(script.update, args=args))
 
     def layers(self) -> list[Layers]:
         """Of the network, and of the target network."""

@@ -1,16 +1,13 @@
-"""The DQN scripts as texts, beyond test_structure.py; and their named configurations."""
+"""The DQN scripts as texts, beyond test_structure.py."""
 
 import ast
 import difflib
 import re
-import sys
 
 import pytest
 from dqn import FIRST_OF_PAIRS, LINEN_PAIR, TORCH_PAIR
 from sections import DQN_SCRIPTS, read, sections
 from test_structure import changed_lines
-
-import dqn_linen
 
 SECTIONS = ["Arguments", "Environment", "Agent", "Replay", "Act", "Loss", "Update", "Training"]
 SECTIONS += ["Run log"]
@@ -79,10 +76,3 @@ def test_flags_and_defaults_are_the_same_but_for_a_librarys_own(name, kind):
     differ = {x for x in ours.keys() & first.keys() if ours[x] != first[x]}
     assert differ <= ({"env_id"} if "gymnasium" in name else set())
     assert [x for x in ours if x in first] == [x for x in first if x in ours]
-
-
-@pytest.mark.parametrize(("word", "kind"), [("minatar", "MinAtar"), ("doors", "Doors")])
-def test_a_configuration_is_a_word_before_the_flags(word, kind, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dqn_linen.py", word, "--seed", "3"])
-    args = dqn_linen.parse_args()
-    assert type(args).__name__ == kind and args.seed == 3

@@ -61,9 +61,7 @@ def played():
         return {"obs": obs, "state": state.env_state}, record
 
     inputs = jax.random.split(jax.random.key(0), len(SHARES)), jnp.array(SHARES)
-    options: Any = {"xla_backend_optimization_level": 0}  # halves what takes long here: compiling
-    program = jax.jit(jax.vmap(run)).lower(*inputs).compile(options)
-    start, record = jax.tree.map(np.asarray, program(*inputs))
+    start, record = jax.tree.map(np.asarray, jax.jit(jax.vmap(run))(*inputs))
     return SimpleNamespace(**start), SimpleNamespace(**record)
 
 
