@@ -186,12 +186,6 @@ def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
     return kind(importlib.import_module(name), args_of(name, flags), env_of(obs_shape))
 
 
-def make_replay(name: str, env_id: str) -> Any:
-    device = () if name in LINEN_PAIR else (torch.device("cpu"),)
-    args = args_of(name, f"--env-id {env_id}")
-    return importlib.import_module(name).make_replay(args, env_of((4,)), *device)
-
-
 def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) -> list[np.ndarray]:
     script = importlib.import_module(name)
     torch.manual_seed(seed)

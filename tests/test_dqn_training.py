@@ -1,16 +1,13 @@
-"""DQN's whole runs: what they store, draw, learn, log, save, copy, compile and wait for."""
+"""DQN's whole runs: what they store, draw, learn, log, save, compile and wait for."""
 
 import importlib
 import json
-import re
 from types import SimpleNamespace
 
 import dqn
-import jax
 import numpy as np
 import pytest
 import torch
-from dqn import LINEN_PAIR
 from running import Counts, arrays, info, main, metrics, rewind
 from sections import DQN_SCRIPTS
 
@@ -33,7 +30,7 @@ TOLD += "--exploration-steps 2000 --save-every 2"
 def told(request, tmp_path_factory):
     """A run that learns in its third iteration alone, of which much is known.
 
-    The replay is NaN wherever nothing has been stored. What learns is noted as it is compiled.
+    The replay is NaN wherever nothing has been stored.
     """
     name = request.param
     script = importlib.import_module(name)
@@ -42,20 +39,6 @@ def told(request, tmp_path_factory):
     def make_nan(*args):
         empty = make_replay(*args)
         return type(empty)(*(x * np.nan if "float" in str(x.dtype) else x for x in empty))
-
-    jit, texts = jax.jit, []
-
-    def noting(function, **options):
-        jitted = jit(function, **options)
-        if getattr(function, "func", None) not in (script.iterate, script.learn):
-            return jitted
-
-        def call(*arguments):
-            if not texts:
-                texts.append(jitted.lower(*arguments).compile().as_text())
-            return jitted(*arguments)
-
-        return call
 
     folder, checkpoints = tmp_path_factory.mktemp("told"), []
     save = script.RunLog.save
@@ -66,13 +49,12 @@ def told(request, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "make_replay", make_nan)
-        patch.setattr(jax, "jit", noting)
         patch.setattr(script.RunLog, "save", keep)
         counts = Counts(patch)
         counts.watch(patch, script)
         rows = train(name, folder / "whole", TOLD)
     run = SimpleNamespace(name=name, folder=folder / "whole", checkpoint=checkpoints[0])
-    run.rows, run.counts, run.texts = rows, counts.per_iteration, texts
+    run.rows, run.counts = rows, counts.per_iteration
     run.half = rewind(run, folder / "half")
     return run
 
@@ -131,14 +113,6 @@ def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(to
     assert [row.get("compilations", 0) for row in rest] == [0, 0]
     transfers = {"dqn_linen": 11, "dqn_linen_gymnasium": 9, "dqn_torch": 1}.get(told.name, 1 + 250)
     assert rest[0]["transfers"] == transfers
-
-
-@pytest.mark.parametrize("told", LINEN_PAIR, indirect=True)
-def test_the_replay_is_never_copied(told):
-    """Sampled before the step is written, or not donated, it would be."""
-    (text,) = told.texts
-    assert "[2400,4]" in text
-    assert not re.findall(r"^.* = \w+\[2400(?:,\d+)*\]\S* copy\(.*$", text, re.M)
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):

@@ -126,7 +126,6 @@ NAMES = {
 GYMNAX = {
     "action_space = lambda *x: spaces.Box(-1, 1, (1,))": "must be gymnax's Discrete, not Box(",
     "observation_space = lambda *x: Dict({})": "must be gymnax's Box, not Dict({})",
-    "reset = lambda *x: obs": "reset must return obs, state\n",
     "observe = lambda *x: jnp.zeros(3)": "array of observation_space's shape, (2,), not ShapeDtype",
     "reset = lambda *x: (obs, jax.random.key(0))": "must have no keys but jax.random.PRNGKey's",
     "step = Lander.step_env": "step must return obs, state, reward, terminated, truncated, info\n",
@@ -138,11 +137,9 @@ GYMNAX = {
 GYMNASIUM = {
     "action_space = Discrete(2, start=1)": "action_space must be Discrete and begin with 0, not D",
     "observation_space = Discrete(9)": "must be a Box, as gymnasium's FlattenObservation makes",
-    "reset = lambda *x, **y: obs": "reset must return obs, info\n",
     "step = lambda *x: (obs, 0.0, False, {})": "must return obs, reward, terminated, truncated, i",
     "observe = lambda *x: np.zeros(3)": "obs must be float32 (2,), as observation_space, not array",
     "step = lambda *x: (obs, None, False, False, {})": "must be one number each, not array(None",
-    "step = lambda *x: (obs, 0.0, False, False, None)": "info must be a dict, not None",
     "observe = lambda *x: np.random.rand(2)": "a seed must lead to the same obs again",
 }
 
@@ -179,19 +176,15 @@ def test_a_mistake_is_a_sentence(write, change, sentence, capsys):
 
 RIGHT: list[Any] = [
     (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weak types
-    (write_gymnax, "observe = lambda *x: jnp.int32(0); observation_space = lambda *x: Discrete(9)"),
     (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(True), 0, {})"),
 ]
 
 
 @pytest.mark.parametrize(("write", "change"), RIGHT)
 def test_what_is_no_mistake(write, change, capsys):
-    """A number as obs is advised against."""
     env_id = write(change)
     check.main(env_id)
-    *hints, verdict = capsys.readouterr().out.splitlines()
-    assert verdict == f"{env_id} is as the scripts need it"
-    assert ("one-hot" in str(hints)) == ("Discrete" in change)
+    assert capsys.readouterr().out == f"{env_id} is as the scripts need it\n"
 
 
 def test_an_error_in_ones_own_code_is_shown_as_it_is():

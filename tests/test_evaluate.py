@@ -116,6 +116,7 @@ def test_a_dqn_agent_is_that_of_the_checkpoint(name, dqn_run):
         env = evaluate.make_env(run.script, run.args, 1)
         assert (env.num_actions, env.params.max_steps_in_episode) == (6, 99)
         assert env.env._sticky_action_prob == 0.25
+        assert arrays(dqn_run(name))["tensors/replay/obs"].dtype == bool
 
 
 def test_a_script_lies_anywhere(copied_run, command, tmp_path):
@@ -198,7 +199,6 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
 BAD = {
     "": "name the folder of a run",
     "run --episodes 0": "--episodes and --max-steps must be 1 or more",
-    "run --gif missing/picture.gif": "--gif: there is no folder missing",
     "run": "run/checkpoint.npz is not there, or is damaged (FileNotFoundError)",
 }
 
@@ -254,9 +254,9 @@ def test_a_strange_array(copied_run, command):
 # === Picture ====================================================================================
 @pytest.mark.parametrize("name", ["ppo_linen", *DQN])
 def test_gif(name, whole_run, dqn_run, command, tmp_path):
-    """CartPole is drawn, Breakout as squares on black; what is written above is not cut."""
+    """CartPole is drawn, Breakout as squares on black."""
     folder = dqn_run(name) if name in DQN else whole_run(name).folder
-    folder = shutil.copytree(folder, tmp_path / ("a long name " * 4))
+    folder = shutil.copytree(folder, tmp_path / "run")
     path = tmp_path / "picture.gif"
     status, out, err = command(folder, "--episodes", 1, "--max-steps", 40, "--gif", path)
     assert (status, err) == (0, "") and out.endswith(f"Written: {path}\n")
@@ -265,5 +265,3 @@ def test_gif(name, whole_run, dqn_run, command, tmp_path):
     assert len(frames) > 3 and frames[0].shape == (268, 300, 3)
     assert (frames[0][68:] != frames[3][68:]).any()
     assert ((frames[0][68:] < 20).all(-1).mean() > 0.3) == (name == "dqn_torch")
-    title = frames[0][:28]
-    assert (title < 200).any() and (title[:, 293:] > 250).all()

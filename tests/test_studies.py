@@ -14,7 +14,7 @@ from conftest import ROOT
 from made_up import data_of, table
 
 from analysis.pack import of_first_agents
-from analysis.runs import save
+from analysis.runs import load
 from analysis.schema import SourceError
 from studies.agents import study as agents
 from studies.cpu import env_timing
@@ -34,43 +34,20 @@ def test_a_studys_figure_is_drawn(name, tmp_path):
 
 
 # === Agents =====================================================================================
-def runs_of(mode, count, seconds, program=True):
-    """A row per agent of a program, or per process."""
-    rows = []
-    for seed in range(1, count + 1):
-        row = {"run": f"{mode}/seed{seed}", "mode": mode, "seed": seed, "repeat": seed}
-        row |= {"settings": "{}", "process": seconds, "steady": 0.1}
-        if program:
-            row |= {"num_agents": count, "agent": seed - 1, "settings": '{"num_agents": 2}'}
-        rows.append(row)
-    return rows
-
-
-@pytest.fixture
-def runs():
-    rows = runs_of("ppo_linen_vmap", 2, 12.0) + runs_of("ppo_linen", 1, 8.0, False)
-    rows += runs_of("ppo_linen, 2 side by side", 2, 10.0, False)
-    return table(rows, batch_size=8192.0, num_iterations=100.0, peak_host_bytes=1e9)
-
-
-def test_a_group_of_which_one_process_failed_is_left_out(runs, tmp_path):
-    save(data_of(runs), tmp_path)
-    memory = agents.costs(tmp_path).set_index("way")["megabytes"]
-    assert memory.to_dict() == {agents.VMAP: 1000, agents.AFTER: 1000, agents.BESIDE: 2000}
-    save(data_of(runs.iloc[:-1]), tmp_path)
-    assert set(agents.costs(tmp_path)["way"]) == {agents.VMAP, agents.AFTER}
-    save(data_of(runs[runs["mode"] == "ppo_linen"]), tmp_path)
+def test_a_group_of_which_one_process_failed_is_left_out():
+    runs = load(ROOT / "studies/agents").runs
+    beside = runs.index[runs["mode"].str.endswith(agents.BESIDE)]
+    assert len(agents.programs(runs.drop(beside[0]))) == len(agents.programs(runs)) - 1
     with pytest.raises(SourceError, match="no run is of a program of many agents"):
-        agents.costs(tmp_path)
+        agents.programs(runs[runs["mode"] == "ppo_linen"])
 
 
-def test_of_a_packed_study_the_first_agents_are_enough(runs, tmp_path):
-    small = of_first_agents(data_of(runs, pd.DataFrame({"run": runs["run"], "iteration": 0.0})))
-    assert len(small.runs) == len(runs)
-    assert len(small.iterations) == len(runs) - 1
-    save(small, tmp_path)
-    agents.update(tmp_path, tmp_path)
-    assert (tmp_path / "agents.png").read_bytes().startswith(PNG)
+def test_of_a_packed_study_the_first_agents_are_enough():
+    runs = table([{"mode": "ppo_linen_vmap", "agent": agent} for agent in (0, 1)])
+    data = data_of(runs, pd.DataFrame({"run": runs["run"], "iteration": 0.0}))
+    small = of_first_agents(data)
+    assert small.runs["run"].tolist() == ["run 1", "run 2"]
+    assert small.iterations["run"].tolist() == ["run 1"]
 
 
 # === Doors ======================================================================================

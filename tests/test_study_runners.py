@@ -161,13 +161,11 @@ class PPO:
             json.dump(settings, file)
 
     def learn(self, steps, callback):
-        n = 0
         while callback.num_timesteps < steps:
             callback._on_rollout_start()
             callback.num_timesteps += 32 * 256
-            n += 1
-            ends = [{"episode": {"r": 10.0 * n, "l": 5}}, {}, {"episode": {"r": 30.0 * n, "l": 7}}]
-            callback.locals = {"infos": ends if n < 3 else [{}, {}, {}]}
+            ends = [{"episode": {"r": 10.0, "l": 5}}, {}, {"episode": {"r": 30.0, "l": 7}}]
+            callback.locals = {"infos": ends}
             callback._on_step()
         callback._on_training_end()
 
@@ -199,8 +197,8 @@ def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, fla
     assert json.loads(run["settings"]) == expected
     assert (run["mode"], run["script"], run["framework"]) == (" ".join([name, *flags]), name, name)
     assert (run["repeat"], run["size"], run["platform"]) == (7, "8x9", "Linux, Fast, 3 cores")
-    assert (run["num_iterations"], run["batch_size"], run["final_return"]) == (3, 8192, 40)
-    assert list(found.iterations["charts/episodes"]) == [2, 2, 0]
+    assert (run["num_iterations"], run["batch_size"], run["final_return"]) == (3, 8192, 20)
+    assert list(found.iterations["charts/episodes"]) == [2, 2, 2]
     called = json.loads((tmp_path / "called.json").read_text())
     names = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
     names["clip_coef"] = "clip_range"
