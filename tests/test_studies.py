@@ -14,7 +14,7 @@ from conftest import ROOT
 from made_up import data_of, table
 
 from analysis.pack import of_first_agents
-from analysis.runs import load
+from analysis.runs import load, save
 from analysis.schema import SourceError
 from studies.agents import study as agents
 from studies.cpu import env_timing
@@ -34,12 +34,14 @@ def test_a_studys_figure_is_drawn(name, tmp_path):
 
 
 # === Agents =====================================================================================
-def test_a_group_of_which_one_process_failed_is_left_out():
-    runs = load(ROOT / "studies/agents").runs
+def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
+    data = load(ROOT / "studies/agents")
+    runs = data.runs
     beside = runs.index[runs["mode"].str.endswith(agents.BESIDE)]
     assert len(agents.programs(runs.drop(beside[0]))) == len(agents.programs(runs)) - 1
+    save(data._replace(runs=runs[runs["mode"] == "ppo_linen"]), tmp_path)
     with pytest.raises(SourceError, match="no run is of a program of many agents"):
-        agents.programs(runs[runs["mode"] == "ppo_linen"])
+        agents.costs(tmp_path)
 
 
 def test_of_a_packed_study_the_first_agents_are_enough():
