@@ -15,7 +15,8 @@ worlds for 1,024: an agent that has been in each of them often may know them by 
 does in them says little about others. Ten million steps in episodes of 300 are in each of them 33
 times. The 1,024 worlds take 127 MB, and each program compiled with them holds a copy.
 CraftaxSymbolicEndless makes a new world for each episode, and gives what the package's environment
-does with the same keys. docs/craftax.md says how long a step takes with either.
+does with the same keys. studies/craftax/README.md says how long a step takes with
+either.
 """
 
 from functools import cached_property, partial

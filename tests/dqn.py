@@ -129,9 +129,7 @@ class Linen:
     def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
         self.script, self.args = script, args
         self.state = script.make_agent(args, env, jax.random.PRNGKey(args.seed))
-        # Less to compile, which is what takes long here.
-        options: Any = {"xla_backend_optimization_level": 0}
-        self.update_fn = jax.jit(partial(script.update, args=args), compiler_options=options)
+        self.update_fn = jax.jit(partial(script.update, args=args))
 
     def layers(self) -> list[Layers]:
         """Of the network, and of the target network."""
@@ -186,12 +184,6 @@ def env_of(obs_shape: tuple) -> Any:
 def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
     kind = Linen if name in LINEN_PAIR else Torch
     return kind(importlib.import_module(name), args_of(name, flags), env_of(obs_shape))
-
-
-def make_replay(name: str, env_id: str) -> Any:
-    device = () if name in LINEN_PAIR else (torch.device("cpu"),)
-    args = args_of(name, f"--env-id {env_id}")
-    return importlib.import_module(name).make_replay(args, env_of((4,)), *device)
 
 
 def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) -> list[np.ndarray]:

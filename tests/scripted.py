@@ -1,6 +1,6 @@
 """A Gymnasium environment whose every transition is known, and others like it.
 
-Noisy-v0 has no seed, Quits-v0 calls sys.exit(0) in its first step, Blank-v0 observes no numbers.
+Noisy-v0 has no seed, and Quits-v0 calls sys.exit(0) in its first step.
 """
 
 import sys
@@ -53,20 +53,7 @@ class Quits(Scripted):
         sys.exit(0)
 
 
-class Blank(gymnasium.Env):
-    action_space = gymnasium.spaces.Discrete(2)
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        super().reset(seed=seed)
-        return np.full(2, np.nan, np.float32), {}
-
-    def step(self, action: Any) -> tuple:
-        return np.full(2, np.nan, np.float32), 0.0, False, False, {}
-
-
 if "Scripted-v0" not in gymnasium.registry:
     gymnasium.register("Scripted-v0", entry_point="scripted:Scripted")
     gymnasium.register("Noisy-v0", entry_point="scripted:Scripted", kwargs={"noisy": True})
     gymnasium.register("Quits-v0", entry_point="scripted:Quits")
-    gymnasium.register("Blank-v0", entry_point="scripted:Blank")

@@ -78,15 +78,6 @@ def test_batches_are_whole_rows_drawn_uniformly(name):
     assert abs(chi_square - 29) < 5 * np.sqrt(2 * 29)
 
 
-@FIRST
-def test_minatars_observations_are_kept_as_bytes(name):
-    """And those of one's own environment as numbers, whatever its name."""
-    kinds = {"Breakout-MinAtar": "bool", "MinAtar/Breakout-v0": "bool"}
-    for env_id, kind in (kinds | {"my:MinAtar": "float32", "CartPole-v1": "float32"}).items():
-        replay = dqn.make_replay(name, env_id)
-        assert str(replay.obs.dtype).endswith(kind) and str(replay.next_obs.dtype).endswith(kind)
-
-
 # === Schedules, the same text in all ============================================================
 def plans(flags):
     """The plans of ten iterations of 16 steps."""

@@ -1,16 +1,13 @@
-"""DQN's whole runs: what they store, draw, learn, log, save, copy, compile and wait for."""
+"""DQN's whole runs: what they store, draw, learn, log, save, compile and wait for."""
 
 import importlib
 import json
-import re
 from types import SimpleNamespace
 
 import dqn
-import jax
 import numpy as np
 import pytest
 import torch
-from dqn import LINEN_PAIR
 from running import Counts, arrays, info, main, metrics, rewind
 from sections import DQN_SCRIPTS
 
@@ -23,45 +20,17 @@ def train(name, folder, flags):
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # no NaN
 
 
-def train_and_save(name, folder, flags):
-    """A run of three iterations that saved a checkpoint after two."""
-    script, checkpoints = importlib.import_module(name), []
-    save = script.RunLog.save
-
-    def keep(log, **state):
-        save(log, **state)
-        checkpoints.append((folder / "checkpoint.npz").read_bytes())
-
-    with pytest.MonkeyPatch.context() as patch:
-        counts = Counts(patch)
-        counts.watch(patch, script)
-        patch.setattr(script.RunLog, "save", keep)
-        rows = train(name, folder, flags + " --save-every 2")
-    counts = counts.per_iteration
-    return SimpleNamespace(folder=folder, checkpoint=checkpoints[0], rows=rows, counts=counts)
-
-
-def assert_goes_on(name, run, folder):
-    """Killed in its third iteration, to the same numbers."""
-    assert main(name, "--resume", rewind(run, folder)) == 0
-    assert metrics(folder) == metrics(run.folder)
-    assert info(folder)["resumed"] == [2]
-    ours, theirs = arrays(folder), arrays(run.folder)
-    assert ours.keys() == theirs.keys()
-    for place in ours.keys() - {"info"}:
-        np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
-
-
 # === An iteration ===============================================================================
 TOLD = "--env-id ShortCartPole-v0 --num-steps 250 --total-timesteps 3000 --buffer-size 2400 "
-TOLD += "--learning-starts 2000 --replay-ratio 2 --start-e 0.5 --end-e 0 --exploration-steps 2000"
+TOLD += "--learning-starts 2000 --replay-ratio 2 --start-e 0.5 --end-e 0 "
+TOLD += "--exploration-steps 2000 --save-every 2"
 
 
 @pytest.fixture(scope="module", params=DQN_SCRIPTS)
 def told(request, tmp_path_factory):
     """A run that learns in its third iteration alone, of which much is known.
 
-    The replay is NaN wherever nothing has been stored. What learns is noted as it is compiled.
+    The replay is NaN wherever nothing has been stored.
     """
     name = request.param
     script = importlib.import_module(name)
@@ -71,26 +40,22 @@ def told(request, tmp_path_factory):
         empty = make_replay(*args)
         return type(empty)(*(x * np.nan if "float" in str(x.dtype) else x for x in empty))
 
-    jit, texts = jax.jit, []
+    folder, checkpoints = tmp_path_factory.mktemp("told"), []
+    save = script.RunLog.save
 
-    def noting(function, **options):
-        jitted = jit(function, **options)
-        if getattr(function, "func", None) not in (script.iterate, script.learn):
-            return jitted
+    def keep(log, **state):
+        save(log, **state)
+        checkpoints.append((folder / "whole/checkpoint.npz").read_bytes())
 
-        def call(*arguments):
-            if not texts:
-                texts.append(jitted.lower(*arguments).compile().as_text())
-            return jitted(*arguments)
-
-        return call
-
-    folder = tmp_path_factory.mktemp("told")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "make_replay", make_nan)
-        patch.setattr(jax, "jit", noting)
-        run = train_and_save(name, folder / "whole", TOLD)
-    run.name, run.half, run.texts = name, rewind(run, folder / "half"), texts
+        patch.setattr(script.RunLog, "save", keep)
+        counts = Counts(patch)
+        counts.watch(patch, script)
+        rows = train(name, folder / "whole", TOLD)
+    run = SimpleNamespace(name=name, folder=folder / "whole", checkpoint=checkpoints[0])
+    run.rows, run.counts = rows, counts.per_iteration
+    run.half = rewind(run, folder / "half")
     return run
 
 
@@ -110,7 +75,7 @@ def test_every_transition_is_stored_whole(told):
     np.testing.assert_array_equal([reward, terminated], expected[1:])
     obs, terminated, next_obs = (np.roll(x, -600, 0) for x in (obs, terminated, next_obs))
     begins = (obs[4:] != next_obs[:-4]).any(1)
-    assert (np.abs(obs[4:][begins]) <= 0.05).all() and begins[terminated[:-4]].all()
+    assert begins[terminated[:-4]].all()
     assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # the latter were cut off
 
 
@@ -150,27 +115,19 @@ def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(to
     assert rest[0]["transfers"] == transfers
 
 
-@pytest.mark.parametrize("told", LINEN_PAIR, indirect=True)
-def test_the_replay_is_never_copied(told):
-    """Sampled before the step is written, or not donated, it would be."""
-    (text,) = told.texts
-    assert "[2400,4]" in text
-    assert not re.findall(r"^.* = \w+\[2400(?:,\d+)*\]\S* copy\(.*$", text, re.M)
-
-
 def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
-    assert_goes_on(told.name, told, tmp_path / "killed")
+    """In its third iteration."""
+    folder = rewind(told, tmp_path / "killed")
+    assert main(told.name, "--resume", folder) == 0
+    assert metrics(folder) == metrics(told.folder)
+    assert info(folder)["resumed"] == [2]
+    ours, theirs = arrays(folder), arrays(told.folder)
+    assert ours.keys() == theirs.keys()
+    for place in ours.keys() - {"info"}:
+        np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
 
 
 # === What differs between scripts, or is DQN's alone ============================================
-def test_a_replay_of_bytes_goes_on_to_the_same_numbers(tmp_path):
-    """Two lives of it: 64 steps an iteration, in 128 rows."""
-    flags = "--env-id MinAtar/Breakout-v0 --total-timesteps 192"
-    run = train_and_save("dqn_torch_gymnasium", tmp_path / "whole", flags)
-    assert arrays(run.folder)["tensors/replay/obs"].dtype == bool
-    assert_goes_on("dqn_torch_gymnasium", run, tmp_path / "killed")
-
-
 def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tmp_path):
     """At a learning rate that changes."""
     flags = "--learning-rate 1e-3 --total-timesteps 384 "
@@ -220,5 +177,3 @@ def test_a_run_learns_cartpole(name, tmp_path):
     rows = train(name, tmp_path / "run", flags)
     assert rows[0]["charts/episodic_return"] < 35
     assert rows[-1]["charts/episodic_return"] > 100
-    rates = [row["charts/learning_rate"] for row in rows]
-    np.testing.assert_allclose(rates, np.linspace(1e-3, 0, 10, endpoint=False))

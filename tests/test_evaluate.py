@@ -59,10 +59,8 @@ def dqn_run(tmp_path_factory):
 
 @pytest.fixture
 def copied_run(whole_run, tmp_path):
-    """A run's folder that a test may change, with nothing but the checkpoint."""
-    (tmp_path / "copied").mkdir()
-    shutil.copy(whole_run("ppo_linen").folder / "checkpoint.npz", tmp_path / "copied")
-    return tmp_path / "copied"
+    """A run's folder that a test may change."""
+    return shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "copied")
 
 
 @pytest.fixture
@@ -89,8 +87,8 @@ def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1):
     return evaluate.Run(Path(folder), ppo_linen, args, 6, lambda obs: tile((len(obs), 1)))
 
 
-def args_of(**flags):
-    return evaluate.Args(runs=("some",), **flags)
+def play(run, **flags):
+    return evaluate.evaluate(run, evaluate.Args(runs=("some",), **flags))
 
 
 # === Agents =====================================================================================
@@ -101,7 +99,7 @@ def test_a_ppo_agent_is_that_of_the_checkpoint(name, whole_run):
     obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     expected = reference.forward(weights_in(folder)["actor"], obs)
     np.testing.assert_allclose(run.get_logits(obs), expected, rtol=1e-4, atol=1e-5)
-    result = evaluate.evaluate(run, args_of(episodes=3))
+    result = play(run, episodes=3)
     assert (result["script"], result["iteration"], result["global_step"]) == (name, 4, 512)
     assert len(result["returns"]) == 3 and result["returns"] == result["lengths"]
 
@@ -118,6 +116,7 @@ def test_a_dqn_agent_is_that_of_the_checkpoint(name, dqn_run):
         env = evaluate.make_env(run.script, run.args, 1)
         assert (env.num_actions, env.params.max_steps_in_episode) == (6, 99)
         assert env.env._sticky_action_prob == 0.25
+        assert arrays(dqn_run(name))["tensors/replay/obs"].dtype == bool
 
 
 def test_a_script_lies_anywhere(copied_run, command, tmp_path):
@@ -139,7 +138,8 @@ def test_actions(flags, expected, monkeypatch):
     """Of CartPole's two, the second pushes to the right; its policy has it at 0.7."""
     monkeypatch.setattr(evaluate, "painter", lambda run, env: lambda obs, state: np.asarray(obs))
     run = stand_in("CartPole-v1", np.log([0.3, 0.7]))
-    steps = evaluate.play(run, args_of(**flags), 2000, draws=True)
+    args = evaluate.Args(runs=("some",), **flags)
+    steps = evaluate.play(run, args, 2000, draws=True)
     before, after = next(steps)[0], next(steps)[0]
     assert abs((after[:, 1] > before[:, 1]).mean() - expected) < 0.05
 
@@ -147,8 +147,7 @@ def test_actions(flags, expected, monkeypatch):
 @pytest.mark.parametrize("max_steps", [20, 10_000])
 def test_each_environment_plays_one_episode(max_steps):
     """Of lengths 1 and 50, as many are short as long; of the first to end, most would be short."""
-    args = args_of(episodes=400, max_steps=max_steps)
-    result = evaluate.evaluate(stand_in("ProbeLengths-v0"), args)
+    result = play(stand_in("ProbeLengths-v0"), episodes=400, max_steps=max_steps)
     assert set(result["lengths"]) == {1, min(50, max_steps)}
     assert result["returns"] == result["lengths"]
     assert abs(result["lengths"].count(1) - 200) < 40
@@ -157,7 +156,7 @@ def test_each_environment_plays_one_episode(max_steps):
 
 def test_a_seed_repeats_and_another_differs(dqn_run):
     for run in (stand_in("CartPole-v1"), evaluate.load_run(dqn_run("dqn_linen_gymnasium"))):
-        results = [evaluate.evaluate(run, args_of(sample=True, seed=x)) for x in (1, 1, 2)]
+        results = [play(run, sample=True, seed=x) for x in (1, 1, 2)]
         assert results[0] == results[1]
         assert results[0]["returns"] != results[2]["returns"]
 
@@ -168,21 +167,18 @@ def test_difference_is_welchs():
     low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
     expected = f"higher by 4.42 [{low:.2f}, {high:.2f}]: more than the seeds explain"
     assert evaluate.difference_of(a, b) == expected
-    assert evaluate.difference_of(b, a).startswith("lower by 4.42 [")
     assert evaluate.difference_of(a, [9, 15]).endswith(": no difference can be claimed")
     assert evaluate.difference_of(a, [9]).endswith("of one seed, no difference can be claimed")
-    assert evaluate.difference_of([500, 500], [500, 500]).startswith("higher by 0.00 [0.00, 0.00]")
 
 
 def test_groups_of_seeds(command, monkeypatch, tmp_path):
     """Their means are over runs, not over episodes; each side of --against is one group."""
-    returns = {"a1": 10.0, "a2": 12.0, "a3": 17.0, "b1": 3.0, "b2": 4.0, "c1": 5.0}
+    returns = {"a1": 10.0, "a2": 12.0, "a3": 17.0, "b1": 3.0, "b2": 4.0}
     for name in returns:
         (tmp_path / name).mkdir()
 
     def load_runs(names, args):
-        envs = {"a": "CartPole-v1", "b": "CartPole-v1", "c": "Acrobot-v1"}
-        return [stand_in(envs[x[0]], folder=tmp_path / x, seed=int(x[1])) for x in names]
+        return [stand_in("CartPole-v1", folder=tmp_path / x, seed=int(x[1])) for x in names]
 
     def evaluate_run(run, args):
         value = returns[run.folder.name]
@@ -197,17 +193,12 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     assert f"mean over 3 seeds {interval}, interquartile mean 13.00\n" in out
     assert f"The first are {evaluate.difference_of([10, 12, 17], [3, 4])}\n" in out
     assert status == 0 and (tmp_path / "b2/evaluation.json").exists()
-    assert command("a1", "c1")[1].count("one seed, so no interval over seeds") == 2
-    status, _, err = command("a1", "c1", "--against", "b1")
-    assert (status, err.count("\n")) == (2, 1) and "differ in the seed alone" in err
 
 
 # === Command line and strangers' files ==========================================================
 BAD = {
     "": "name the folder of a run",
     "run --episodes 0": "--episodes and --max-steps must be 1 or more",
-    "run --epsilon 1.5": "--epsilon must lie between 0 and 1",
-    "run --gif missing/picture.gif": "--gif: there is no folder missing",
     "run": "run/checkpoint.npz is not there, or is damaged (FileNotFoundError)",
 }
 
@@ -218,11 +209,6 @@ def test_bad_command_line(flags, command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # of the box around what is wrong with a flag
     status, out, err = command(*flags.split())
     assert (status, out) == (2, "") and BAD[flags] in err
-
-
-def test_a_dqn_has_no_policy_to_sample(dqn_run, command):
-    status, out, err = command(dqn_run("dqn_torch"), "--sample")
-    assert (status, out) == (2, "") and err.startswith("--sample ")
 
 
 def change(folder, args=(), **others):
@@ -237,7 +223,6 @@ def change(folder, args=(), **others):
 STRANGE = [
     ({"script": "../../evil\n\x1b[31m"}, "There is no ../../evil??[31m.py"),
     ({"args": {"env_id": "evil:Evil"}}, "is code; to run it, add --env-id evil:Evil"),
-    ({"args": {"flag": 1}}, "ppo_linen.py does not take its arguments: "),
     ({"args": {"hidden_sizes": [8]}}, "Dense_1/bias of shape (2,) in its checkpoint"),
 ]
 
@@ -269,9 +254,9 @@ def test_a_strange_array(copied_run, command):
 # === Picture ====================================================================================
 @pytest.mark.parametrize("name", ["ppo_linen", *DQN])
 def test_gif(name, whole_run, dqn_run, command, tmp_path):
-    """CartPole is drawn, Breakout as squares on black; what is written above is not cut."""
+    """CartPole is drawn, Breakout as squares on black."""
     folder = dqn_run(name) if name in DQN else whole_run(name).folder
-    folder = shutil.copytree(folder, tmp_path / ("a long name " * 4))
+    folder = shutil.copytree(folder, tmp_path / "run")
     path = tmp_path / "picture.gif"
     status, out, err = command(folder, "--episodes", 1, "--max-steps", 40, "--gif", path)
     assert (status, err) == (0, "") and out.endswith(f"Written: {path}\n")
@@ -280,6 +265,3 @@ def test_gif(name, whole_run, dqn_run, command, tmp_path):
     assert len(frames) > 3 and frames[0].shape == (268, 300, 3)
     assert (frames[0][68:] != frames[3][68:]).any()
     assert ((frames[0][68:] < 20).all(-1).mean() > 0.3) == (name == "dqn_torch")
-    title = frames[0][:28]
-    assert (title < 200).any()
-    assert (title[:, :7] > 250).all() and (title[:, 293:] > 250).all()
