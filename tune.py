@@ -314,10 +314,9 @@ def work(command: Command) -> None:
     try:
         while not command.stop.is_set():
             with command.lock:
-                # What waits was interrupted, or is the first.
-                if len(counted(study)) >= command.args.trials:
-                    if not counted(study, TrialState.WAITING):
-                        return
+                waiting = counted(study, TrialState.WAITING)  # the first, and interrupted ones
+                if not waiting and len(counted(study)) >= command.args.trials:
+                    return
                 trial = study.ask(command.space)
             run_trial(command, trial)
     except BaseException:
