@@ -12,7 +12,7 @@ All is in tuned/NAME. Stopped or killed at any moment, the same command goes on.
 
 import contextlib
 import hashlib
-import importlib.util
+import importlib
 import io
 import json
 import logging
@@ -141,11 +141,8 @@ def fail(reason: str) -> NoReturn:
 # === Space ======================================================================================
 def ask_script(path: Path, words: list[str]) -> Any:
     """The script's arguments by these words; where they are wrong, tyro says so and exits."""
-    sys.path.append(str(path.parent))
-    spec: Any = importlib.util.spec_from_file_location("tuned_script", path)
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["tuned_script"] = script
-    spec.loader.exec_module(script)
+    sys.path.insert(0, str(path.parent))
+    script = importlib.import_module(path.stem)
     sys.argv = [path.name, *words]
     given = script.parse_args() if hasattr(script, "parse_args") else tyro.cli(script.Args)
     if not vars(given).keys() > OURS or "num_agents" in vars(given):

@@ -1,4 +1,4 @@
-"""The driver, on stand-ins for the training scripts."""
+"""The driver, on stand-ins for the training scripts, and on one small grid of real ones."""
 
 import json
 import os
@@ -16,10 +16,11 @@ import psutil
 import pytest
 from conftest import ROOT
 
+from analysis.runs import load
+
 NVIDIA_SMI = """#!/bin/sh
 echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-51b2d9a0-6f6b)'
 echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-8f3c7e21-0b7d)'
-echo '  MIG 1g.10gb     Device  0: (UUID: MIG-2c9e4f70-3d1a)'
 """
 REPORT = "import sys\nprint('A report of', len(open(sys.argv[-1]).readlines()), 'runs')\n"
 ONE = ("--scripts", "linen", "--no-report")
@@ -131,10 +132,6 @@ def wait_for(condition):
     raise AssertionError("what the test waits for does not come")
 
 
-def wait_for_hanging(project, runs=1):
-    wait_for(lambda: [event for event, *_ in trace(project)].count("hang") == runs)
-
-
 def processes_in(project):
     """Those whose environment shows that this test's driver started them, at any remove."""
     found = []
@@ -175,7 +172,7 @@ def test_wrong_usage_gets_one_sentence(project, flags, word):
 
 def test_a_list_can_be_pasted_and_a_dry_run_changes_nothing(project):
     folder = "it's 5 o'clock\n& \"late\" \\ $HOME\n"
-    said = succeed(project, "--runs-dir", folder, "--gpus", "1,MIG-2c9e4f70-3d1a", "--dry-run")
+    said = succeed(project, "--runs-dir", folder, "--gpus", "1,GPU-51b2d9a0-6f6b", "--dry-run")
     assert said.splitlines()[-1] == "Runs missing: 15 of 15, about 3 minutes on two cores."
     assert not (project / folder).exists()
     line = succeed(project, "--list", "--runs-dir", folder).splitlines()[0]
@@ -307,7 +304,7 @@ def test_a_full_disk_stops_the_grid(project):
 def test_stopping_leaves_no_process(project, sent, status, send):
     """A terminal's Ctrl-C or its end reaches the driver's whole process group."""
     driver = start(project, "--gpus", "0,1", **HANG)
-    wait_for_hanging(project, 2)
+    wait_for(lambda: [event for event, *_ in trace(project)].count("hang") == 2)
     send(driver.pid, getattr(signal, sent))
     assert finish(driver).returncode == status
     assert driver.stderr.endswith("to go on: ./benchmark.sh --gpus 0,1\n")
@@ -319,7 +316,7 @@ def test_stopping_leaves_no_process(project, sent, status, send):
 def test_a_killed_driver_s_run_ends_alone(project, runs_dir):
     """Another driver says that it waits for it, or for the machine; no run follows it."""
     first = start(project, *TWO, **HANG)
-    wait_for_hanging(project)
+    wait_for(lambda: trace(project)[-1:] and trace(project)[-1][0] == "hang")
     first.kill()
     first.wait()
     (name,) = started(project)
@@ -368,3 +365,45 @@ def test_killed_at_random_moments(project):
     assert completed(project) == sorted(names_of(project, *flags))
     assert not list((project / "runs").glob(".benchmark/partial/*/run.json"))  # none ran twice
     assert all(json.loads(line) for line in log_of(project))
+
+
+# === W&B, and real scripts ======================================================================
+def without_settings(project):
+    """An environment in which no settings of W&B count."""
+    env = environment(project) | {"HOME": str(project), "NETRC": str(project / "netrc")}
+    return {name: x for name, x in env.items() if not name.startswith("WANDB_")}
+
+
+def test_groups_and_notes(project):
+    """Online where a server accepts the key, for which a module stands in."""
+    (project / "wandb.py").write_text("def login(verify):\n    return verify\n")
+    flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
+    another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}
+    succeed(project, *flags, env=without_settings(project) | another)
+    for repeat, name in enumerate(completed(project), 1):
+        variables = info_of(project, name)["variables"]
+        assert variables["WANDB_RUN_GROUP"] == f"quick-repeat{repeat}"
+        assert (variables["WANDB_NOTES"], variables["WANDB_MODE"]) == ("it's\n@5", "online")
+        assert variables["WANDB_FINISH_TIMEOUT"] == "60"
+
+
+def test_a_small_real_grid(tmp_path):
+    """Of a script and of a copy under another name, offline, to its report."""
+    shutil.copy(ROOT / "ppo_linen.py", tmp_path / "mine.py")
+    runs = tmp_path / "runs"
+    flags = ("--scripts", f"linen,{tmp_path}/mine.py", "--iterations", "1", "--track")
+    env = without_settings(tmp_path) | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    said = succeed(ROOT, *flags, "--runs-dir", str(runs), env=env).splitlines()
+    for name in completed(tmp_path):
+        run = info_of(tmp_path, name)
+        assert run["status"] == "completed" and run["peak_host_bytes"] > 0
+        assert len(run["machine"]) == 8 and run["cores"] == psutil.cpu_count(logical=False)
+    assert sorted(load(runs).runs["mode"]) == ["mine", "ppo_linen"]
+    report, send, end = said[-3:]
+    assert report == f"Report: {runs}/report/report.html"
+    assert end == f"Runs complete: 2 of 2, in {runs}."
+    what, _, command = send.partition(": ")
+    assert what == "To send the offline runs to W&B"
+    words = subprocess.check_output(["bash", "-c", f"echo {command}"], cwd=ROOT, text=True)
+    program, verb, *folders = words.split()
+    assert os.access(ROOT / program, os.X_OK) and verb == "sync" and len(folders) == 2

@@ -94,13 +94,6 @@ def test_two_setups_at_once_install_once(project):
     assert waiting in said
 
 
-def test_an_environment_of_ones_own_is_used_as_it_is(project):
-    (project / "own/bin").mkdir(parents=True)
-    add_tool(project, "../own/bin/python", PYTHON)
-    assert setup(project, VENV="own") == (0, [str(project / "own/bin/python")], [])
-    assert calls(project) == [] and not (project / ".venv").exists()
-
-
 def test_what_cannot_be_set_up_gets_one_sentence(project):
     missing = ["setup: VENV is 'nowhere', which has no bin/python."]
     assert setup(project, VENV="nowhere") == (2, [], missing)

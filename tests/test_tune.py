@@ -163,12 +163,6 @@ def test_a_study(project):
     running = [1 if x["what"] == "start" else -1 for x in traced(project, "start", "end")]
     assert max(np.cumsum(running)) == 2  # workers
 
-    # What a trial leaves: numbers, and no agent, but for the verdict's.
-    assert (project / "tuned" / NAME / "trials.csv").read_text().count("\n") == 4
-    left = [x.name for x in (project / "tuned" / NAME).rglob("0001-*/*")]
-    assert set(left) == {"metrics.jsonl", "run.json", "evaluation.json", "lock"}
-    assert len(list(project.glob("tuned/*/*/fresh/*/checkpoint.npz"))) == 2 * 3
-
     # Said again, nothing is trained or judged again.
     assert run(project, *words)[0] == 0 and report(project) == result
     assert traced(project, "start", "judge") == events
@@ -180,21 +174,17 @@ def test_a_study(project):
         assert 'src="plotly.min.js"' in page and 'src="http' not in page
 
 
-@pytest.mark.parametrize("n", [2, 12])
-def test_summary(n):
+def test_summary():
     """The interquartile mean with Tukey and McLaughlin's interval, the mean with Student's."""
-    values = np.sort(np.random.default_rng(n).standard_cauchy(n))
-    result = tune.summary(list(values))
-    cut = n // 4
-    middle = values[cut : n - cut].mean()
-    winsorized = values.clip(values[cut], values[n - cut - 1])
-    reach = stats.t.ppf(0.975, n - 2 * cut - 1) * stats.sem(winsorized) / (1 - 2 * cut / n)
-    assert (result["iqm"], result["mean"]) == pytest.approx((middle, values.mean()))
-    assert result["interval"] == pytest.approx([middle - reach, middle + reach], rel=1e-4)
-    reach = stats.t.ppf(0.975, n - 1) * stats.sem(values)
+    returns = [1.0, 2.0, 4.0, 7.0, 8.0, 9.0, 9.5, 100.0]
+    result = tune.summary(returns)
+    assert (result["iqm"], result["mean"]) == (7, 17.5625)
+    winsorized = stats.sem([4, 4, 4, 7, 8, 9, 9, 9])
+    reach = stats.t.ppf(0.975, 3) * winsorized / (1 - 2 * 2 / 8)
+    assert result["interval"] == pytest.approx([7 - reach, 7 + reach], rel=1e-4)
+    reach = stats.t.ppf(0.975, 7) * stats.sem(returns)
     assert np.diff(result["mean_interval"]) == pytest.approx(2 * reach, rel=1e-4)
-    alike = tune.summary([2.0] * n)  # no interval, and not one of no width
-    assert (alike["iqm"], alike["interval"], alike["mean_interval"]) == (2, None, None)
+    assert tune.summary([2.0] * 12)["interval"] is None  # and not one of no width
 
 
 # === Interruptions ==============================================================================
@@ -340,7 +330,6 @@ def test_where_all_trials_fail_one_sentence_says_so(project):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        ("fake.py --trials 0", "--trials must be 1 or more"),
         ("fake.py --gamma 2", "--gamma must lie between 0 and 1, not 2.0"),
         ("fake.py --run-name=x", "--run-name cannot be set: tune.py gives it to each run"),
         ("fake.py --studies-dir /dev/null", "the study cannot be opened: [Errno 20] Not a dir"),
@@ -348,7 +337,6 @@ def test_where_all_trials_fail_one_sentence_says_so(project):
         ("fake.py --space gama=0.9", "the script has no gama"),
         ("fake.py --space gamma=a:\x1b[31m", "is no NAME=LOW:HIGH[:log] or NAME=A,B,C"),
         ("fake.py --space gamma=0.5:2", "it has no values from 0.5 to 2.0"),
-        ("none.py", "SCRIPT: there is no file none.py"),
         ("many.py", "many.py does not train one agent"),
     ],
 )
