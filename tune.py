@@ -87,7 +87,7 @@ DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 @dataclass
 class Args:
     script: tyro.conf.Positional[Path]  # ppo_*.py or dqn_*.py, or a copy
-    trials: int = 40  # trials in the study, those of all its machines and commands together
+    trials: int = 40  # trials in the study, those of all its machines together
     num_seeds: int = 4  # seeds that a trial trains with
     fresh_seeds: int = 12  # seeds of the best settings' and the script's own last trainings
     episodes: int = 100  # greedy episodes that judge an agent

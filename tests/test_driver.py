@@ -69,10 +69,10 @@ def environment(project, **stand_in):
     }
 
 
-def start(project, *flags, wrapper=(), env=None, cwd=None, program="./benchmark.sh", **stand_in):
+def start(project, *flags, env=None, cwd=None, program="./benchmark.sh", **stand_in):
     return subprocess.Popen(
         # Under nohup, or in a shell's background, these signals would be ignored.
-        [*wrapper, "env", "--default-signal=INT,HUP", program, *flags],
+        ["env", "--default-signal=INT,HUP", program, *flags],
         cwd=cwd or project,
         env=env or environment(project, **stand_in),
         stdin=subprocess.DEVNULL,
