@@ -324,8 +324,8 @@ def work(command: Command) -> None:
 def requeue(command: Command) -> None:
     """Queue what was interrupted here: its trial ends, and another goes on with its runs."""
     for trial in counted(command.study, TrialState.RUNNING):
-        # One without a place was interrupted before it had one.
-        if trial.user_attrs.get("place", command.place) == command.place:
+        # Of a study that machines share, another one may be running it.
+        if not command.args.storage or trial.user_attrs.get("place") == command.place:
             command.study.tell(trial.number, state=TrialState.FAIL)
             settings = trial.system_attrs.get("fixed_params", {}) | trial.params
             first = trial.user_attrs.get("goes_on", trial.number)
@@ -345,8 +345,6 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
     except TrialError as error:
         trial.set_user_attr("error", str(error))
         ended = study.tell(trial, state=TrialState.FAIL)
-    except optuna.exceptions.UpdateFinishedTrialError:
-        return  # another machine began as this trial did, and took it
     with command.lock:
         report_trial(command, ended)
 

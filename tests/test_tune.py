@@ -222,14 +222,18 @@ def opened(folder):
 def test_an_interrupted_trial_goes_on_where_it_was(tmp_path, capsys):
     """Even where it had not yet got its settings; another machine's is left to that."""
     args, space, study = opened(tmp_path)
-    first = study.ask()  # with the script's own settings
-    other = study.ask(space)
-    other.set_user_attr("place", "there")
     command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
+    first = study.ask()  # with the script's own settings
     tune.requeue(command)
-    again = study.ask(space)
-    assert (again.params["gamma"], again.user_attrs["goes_on"]) == (0.5, first.number)
-    assert [x.number for x in tune.counted(study)] == [other.number, again.number]
+    second = study.ask(space)
+    second.set_user_attr("place", "here")
+    other = study.ask(space)
+    args.storage = "shared"
+    tune.requeue(command)
+    third = study.ask(space)
+    assert [x.number for x in tune.counted(study)] == [other.number, third.number]
+    for trial in (second, third):
+        assert (trial.params["gamma"], trial.user_attrs["goes_on"]) == (0.5, first.number)
     tune.finish(command)  # too early
     assert "other commands run trials" in capsys.readouterr().out
 
@@ -367,6 +371,10 @@ def test_a_study_goes_on_only_as_it_was_begun_and_by_one_command(project):
     assert run(project, *words, *more)[0] == 0
     check_runs(project)
     assert len(values_of(project)) == 2 and len(report(project)["own"]["returns"]) == 3
+    # Another study of this name, as the database is new, has other runs.
+    (project / "tuned" / NAME / "study.db").unlink()
+    assert run(project, *words)[0] == 0
+    assert Counter(x["run"] for x in traced(project, "start"))["0000-seed-1"] == 2
 
 
 def test_a_script_lies_anywhere_and_gets_the_words_that_are_not_tune_s(project):
