@@ -10,27 +10,19 @@ script's own, train again with seeds that no trial had: only those returns say w
 All is in tuned/NAME. Stopped or killed at any moment, the same command goes on.
 """
 
-import os
-import sys
-
-# A random.py in the current folder, or beside this file, must not stand in for Python's.
-HERE = os.path.dirname(os.path.abspath(__file__))
-if __name__ == "__main__":
-    sys.path[:] = [x for x in sys.path if os.path.abspath(x) not in (HERE, os.getcwd())]
-    sys.path.append(HERE)
-
 import contextlib
-import difflib
 import hashlib
-import importlib.util
+import importlib
 import io
 import json
 import logging
+import os
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -55,8 +47,9 @@ except ImportError as error:
     sys.exit(2)
 
 from analysis import runs, tuning
-from analysis.tuning import counted, locked, plain, run_of
+from analysis.tuning import ENDED, counted, locked, plain, run_of
 
+HERE = Path(__file__).resolve().parent
 # What is searched, where the script has it. LOW:HIGH is uniform, and with :log its logarithm is;
 # A,B,C is a choice, which the script's own value joins, and what it refuses leaves.
 SPACE = {
@@ -86,24 +79,15 @@ NOT_SEARCHED = OURS | {"save_every", "track", "exp_name", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
 FRESH = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, ...
 TRIAL_GAMES, FRESH_GAMES = 1_000_000, 2_000_000  # seeds of the games that judge them
-BEAT, SILENCE = 60, 600  # seconds; a trial that was silent for longer is taken for dead
 STEPS = 90  # that a trial reports; Hyperband judges at a ninth and a third of them
-HOPELESS = 3  # failures from the start that end a command
 # A script gets SIGTERM if tune.py is killed, and saves a checkpoint.
 DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-# Runs a script as `python SCRIPT` does, but with the script's folder last in sys.path, not first.
-LAUNCH = """
-import os, runpy, sys
-sys.argv.pop(0)
-sys.path.append(os.path.dirname(sys.argv[0]))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @dataclass
 class Args:
     script: tyro.conf.Positional[Path]  # ppo_*.py or dqn_*.py, or a copy
-    trials: int = 40  # trials in the study, those of all its machines and commands together
+    trials: int = 40  # trials in the study, those of all its machines together
     num_seeds: int = 4  # seeds that a trial trains with
     fresh_seeds: int = 12  # seeds of the best settings' and the script's own last trainings
     episodes: int = 100  # greedy episodes that judge an agent
@@ -144,7 +128,6 @@ class Command:
     study: optuna.Study
     trials: Path  # where they train; another study of the same name has another one
     place: str  # that folder, and its machine
-    ended: list[TrialState] = field(default_factory=list)  # how this command's trials did
     stop: threading.Event = field(default_factory=threading.Event)  # set by a signal
     lock: threading.Lock = field(default_factory=threading.Lock)  # one worker at a time has Optuna
 
@@ -158,11 +141,8 @@ def fail(reason: str) -> NoReturn:
 # === Space ======================================================================================
 def ask_script(path: Path, words: list[str]) -> Any:
     """The script's arguments by these words; where they are wrong, tyro says so and exits."""
-    sys.path.append(str(path.parent))
-    spec: Any = importlib.util.spec_from_file_location("tuned_script", path)
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["tuned_script"] = script
-    spec.loader.exec_module(script)
+    sys.path.insert(0, str(path.parent))
+    script = importlib.import_module(path.stem)
     sys.argv = [path.name, *words]
     given = script.parse_args() if hasattr(script, "parse_args") else tyro.cli(script.Args)
     if not vars(given).keys() > OURS or "num_agents" in vars(given):
@@ -184,8 +164,7 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
         if name not in known:
-            (closest,) = difflib.get_close_matches(name, known, 1, cutoff=0)
-            fail(f"--space {word}: the script has no {name}; the closest name is {closest}")
+            fail(f"--space {word}: the script has no {name}")
         if name in NOT_SEARCHED or name in fixed:
             fail(f"--space {word}: {name} is fixed, by a flag or since it changes the task")
         ranges[name] = text
@@ -266,7 +245,7 @@ def run(command: Command, words: list[str], log: Path, look: Callable) -> None:
     if command.stop.is_set():
         raise Stopped
     deadline = time.monotonic() + command.args.timeout
-    launch = [*DIE_TOO, sys.executable, "-c", LAUNCH, *words]
+    launch = [*DIE_TOO, sys.executable, *words]
     # In a session of its own: a terminal's Ctrl-C reaches tune.py, which tells it.
     with open(log, "wb") as file:
         process = subprocess.Popen(
@@ -318,7 +297,7 @@ def judge(command: Command, folders: list[Path], games: int, look: Callable) -> 
     if missing:
         words = [*missing, "--episodes", str(command.args.episodes), "--seed", str(games)]
         words += ["--script", str(command.args.script), "--env-id", command.own["env_id"]]
-        run(command, [f"{HERE}/evaluate.py", *words], Path(f"{folders[0]}.judge.log"), look)
+        run(command, [str(HERE / "evaluate.py"), *words], Path(f"{folders[0]}.judge.log"), look)
     returns = [json.loads(path.read_text())["return"]["mean"] for path in files]
     if not np.isfinite(returns).all():
         raise TrialError("an agent's return is no number")
@@ -328,49 +307,29 @@ def judge(command: Command, folders: list[Path], games: int, look: Callable) -> 
 # === Trials =====================================================================================
 def work(command: Command) -> None:
     """Run trials until there are enough, or a signal stops them."""
+    study = command.study
     try:
         while not command.stop.is_set():
             with command.lock:
-                trial = next_trial(command)
-            if trial is None:
-                return
-            with locked(command.trials / f"{trial.number:04d}.lock"):
-                run_trial(command, trial)
+                waiting = counted(study, TrialState.WAITING)  # the first, and interrupted ones
+                if not waiting and len(counted(study)) >= command.args.trials:
+                    return
+                trial = study.ask(command.space)
+            run_trial(command, trial)
     except BaseException:
         command.stop.set()  # the other workers
         raise
 
 
-def next_trial(command: Command) -> optuna.Trial | None:
-    """Begin a trial, with new settings or with those of an interrupted one; None: it is enough."""
-    study = command.study
-    for running in counted(study, TrialState.RUNNING):
-        if is_dead(command, running):
-            requeue(study, running)
-    if len(counted(study)) >= command.args.trials and not counted(study, TrialState.WAITING):
-        return None
-    return study.ask(command.space)
-
-
-def is_dead(command: Command, trial: FrozenTrial) -> bool:
-    """Whether who ran a trial is gone: from this place, or silent for long."""
-    place = trial.user_attrs.get("place")
-    if place == command.place:
-        with locked(command.trials / f"{trial.number:04d}.lock") as free:
-            return free
-    assert trial.datetime_start
-    seen = trial.user_attrs.get("seen", trial.datetime_start.timestamp())
-    return time.time() - seen > (SILENCE if place else BEAT)
-
-
-def requeue(study: optuna.Study, trial: FrozenTrial) -> None:
-    """End an interrupted trial, which counts no more; queue one that goes on with it."""
-    try:
-        study.tell(trial.number, state=TrialState.FAIL)
-    except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
-        return  # another command was faster
-    settings = trial.system_attrs.get("fixed_params", {}) | trial.params
-    study.enqueue_trial(settings, {"goes_on": trial.user_attrs.get("goes_on", trial.number)})
+def requeue(command: Command) -> None:
+    """Queue what was interrupted here: its trial ends, and another goes on with its runs."""
+    for trial in counted(command.study, TrialState.RUNNING):
+        # Of a study that machines share, another one may be running it.
+        if not command.args.storage or trial.user_attrs.get("place") == command.place:
+            command.study.tell(trial.number, state=TrialState.FAIL)
+            settings = trial.system_attrs.get("fixed_params", {}) | trial.params
+            first = trial.user_attrs.get("goes_on", trial.number)
+            command.study.enqueue_trial(settings, {"goes_on": first})
 
 
 def run_trial(command: Command, trial: optuna.Trial) -> None:
@@ -386,11 +345,6 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
     except TrialError as error:
         trial.set_user_attr("error", str(error))
         ended = study.tell(trial, state=TrialState.FAIL)
-    except Stopped:
-        requeue(study, study.trials[trial.number])
-        return
-    except optuna.exceptions.UpdateFinishedTrialError:
-        return  # this machine slept, and another took the trial for dead
     with command.lock:
         report_trial(command, ended)
 
@@ -401,7 +355,6 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
     folders = [run_of(trial, command.trials, 1 + i) for i in range(num_seeds)]
     recent: list[float] = []
     reported = -1  # the last step that was, a part of the whole trial
-    seen = 0.0
 
     def report(value: float, seeds: float) -> None:
         nonlocal reported
@@ -414,11 +367,7 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
                     raise optuna.TrialPruned
 
     def look() -> None:
-        """Say that the trial lives; and how it does, while the first seed trains."""
-        nonlocal seen
-        if time.time() - seen > BEAT:
-            seen = time.time()
-            trial.set_user_attr("seen", seen)
+        """Say how the trial does, while the first seed trains."""
         rows = [] if recent else tuning.read_rows(folders[0])
         value = runs.last_return(rows)
         if value is not None:
@@ -446,10 +395,6 @@ def report_trial(command: Command, trial: FrozenTrial) -> None:
     text += f", best {best.value:.4g} (trial {best.number})" if best else ""
     print(f"trial {trial.number}: {said} | {command.args.trials} trials: {text}", flush=True)
     tuning.write_table(command.study, command.folder)
-    track(command)
-    command.ended.append(trial.state)
-    if command.ended == [TrialState.FAIL] * HOPELESS:
-        raise TrialError(f"the first {HOPELESS} trials failed: {said}")
 
 
 def best_of(study: optuna.Study) -> FrozenTrial | None:
@@ -458,28 +403,14 @@ def best_of(study: optuna.Study) -> FrozenTrial | None:
     return max(complete, key=lambda x: round(x.value or 0.0, 6), default=None)
 
 
-def track(command: Command, result: dict[str, Any] | None = None) -> None:
-    """With --mlflow, copy what there is; if it cannot be done, say so once."""
-    if not command.args.mlflow:
-        return
-    try:
-        with locked(command.folder / "mlflow.lock", 60) as free:
-            if free:
-                tuning.copy_to_mlflow(command, result)
-    except Exception as error:  # whatever it is, the study is worth more than its copy
-        print(f"--mlflow: {plain(error)}; the study goes on, and is logged later", file=sys.stderr)
-        command.args.mlflow = False
-
-
 # === Study ======================================================================================
-def open_storage(url: str, folder: Path) -> optuna.storages.BaseStorage:
+def open_storage(url: str, folder: Path) -> str | optuna.storages.BaseStorage:
     """A database, by default SQLite in the study's folder, or a journal file."""
     if url and "://" not in url:
         # Of a relative path in a folder, Optuna's lock would not be there.
         backend = optuna.storages.journal.JournalFileBackend(os.path.abspath(url))
         return optuna.storages.JournalStorage(backend)
-    url = url or f"sqlite:///{quote(str(folder.absolute()))}/study.db?timeout=60"
-    return optuna.storages.RDBStorage(url, {"pool_pre_ping": True})
+    return url or f"sqlite:///{quote(str(folder.absolute()))}/study.db?timeout=60"
 
 
 def open_study(name: str, args: Args, folder: Path, begun: dict, own: dict) -> optuna.Study:
@@ -517,20 +448,18 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
     own = {name: command.own[name] for name in command.space}
     trials = counted(command.study, TrialState.COMPLETE)
     look = command.stop.is_set  # nobody is told how these do
-    folders = []
-    settings = []
-    seeds = []
-    for name, values in (("own", own), (f"trial-{best.number:04d}", best.params)):
+    trainings = []
+    for name, settings in (("own", own), (f"trial-{best.number:04d}", best.params)):
         for seed in range(FRESH + 1, FRESH + 1 + num_seeds):
-            folders.append(command.trials / "fresh" / f"{name}-seed-{seed}")
-            settings.append(values)
-            seeds.append(seed)
+            folder = command.trials / "fresh" / f"{name}-seed-{seed}"
+            trainings.append((folder, settings, seed))
+    folders = [folder for folder, *_ in trainings]
 
-    def train_fresh(folder: Path, values: dict, seed: int) -> None:
-        train(command, folder, values, seed, look)
+    def train_fresh(training: tuple[Path, dict, int]) -> None:
+        train(command, *training, look)
 
     with ThreadPoolExecutor(command.args.workers) as pool:
-        for i, _ in enumerate(pool.map(train_fresh, folders, settings, seeds)):
+        for i, _ in enumerate(pool.map(train_fresh, trainings)):
             print(f"{i + 1}/{len(folders)} runs with fresh seeds", flush=True)
     returns = judge(command, folders, FRESH_GAMES, look)
     of_best = returns[num_seeds:]
@@ -571,22 +500,18 @@ def summary(returns: list[float]) -> dict[str, Any]:
 
 
 def finish(command: Command) -> None:
-    """Once no trial is left, judge the best by fresh seeds, say so, and draw the figures."""
+    """Once all trials have ended, judge the best by fresh seeds, say so, and draw the figures."""
     if command.stop.is_set():
         raise Stopped
     study = command.study
-    best = best_of(study)
-    if counted(study, TrialState.RUNNING, TrialState.WAITING):
+    if len(counted(study, *ENDED)) < command.args.trials:
         print("other commands run trials; after them, the same command has the verdict")
         return
+    best = best_of(study)
     if best is None:
         raise TrialError("no trial is complete: trials.csv says why")
-    with locked(command.folder / "verdict.lock") as free:
-        if not free:
-            print("another command trains with fresh seeds, and will print the verdict")
-            return
-        result = verdict(command, best)
-        (command.folder / "best.json").write_text(json.dumps(result, indent=2))
+    result = verdict(command, best)
+    (command.folder / "best.json").write_text(json.dumps(result, indent=2))
     print(f"greedy return with {command.args.fresh_seeds} fresh seeds, interquartile mean [95%]:")
     print(f"  the script's own settings: {result['own']['text']}")
     print(f"  best settings, of trial {best.number}: {result['best']['text']}")
@@ -594,20 +519,21 @@ def finish(command: Command) -> None:
     print(f"written to {command.folder}; to train with the best: {result['command']}")
     if len(counted(study, TrialState.COMPLETE)) > 1:
         tuning.draw(study, command.folder)
-    track(command, result)
+    if command.args.mlflow:
+        try:
+            tuning.copy_to_mlflow(command, result)
+        except Exception as error:  # a server, and what connects to it, can raise anything
+            sys.exit(f"--mlflow: {plain(error)}; the same command tries again")
 
 
 # === Command ====================================================================================
 def begin() -> Command:
     """Read the command line, and open the study that it names."""
     args, words = tyro.cli(Args, description=__doc__, return_unknown_args=True)
-    os.environ["PYTHONSAFEPATH"] = "1"  # so to no process, modules come from the current folder
     if args.workers > 1:  # several share a GPU
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not args.script.is_file():
-        args.script = Path(HERE, args.script)
-    if not args.script.is_file():
-        fail(f"SCRIPT: there is no file {args.script.name}")
+        fail(f"SCRIPT: there is no file {args.script}")
     given = ask_script(args.script.absolute(), words)
     os.environ["COLUMNS"] = "500"  # else tyro wraps sentences that are read from now on
     ranges = ranges_of(args.space, words, given)
@@ -623,8 +549,7 @@ def begin() -> Command:
     folder = Path(args.studies_dir, name.replace("/", "-").replace(":", "-"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / "study.lock", 60):  # two commands may be making it
-            study = open_study(name, args, folder, begun, {x: own[x] for x in space})
+        study = open_study(name, args, folder, begun, {x: own[x] for x in space})
     except Exception as error:  # a database, and what connects to it, can raise anything
         fail(f"the study cannot be opened: {error}")
     trials = folder / study.user_attrs["id"]
@@ -633,12 +558,22 @@ def begin() -> Command:
     return Command(args, words, own, space, folder, study, trials, place)
 
 
+def tune(command: Command) -> None:
+    """Run the trials, and then what judges the best of them."""
+    requeue(command)
+    with ThreadPoolExecutor(command.args.workers) as pool:
+        workers = [pool.submit(work, command) for _ in range(command.args.workers)]
+    for worker in workers:
+        worker.result()
+    finish(command)
+
+
 def main() -> None:
     """Tune, and report what the best settings give with fresh seeds."""
     logging.disable(logging.WARNING)  # Optuna and MLflow tell of each step
     warnings.simplefilter("ignore")  # of own settings out of a range, of one seed's intervals, ...
     command = begin()
-    status = 0
+    status = 1  # somebody stopped a script
 
     def stop(number: int, frame: Any) -> None:
         nonlocal status
@@ -648,11 +583,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     try:
-        with ThreadPoolExecutor(command.args.workers) as pool:
-            workers = [pool.submit(work, command) for _ in range(command.args.workers)]
-        for worker in workers:
-            worker.result()
-        finish(command)
+        with locked(command.folder / "study.lock") as free:
+            if not free:
+                fail("another command runs this study; --workers 2 runs two trials at a time")
+            tune(command)
     except Stopped:
         print("Stopped. The same command goes on.")
         sys.exit(status)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna import visualization
 from optuna.trial import FrozenTrial, TrialState
 
 from analysis.schema import clean
@@ -32,6 +33,9 @@ def locked(path: Path, seconds: float = 0) -> Generator[bool]:
 
 
 # === Trials =====================================================================================
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
 def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
     """The trials, or those in some states, without those that a later one goes on with."""
     trials = study.get_trials(deepcopy=False, states=which or None)
@@ -57,32 +61,28 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
 def write_table(study: optuna.Study, folder: Path) -> None:
     """Write trials.csv: a row per trial, with its settings, or why it failed."""
     table = study.trials_dataframe(("number", "state", "value", "duration", "params", "user_attrs"))
-    table = table.drop(columns=["user_attrs_place", "user_attrs_seen"], errors="ignore")
+    table = table.drop(columns="user_attrs_place", errors="ignore")
     table.to_csv(folder / "trials.csv", index=False)
 
 
 def draw(study: optuna.Study, folder: Path) -> None:
-    """Draw Optuna's figures, as HTML to explore (plotly) and as PNG (matplotlib)."""
-    from matplotlib import pyplot
-    from optuna import visualization as html
-    from optuna.visualization import matplotlib as png
-
-    pyplot.switch_backend("agg")
+    """Draw Optuna's figures, as HTML."""
     top = list(optuna.importance.get_param_importances(study))[:4]
-    for name in ("optimization_history", "param_importances", "parallel_coordinate", "contour"):
-        options = {"params": top} if name == "contour" else {}
-        page = getattr(html, f"plot_{name}")(study, **options)
-        page.write_html(folder / f"{name}.html", include_plotlyjs="directory")
-        getattr(png, f"plot_{name}")(study, **options)
-        pyplot.gcf().set_size_inches((16, 13) if name == "contour" else (14, 6))
-        pyplot.savefig(folder / f"{name}.png", bbox_inches="tight")
+    figures = {
+        "optimization_history": visualization.plot_optimization_history(study),
+        "param_importances": visualization.plot_param_importances(study),
+        "parallel_coordinate": visualization.plot_parallel_coordinate(study),
+        "contour": visualization.plot_contour(study, params=top),
+    }
+    for name, figure in figures.items():
+        figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
 
 
 # === MLflow =====================================================================================
-def copy_to_mlflow(command: Any, result: dict[str, Any] | None) -> None:
-    """Log the trials of this place that MLflow has not yet; with the verdict, all, and it.
+def copy_to_mlflow(command: Any, result: dict[str, Any]) -> None:
+    """Log a study that has its verdict: a run, and a child of it for each trial that ended.
 
-    A study is a run, and each trial that ended a child of it; they are found by their tags.
+    They replace what was there of it.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -92,31 +92,17 @@ def copy_to_mlflow(command: Any, result: dict[str, Any] | None) -> None:
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo-rosetta"))
     study = command.study
     key = study.user_attrs["id"]
-    logged = {}
     for run in mlflow.search_runs(filter_string=f"tags.study_id = '{key}'", output_format="list"):
-        if run.info.status == "RUNNING" and run.data.tags["place"] == command.place:
-            mlflow.delete_run(run.info.run_id)  # who logged it was killed on the way
-        else:
-            logged[run.data.tags["trial"]] = run.info.run_id
-    tags = {"study_id": key, "place": command.place, "trial": "none"}
-    if "none" not in logged:
-        with mlflow.start_run(run_name=study.study_name, tags=tags) as run:
-            mlflow.log_params(study.user_attrs["begun"])
-        logged["none"] = run.info.run_id
-    for trial in counted(study, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):
-        ours = result is not None or trial.user_attrs.get("place") == command.place
-        if ours and str(trial.number) not in logged:
-            tags["trial"] = str(trial.number)
-            tags["state"] = trial.state.name
+        mlflow.delete_run(run.info.run_id)
+    with mlflow.start_run(run_name=study.study_name, tags={"study_id": key}):
+        mlflow.log_params(study.user_attrs["begun"])
+        for trial in counted(study, *ENDED):
+            tags = {"study_id": key, "state": trial.state.name}
             tags["error"] = trial.user_attrs.get("error", "")
-            name = f"trial-{trial.number:04d}"
-            parent = logged["none"]
-            with mlflow.start_run(run_name=name, nested=True, parent_run_id=parent, tags=tags):
+            with mlflow.start_run(run_name=f"trial-{trial.number:04d}", nested=True, tags=tags):
                 mlflow.log_params(command.own | trial.params)
                 log_metrics(mlflow, trial, command.trials)
-    if result is not None:
-        with mlflow.start_run(run_id=logged["none"]):
-            log_verdict(mlflow, command.folder, result)
+        log_verdict(mlflow, command.folder, result)
 
 
 def log_metrics(mlflow: Any, trial: FrozenTrial, runs: Path) -> None:
@@ -137,6 +123,6 @@ def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
         mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
     mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
     for path in folder.iterdir():
-        if path.suffix in (".json", ".csv", ".png", ".html", ".js"):
+        if path.suffix in (".json", ".csv", ".html", ".js"):
             mlflow.log_artifact(path)
     mlflow.log_artifacts(folder / result["best_runs"][0], "best")

@@ -65,7 +65,10 @@ def positive(text: str) -> int:
 def items(text: str) -> list[str]:
     if Path(text).is_file():
         return [text]  # a script's path may have spaces
-    return text.replace(",", " ").split()
+    words = text.replace(",", " ").split()
+    if not words:
+        raise argparse.ArgumentTypeError(f"must name one or more, not '{text}'")
+    return words
 
 
 def parse_args() -> argparse.Namespace:

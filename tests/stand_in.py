@@ -34,8 +34,6 @@ if plan == "crash":
 if plan == "killed" and not resumed:
     checkpoint.write_text("8")
     os.kill(os.getpid(), signal.SIGKILL)
-if plan == "fill":
-    (folder / "metrics.jsonl").write_text(" " * 100_000_000)
 if plan == "hang":
     # In a session of its own, and with the files that this one has open.
     subprocess.Popen(["sleep", "1000"], start_new_session=True, close_fds=False)

@@ -90,8 +90,6 @@ class WandbServer(ThreadingHTTPServer):
     def upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = self.run(variables["name"])
         run["name"] = variables["displayName"] or run["name"]
-        run["group"] = variables.get("groupName") or run.get("group")
-        run["notes"] = variables.get("notes") or run.get("notes")
         run["config"] = variables["config"] or run["config"]
         names = {"name": variables["name"], "displayName": run["name"], "project": PROJECT}
         empty = {"description": None, "config": "{}", "sweepName": None, "historyLineCount": 0}
