@@ -1,0 +1,40 @@
+"""CartPole without its velocities, for gymnax and for Gymnasium: only memory can tell them.
+
+    python ppo_rnn_linen.py --env-id envs.masked_cartpole:MaskedCartPole
+    python ppo_torch_gymnasium.py --env-id envs.masked_cartpole:MaskedCartPole-v0
+
+All is as in CartPole-v1, but the agent sees where the cart is and how the pole leans, and not how
+fast they move. A velocity is what changed from one observation to the next.
+"""
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnax.environments import spaces
+from gymnax.environments.classic_control.cartpole import CartPole, EnvParams, EnvState
+
+SEEN = np.array([0, 2])  # of position, velocity, angle, angular velocity
+
+
+class MaskedCartPole(CartPole):
+    """For gymnax."""
+
+    def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
+        return jnp.array([state.x, state.theta])
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        whole = super().observation_space(params)
+        return spaces.Box(whole.low[SEEN], whole.high[SEEN], (len(SEEN),), jnp.float32)
+
+
+def make_masked(**options) -> gymnasium.Env:
+    """For Gymnasium."""
+    env = CartPoleEnv(**options)
+    whole = env.observation_space
+    seen = gymnasium.spaces.Box(whole.low[SEEN], whole.high[SEEN], dtype=np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[SEEN], seen)
+
+
+gymnasium.register("MaskedCartPole-v0", make_masked, max_episode_steps=500)
