@@ -209,10 +209,10 @@ class MLP(eqx.Module):
 
 
 class Agent(eqx.Module):
+    actor: MLP  # fields by name, as in Linen: in this order the gradient's norm is summed
+    critic: MLP
     encoder: MLP
     recurrent: MLP
-    actor: MLP
-    critic: MLP
 
     def encode(self, obs):
         return self.encoder(obs)  # (..., obs_dim) -> (..., 3 H), H = gru_hidden_size
@@ -251,7 +251,7 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     recurrent = MLP((size, 3 * size), output_scale=1.0, key=keys[1])
     actor = MLP((size, env.num_actions), output_scale=0.01, key=keys[2])
     critic = MLP((size, 1), output_scale=1.0, key=keys[3])
-    agent = Agent(encoder, recurrent, actor, critic)
+    agent = Agent(actor, critic, encoder, recurrent)
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)
