@@ -15,7 +15,7 @@ usage() {
   done
   cat <<'END'
 Or your own grid, each as LIST or one,two,...:
-  --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached
+  --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached nnx_tree
                     equinox-none equinox, and what else lies here as ppo_NAME.py, or dqn_NAME.py as
                     dqn_NAME; path/to/mine.py, your own, whose runs are named mine
   --envs LIST       default CartPole-v1; my_module:MyEnv, your own, where you call this from
@@ -102,7 +102,7 @@ while (($# > 0)); do
       if [[ ! $2 =~ ^[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*$ ]]; then fail "--gpus must be as 0,1; not '$2'."; fi
       IFS=, read -ra gpus <<<"$2"
       ;;
-    *) grid_flags+=("$1=$2") ;; # analysis/grid.py checks these
+    *) grid_flags+=("$1=$2") ;; # studies/grid.py checks these
     esac
     shift
     ;;
@@ -122,7 +122,7 @@ if [[ ! . -ef $here ]]; then
   if [[ ${VENV:-/} != /* ]]; then VENV=$called_from/$VENV; fi
   python=${VENV:-$here.venv}/bin/python
 fi
-grid=$(python3 -IS "${here}analysis/grid.py" --runs-dir="$runs_dir" --python="$python" "${grid_flags[@]}") || exit
+grid=$(python3 -IS "${here}studies/grid.py" --runs-dir="$runs_dir" --python="$python" "${grid_flags[@]}") || exit
 cd -- "$here"
 state=$runs_dir/.benchmark # outputs, locks, what is discarded or was left behind by a killed run
 log=$runs_dir/benchmark.jsonl
@@ -275,7 +275,7 @@ run() { # I GPU: run its command; set `code`
   : >"$state/$name.log"
   code=0
   # timeout leads a process group of its own, which a terminal's Ctrl-C does not reach.
-  RUN_INFO=$(python -IS analysis/machine.py "$script") BENCHMARK_RUN="$$ $name" \
+  RUN_INFO=$(python -IS studies/machine.py "$script") BENCHMARK_RUN="$$ $name" \
     timeout --kill-after=10 "$timeout" "${words[@]}" </dev/null >>"$state/$name.log" 2>&1 &
   wait $! 2>/dev/null || code=$? # bash would announce a killed run there
   kill_strays "$name"

@@ -12,7 +12,7 @@ Read Agent to Training first. What to look at:
 - rollout steps gymnax's environments and the actor together in lax.scan, a compiled loop.
 - update changes agent and optimizer in place; inside lax.scan they travel as plain arrays.
 - train compiles rollout and update by nnx.jit, which takes the objects apart at every call.
-Diff me with ppo_linen.py to see what NNX changes, with ppo_nnx_cached.py for caching.
+Diff me with ppo_linen.py to see NNX, ppo_nnx_cached.py for caching, ppo_nnx_tree.py for tree mode.
 """
 
 import time

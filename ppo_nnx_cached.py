@@ -12,7 +12,7 @@ Read Agent to Training first. What to look at:
 - rollout steps gymnax's environments and the actor together in lax.scan, a compiled loop.
 - update changes agent and optimizer in place; inside lax.scan they travel as plain arrays.
 - train compiles rollout and update by nnx.jit; nnx.cached_partial takes the objects apart once.
-Diff me with ppo_linen.py to see what NNX changes, with ppo_nnx.py to see what caching changes.
+Diff me with ppo_nnx.py to see what caching changes, with ppo_nnx_tree.py to see tree mode.
 """
 
 import time

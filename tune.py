@@ -236,8 +236,11 @@ def takes(given: Any, name: str, value: Any) -> bool:
 def sentence_of(text: str) -> str:
     """What a script said last; of tyro's box, its first line."""
     lines = [plain(x).strip("│╭╮╰╯─ ") for x in text.splitlines()]
-    lines = [x for x in lines if x] or ["it said nothing"]
-    return next((x for x in lines if x.startswith("Error parsing")), lines[-1])
+    lines = [x for x in lines if x]
+    for line in lines:
+        if line.startswith("Error parsing"):
+            return line
+    return lines[-1] if lines else "it said nothing"
 
 
 def words_of(settings: dict[str, Any]) -> list[str]:
@@ -346,12 +349,7 @@ def next_trial(command: Command) -> optuna.Trial | None:
             requeue(study, running)
     if len(counted(study)) >= command.args.trials and not counted(study, TrialState.WAITING):
         return None
-    trial = study.ask(command.space)
-    before = [x for x in counted(study) if x.number < trial.number]
-    if len(before) >= command.args.trials:  # two commands counted at once, and both made one
-        study.tell(trial, state=TrialState.FAIL)
-        return None
-    return trial
+    return study.ask(command.space)
 
 
 def is_dead(command: Command, trial: FrozenTrial) -> bool:
@@ -389,7 +387,8 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
         trial.set_user_attr("error", str(error))
         ended = study.tell(trial, state=TrialState.FAIL)
     except Stopped:
-        return requeue(study, study.trials[trial.number])
+        requeue(study, study.trials[trial.number])
+        return
     except optuna.exceptions.UpdateFinishedTrialError:
         return  # this machine slept, and another took the trial for dead
     with command.lock:
@@ -401,13 +400,14 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
     num_seeds = command.args.num_seeds
     folders = [run_of(trial, command.trials, 1 + i) for i in range(num_seeds)]
     recent: list[float] = []
-    steps = [-1]  # that were reported, parts of the whole trial
-    beats = [0.0]
+    reported = -1  # the last step that was, a part of the whole trial
+    seen = 0.0
 
     def report(value: float, seeds: float) -> None:
+        nonlocal reported
         step = int((STEPS - 1) * seeds / num_seeds)
-        if step > steps[-1]:
-            steps.append(step)
+        if step > reported:
+            reported = step
             with command.lock:
                 trial.report(value, step)
                 if trial.should_prune():
@@ -415,9 +415,10 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
 
     def look() -> None:
         """Say that the trial lives; and how it does, while the first seed trains."""
-        if time.time() - beats[-1] > BEAT:
-            beats.append(time.time())
-            trial.set_user_attr("seen", beats[-1])
+        nonlocal seen
+        if time.time() - seen > BEAT:
+            seen = time.time()
+            trial.set_user_attr("seen", seen)
         rows = [] if recent else tuning.read_rows(folders[0])
         value = runs.last_return(rows)
         if value is not None:
@@ -478,9 +479,6 @@ def open_storage(url: str, folder: Path) -> optuna.storages.BaseStorage:
         backend = optuna.storages.journal.JournalFileBackend(os.path.abspath(url))
         return optuna.storages.JournalStorage(backend)
     url = url or f"sqlite:///{quote(str(folder.absolute()))}/study.db?timeout=60"
-    with contextlib.suppress(Exception):
-        return optuna.storages.RDBStorage(url, {"pool_pre_ping": True})
-    time.sleep(1)  # two machines may be making the tables at once
     return optuna.storages.RDBStorage(url, {"pool_pre_ping": True})
 
 
@@ -518,16 +516,23 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
     num_seeds = command.args.fresh_seeds
     own = {name: command.own[name] for name in command.space}
     trials = counted(command.study, TrialState.COMPLETE)
-    fresh = command.trials / "fresh"
-    jobs = []
+    look = command.stop.is_set  # nobody is told how these do
+    folders = []
+    settings = []
+    seeds = []
     for name, values in (("own", own), (f"trial-{best.number:04d}", best.params)):
         for seed in range(FRESH + 1, FRESH + 1 + num_seeds):
-            jobs.append((command, fresh / f"{name}-seed-{seed}", values, seed, command.stop.is_set))
+            folders.append(command.trials / "fresh" / f"{name}-seed-{seed}")
+            settings.append(values)
+            seeds.append(seed)
+
+    def train_fresh(folder: Path, values: dict, seed: int) -> None:
+        train(command, folder, values, seed, look)
+
     with ThreadPoolExecutor(command.args.workers) as pool:
-        for i, _ in enumerate(pool.map(train, *zip(*jobs, strict=True))):
-            print(f"{i + 1}/{len(jobs)} runs with fresh seeds", flush=True)
-    folders = [job[1] for job in jobs]
-    returns = judge(command, folders, FRESH_GAMES, command.stop.is_set)
+        for i, _ in enumerate(pool.map(train_fresh, folders, settings, seeds)):
+            print(f"{i + 1}/{len(folders)} runs with fresh seeds", flush=True)
+    returns = judge(command, folders, FRESH_GAMES, look)
     of_best = returns[num_seeds:]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
     found = {
@@ -572,12 +577,14 @@ def finish(command: Command) -> None:
     study = command.study
     best = best_of(study)
     if counted(study, TrialState.RUNNING, TrialState.WAITING):
-        return print("other commands run trials; after them, the same command has the verdict")
+        print("other commands run trials; after them, the same command has the verdict")
+        return
     if best is None:
         raise TrialError("no trial is complete: trials.csv says why")
     with locked(command.folder / "verdict.lock") as free:
         if not free:
-            return print("another command trains with fresh seeds, and will print the verdict")
+            print("another command trains with fresh seeds, and will print the verdict")
+            return
         result = verdict(command, best)
         (command.folder / "best.json").write_text(json.dumps(result, indent=2))
     print(f"greedy return with {command.args.fresh_seeds} fresh seeds, interquartile mean [95%]:")
@@ -631,10 +638,11 @@ def main() -> None:
     logging.disable(logging.WARNING)  # Optuna and MLflow tell of each step
     warnings.simplefilter("ignore")  # of own settings out of a range, of one seed's intervals, ...
     command = begin()
-    signals = [0]  # the last is the one that came
+    status = 0
 
     def stop(number: int, frame: Any) -> None:
-        signals.append(number)
+        nonlocal status
+        status = 128 + number
         command.stop.set()
 
     signal.signal(signal.SIGINT, stop)
@@ -647,7 +655,7 @@ def main() -> None:
         finish(command)
     except Stopped:
         print("Stopped. The same command goes on.")
-        sys.exit(128 + signals[-1])
+        sys.exit(status)
     except TrialError as error:
         sys.exit(str(error))
 

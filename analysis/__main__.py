@@ -1,4 +1,4 @@
-"""From runs to an answer: python -m analysis report, pack, docs or notebooks; --help says more."""
+"""From runs to an answer: python -m analysis report, pack, study or docs; --help says more."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pandas as pd
 
-from analysis import docs, learning, pack, page, report
+from analysis import docs, learning, pack, report
 from analysis.measures import mode_order
 from analysis.runs import load
 from analysis.schema import SourceError
@@ -21,39 +21,40 @@ def parse() -> argparse.Namespace:
     commands = parser.add_subparsers(required=True)
 
     command = commands.add_parser("report", help="tables and figures of runs, as one page")
-    command.add_argument("runs", nargs="+", help=SOURCE)
-    command.add_argument("--out", type=Path, help="folder to write to; default RUNS/report")
-    command.add_argument("--against", metavar="OLD", help="older results to compare with")
-    words = "script, as the tables name it, that the others are compared with; default ppo_linen"
-    command.add_argument("--baseline", metavar="SCRIPT", help=words)
-    words = "platform, or a part of its name, that the others are compared with"
-    command.add_argument("--baseline-platform", metavar="TEXT", help=words)
-    words = "CSV file of targets and margins; default analysis/environments.csv"
-    command.add_argument(
-        "--environments", metavar="FILE", default=learning.ENVIRONMENTS, help=words
-    )
-    words = "file with a run's name a line: of the source, these alone count"
-    command.add_argument("--only-runs", metavar="FILE", type=Path, help=words)
     command.set_defaults(run=make_report)
+    add = command.add_argument
+    add("runs", nargs="+", help=SOURCE)
+    add("--out", type=Path, help="folder to write to; default RUNS/report")
+    add("--against", metavar="OLD", help="older results to compare with")
+    words = "script, as the tables name it, that the others are compared with; default ppo_linen"
+    add("--baseline", metavar="SCRIPT", help=words)
+    words = "platform, or a part of its name, that the others are compared with"
+    add("--baseline-platform", metavar="TEXT", help=words)
+    words = "CSV file of targets and margins; default analysis/environments.csv"
+    add("--environments", metavar="FILE", default=learning.ENVIRONMENTS, help=words)
+    words = "file with a run's name a line: of the source, these alone count"
+    add("--only-runs", metavar="FILE", type=Path, help=words)
 
     command = commands.add_parser("pack", help="check runs, and write them as a study")
-    pack.add_arguments(command, SOURCE)
     command.set_defaults(run=pack.run)
+    add = command.add_argument
+    add("runs", help=SOURCE)
+    add("out", nargs="?", type=Path, help="folder to write, as studies/my-gpu")
+    add("--check", action="store_true", help="write nothing")
+    add("--anyway", action="store_true", help="pack it in spite of what is found")
+    words = "of programs of many agents, keep the iterations of the first agents alone"
+    add("--first-agents", action="store_true", help=words)
 
     command = commands.add_parser("study", help="draw a study's own figures anew")
-    command.add_argument("folder", type=Path, help="studies/NAME")
-    command.add_argument("runs", type=Path, nargs="?", help="runs of yours; default the study's")
-    command.add_argument("--out", type=Path, help="folder to write to; default RUNS/report")
     command.set_defaults(run=update_study)
+    add = command.add_argument
+    add("folder", type=Path, help="studies/NAME")
+    add("runs", type=Path, nargs="?", help="runs of yours; default the study's")
+    add("--out", type=Path, help="folder to write to; default RUNS/report")
 
     command = commands.add_parser("docs", help="write the numbers of the documents from studies/")
-    command.add_argument("--check", action="store_true", help="write nothing; exit 1 if it would")
     command.set_defaults(run=docs.run)
-
-    command = commands.add_parser("notebooks", help="run the six notebooks, and keep their outputs")
-    command.add_argument("--source", help=SOURCE)
-    command.add_argument("--out", type=Path, help="folder for the copies; needed with --source")
-    command.set_defaults(run=run_notebooks)
+    command.add_argument("--check", action="store_true", help="write nothing; exit 1 if it would")
     return parser.parse_args()
 
 
@@ -74,15 +75,14 @@ def make_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def update_study(args: argparse.Namespace) -> int:
-    if not (args.folder / "study.py").exists():
-        raise SourceError(f"{args.folder} has no study.py")
-    out = args.folder
-    if args.runs:
-        out = args.out or args.runs / "report"
-        out.mkdir(parents=True, exist_ok=True)
-    docs.study_of(args.folder).update(args.runs or args.folder, out)
-    return 0
+def check_names(args: argparse.Namespace, runs: pd.DataFrame) -> None:
+    """Raise SourceError for a baseline that was not run."""
+    modes = mode_order(runs["mode"])
+    if args.baseline and args.baseline not in modes:
+        raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
+    platforms = list(dict.fromkeys(runs["platform"]))
+    if args.baseline_platform and not any(args.baseline_platform in x for x in platforms):
+        raise SourceError(f"--baseline-platform must be part of {join(platforms, 'or')}")
 
 
 def default_out(sources: list[str]) -> Path:
@@ -95,34 +95,27 @@ def default_out(sources: list[str]) -> Path:
     return Path("report")
 
 
-def run_notebooks(args: argparse.Namespace) -> int:
-    from analysis import notebooks  # with Jupyter, which no other command needs
-
-    return notebooks.run(args)
-
-
-def check_names(args: argparse.Namespace, runs: pd.DataFrame) -> None:
-    """Raise SourceError for a baseline that was not run."""
-    modes = mode_order(runs["mode"])
-    if args.baseline and args.baseline not in modes:
-        raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
-    platforms = list(dict.fromkeys(runs["platform"]))
-    if args.baseline_platform and not any(args.baseline_platform in x for x in platforms):
-        raise SourceError(f"--baseline-platform must be part of {join(platforms, 'or')}")
+def update_study(args: argparse.Namespace) -> int:
+    if not (args.folder / "study.py").exists():
+        raise SourceError(f"{args.folder} has no study.py")
+    out = args.folder
+    if args.runs:
+        out = args.out or args.runs / "report"
+        out.mkdir(parents=True, exist_ok=True)
+    docs.study_of(args.folder).update(args.runs or args.folder, out)
+    return 0
 
 
 def main() -> None:
     mpl.use("agg")
-    page.forgive_terminals()
     args = parse()
     try:
-        status = args.run(args)
+        sys.exit(args.run(args))
     except (SourceError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -25,21 +25,19 @@ def odd(data: Data) -> list[str]:
         "compiling again, perhaps, with a slow iteration after the first": slow(runs, data),
         f"{ODD} times their cell's median or more in an iteration, or as much less": outliers(runs),
         "made while others used the machine too": list(under_load(runs)["run"]),
+        "made with files changed since the commit": list(changed(data.runs)["run"]),
     }
     lines = [
         f"{counted([len(x)], 'run')} {words}: {some(x, 5)}." for words, x in found.items() if x
     ]
-    for name in ("commit", "torch", "jax", "flax"):
-        several = sorted(data.runs[name].unique())
-        if len(several) > 1:
-            lines.append(f"Several versions of {name}: {some([x or 'unknown' for x in several])}.")
-    changed = int(data.runs["commit"].str.endswith("-dirty").sum())
-    if changed:
-        lines.append(f"{counted([changed], 'run')} made with files changed since the commit.")
     once = runs.groupby(CELL)["repeat"].nunique()
     if len(once) and once.max() == 1:
         lines.append("Each program ran once, so its times have no interval.")
     return [*lines, *(f"{x}." for x in data.notes)]
+
+
+def changed(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["commit"].str.endswith("-dirty")]
 
 
 def diverged(data: Data) -> list[str]:
@@ -93,21 +91,22 @@ def problems(data: Data) -> list[str]:
     # A peer's environment lacks what it does not need.
     if any(runs.loc[runs[name] != "", name].nunique() > 1 for name in VERSIONS):
         found.append("different versions of Python or packages")
-    if (runs["commit"] == "").any() or runs["commit"].str.endswith("-dirty").any():
+    if (runs["commit"] == "").any() or len(changed(runs)):
         found.append("runs of scripts that are not committed, so nobody can make them again")
-    resumed = runs["resumed"].sum()
-    if resumed:
-        found.append(f"{counted([resumed], 'run')} stopped and resumed")
-    busy = len(under_load(runs))
-    if busy:
-        found.append(f"{counted([busy], 'run')} made while others used the machine")
+    several = {
+        "stopped and resumed": runs["resumed"].sum(),
+        "made while others used the machine": len(under_load(runs)),
+    }
+    found += [f"{counted([count], 'run')} {words}" for words, count in several.items() if count]
     return found + missing(runs)
 
 
 def without_length(settings: str) -> str:
     """Return hyperparameters without length and number of agents: a study may hold several."""
-    several = ("total_timesteps", "num_agents")
-    return json.dumps({x: y for x, y in as_object(settings).items() if x not in several})
+    rest = as_object(settings)
+    rest.pop("total_timesteps", None)
+    rest.pop("num_agents", None)
+    return json.dumps(rest)
 
 
 def missing(runs: pd.DataFrame) -> list[str]:

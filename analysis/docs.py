@@ -29,17 +29,6 @@ BLOCK = re.compile(
     r"(?: over (?P<baseline>\S+))? -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
-TABLES: dict[str, Callable[..., Table]] = {
-    "answer": lambda bench, known: tables.answer_table(bench),
-    "cells": lambda bench, known: tables.cell_table(bench),
-    "startup": lambda bench, known: tables.startup_table(bench),
-    "break_even": lambda bench, known: tables.crossing_table(bench),
-    "phases": lambda bench, known: tables.phase_table(bench),
-    "compile_modes": lambda bench, known: tables.compile_table(bench),
-    "returns": tables.return_table,
-    "targets": tables.target_table,
-    "last_returns": lambda bench, known: tables.last_return_table(bench),
-}
 
 
 @cache
@@ -63,16 +52,15 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     if name == "columns":
         return schema.dictionary(schema.RUNS if source == "runs" else schema.ITERATIONS)
     if name == "environments":
-        rows = pd.read_csv(ROOT / source, dtype="str", keep_default_na=False)
-        return page.markdown_table(rows)
+        return page.markdown_table(pd.read_csv(ROOT / source, dtype="str", keep_default_na=False))
     if name == "against" and baseline:
         found = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         return page.markdown_table(next(x.cells for x in found.blocks if isinstance(x, Table)))
     if name == "headline":
         return page.escape(report.headline(bench_of(source, where, baseline)))
-    if name in TABLES:
-        bench = bench_of(source, where, baseline)
-        return page.markdown_table(TABLES[name](bench, learning.load_environments()).cells)
+    if name in tables.TABLES:
+        table = tables.make(name, bench_of(source, where, baseline), learning.load_environments())
+        return page.markdown_table(table.cells)
     own = own_blocks(source)
     if name not in own:
         raise SourceError(f"no block is called {name}")
@@ -107,10 +95,11 @@ def run(args: argparse.Namespace) -> int:
     for path in [path for pattern in FILES for path in sorted(ROOT.glob(pattern))]:
         text = path.read_text()
         new = renewed(text)
-        if new != text:
-            stale.append(str(path.relative_to(ROOT)))
-            if not args.check:
-                path.write_text(new)
+        if new == text:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if not args.check:
+            path.write_text(new)
     words = "not what the studies give" if args.check else "written"
     print(f"{join(stale)}: {words}" if stale else "All blocks are what the studies give.")
     return 1 if stale and args.check else 0

@@ -7,7 +7,7 @@ the baseline's: 2 is twice as long.
 
 import json
 from collections.abc import Sequence
-from itertools import combinations, permutations
+from itertools import combinations
 from math import comb
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from analysis.runs import PARTS, Data, is_untimed
 BASELINES = ("ppo_linen", "dqn_linen")
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
-    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_equinox", "ppo_torch_compile", "ppo_torch"),
+    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_nnx_tree", "ppo_equinox"),
+    *("ppo_torch_compile", "ppo_torch"),
     *("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap"),
     *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
     *("sbx", "sb3", "sb3 --threads 1"),
@@ -29,8 +30,9 @@ MODES = (
     *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_equinox --no-jit", "ppo_torch --no-jit-env"),
 )
 SIZES = ("small", "medium", "large")
+WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
 # Of a framework's compile modes, the first that was run is what the others are compared with.
-COMPILED = ("jit", "compile", "cached_partial", "env.jit")
+COMPILED = (*WHOLLY_COMPILED, "env.jit")
 FARTHEST = 10  # times the measured length: beyond it nothing is extrapolated
 
 
@@ -47,57 +49,62 @@ class Bench(NamedTuple):
 # === What may be compared =======================================================================
 def benches(data: Data, baseline: str | None = None) -> list[Bench]:
     """Return the benches of data, those with most runs first."""
-    runs = data.runs.assign(platform=platforms(data.runs))
-    keys = ["platform", "algorithm", "settings"]
-    groups = [x for _, x in runs.groupby(keys, sort=False)]
+    every = data.runs.assign(platform=platforms(data.runs))
+    groups = [x for _, x in every.groupby(["platform", "algorithm", "settings"], sort=False)]
     groups.sort(key=len, reverse=True)
-    return [
-        make_bench(title, group, data, baseline)
-        for title, group in zip(describe_benches(groups), groups, strict=True)
-    ]
+    found = []
+    for title, group in zip(titles_of(groups), groups, strict=True):
+        runs = group if group["sync"].all() else group[~group["sync"]]
+        synced = group[group["sync"] & group["rollout_steady"].notna()]
+        iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
+        modes = list(runs["mode"].value_counts().index)  # that with most runs first
+        base = [x for x in (baseline, *BASELINES) if x in modes] or modes
+        found.append(Bench(title, runs, synced, iterations, str(base[0])))
+    return found
 
 
 def platforms(runs: pd.DataFrame) -> pd.Series:
-    """Return each run's platform; two starts of a machine whose times differ are two of them.
-
-    They differ if one script's steady iterations do in any environment and size, by Welch's test
-    of their logarithms, at 5% shared out among all these cells (Bonferroni).
-    """
+    """Return each run's platform; a start of a machine that differs from its first is another."""
     named = runs["platform"].copy()
     for platform, group in runs[runs["boot"] != ""].groupby("platform"):
-        boots = list(dict.fromkeys(group.sort_values("started")["boot"]))
-        kept = boots[:1]
-        for boot in boots[1:]:
-            if differ(timed(group[group["boot"].isin(kept)]), timed(group[group["boot"] == boot])):
-                named[group.index[group["boot"] == boot]] = f"{platform}, boot {boot}"
-            else:
-                kept.append(boot)
+        first, *others = dict.fromkeys(group.sort_values("started")["boot"])
+        for boot in others:
+            here = group["boot"] == boot
+            if differ(timed(group[group["boot"] == first]), timed(group[here])):
+                named[group.index[here]] = f"{platform}, boot {boot}"
     return named
 
 
 def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Return whether any script takes another time in two sets of runs."""
+    """Return whether some script's steady iteration takes another time in two sets of runs.
+
+    Each environment and size has Welch's test of logarithms; they share 5% (Bonferroni).
+    """
     cells = ["mode", "settings", "sync", "env_id", "size"]
-    sides = [x.dropna(subset=["steady"]).groupby(cells)["steady"] for x in (runs, others)]
-    both = [x for x in sides[0].groups if x in sides[1].groups]
-    logs = [[np.log(side.get_group(x).to_numpy()) for side in sides] for x in both]
-    logs = [x for x in logs if min(len(x[0]), len(x[1])) > 1]
-    if not logs:
-        return False
-    found = [stats.welch(*x, 1 - (1 - stats.CONFIDENCE) / len(logs)) for x in logs]
-    return any(x.low > 0 or x.high < 0 for x in found)
+    sides = []
+    for side in (runs, others):
+        groups = side.dropna(subset=["steady"]).groupby(cells)["steady"]
+        sides.append({cell: np.log(x.to_numpy()) for cell, x in groups if len(x) > 1})
+    both = [x for x in sides[0] if x in sides[1]]
+    for cell in both:
+        confidence = 1 - (1 - stats.CONFIDENCE) / len(both)
+        found = stats.welch(sides[0][cell], sides[1][cell], confidence)
+        if found.low > 0 or found.high < 0:
+            return True
+    return False
 
 
-def describe_benches(groups: Sequence[pd.DataFrame]) -> list[str]:
-    """Return each group's platform and, of its hyperparameters, those that the groups differ in."""
+def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
+    """Return each group's platform, and what tells it from the others: algorithm, settings."""
+    heads = [group.iloc[0] for group in groups]
+    several = len({x["algorithm"] for x in heads}) > 1
     titles = []
-    several = len({x["algorithm"].iloc[0] for x in groups}) > 1
-    for group in groups:
-        platform, algorithm, text = group[["platform", "algorithm", "settings"]].iloc[0]
-        # Those of another algorithm have other names: to list them all would tell nothing.
-        alike = [x["settings"].iloc[0] for x in groups if x["algorithm"].iloc[0] == algorithm]
-        parts = [algorithm.upper() if several else "", platform or "platform not named"]
-        titles.append(", ".join(filter(None, [*parts, differences(alike)[text]])))
+    for head in heads:
+        alike = [x["settings"] for x in heads if x["algorithm"] == head["algorithm"]]
+        algorithm = head["algorithm"].upper() if several else ""
+        platform = head["platform"] or "platform not named"
+        parts = [algorithm, platform, differences(alike)[head["settings"]]]
+        titles.append(", ".join(x for x in parts if x))
     return titles
 
 
@@ -118,37 +125,23 @@ def as_object(settings: str) -> dict[str, Any]:
         found = json.loads(settings)
     except (ValueError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {"settings": settings} if settings else {}
+    if isinstance(found, dict):
+        return found
+    return {"settings": settings} if settings else {}
 
 
-def make_bench(title: str, runs: pd.DataFrame, data: Data, baseline: str | None) -> Bench:
-    synced = runs[runs["sync"] & runs["rollout_steady"].notna()]
-    runs = runs if runs["sync"].all() else runs[~runs["sync"]]
-    iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
-    return Bench(title, runs, synced, iterations, choose_baseline(runs, baseline))
-
-
-def choose_baseline(runs: pd.DataFrame, wanted: str | None = None) -> str:
-    """Return the mode wanted if it was run, or else the JAX one, or the mode with most runs."""
-    counts = runs["mode"].value_counts()
-    found = [x for x in (wanted, *BASELINES, *counts.index) if x in counts.index]
-    return str(found[0]) if found else ""
-
-
-def mode_order(modes: Sequence[str] | pd.Series) -> list[str]:
-    return [x for x in MODES if x in set(modes)] + sorted(set(modes) - set(MODES))
-
-
-def size_order(sizes: Sequence[str] | pd.Series) -> list[str]:
-    return [x for x in SIZES if x in set(sizes)] + sorted(set(sizes) - set(SIZES))
+def mode_order(modes: Sequence[str] | pd.Series, first: Sequence[str] = MODES) -> list[str]:
+    return [x for x in first if x in set(modes)] + sorted(set(modes) - set(first))
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table by size, environment (as they come) and mode."""
-    orders = {"size": size_order, "env_id": pd.unique, "mode": mode_order}
-    orders = {x: list(order(table[x])) for x, order in orders.items() if x in table}
-    places = [table[x].map({y: i for i, y in enumerate(order)}) for x, order in orders.items()]
-    return table.iloc[np.lexsort(places[::-1])].reset_index(drop=True)
+    keys = []
+    for name, first in {"mode": MODES, "env_id": table.get("env_id"), "size": SIZES}.items():
+        if name in table:
+            order = mode_order(table[name], list(dict.fromkeys(first)))
+            keys.append(table[name].map({x: i for i, x in enumerate(order)}))
+    return table.iloc[np.lexsort(keys)].reset_index(drop=True)
 
 
 def timed(runs: pd.DataFrame) -> pd.DataFrame:
@@ -164,107 +157,86 @@ def under_load(runs: pd.DataFrame) -> pd.DataFrame:
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs of some modes in environments that have all of these, which may be none.
 
-    Means over environments may be compared only if they are the same ones. Where a mode lacks some,
-    they are left out or the mode is, whichever leaves more pairs of modes to compare.
+    Where a mode lacks environments, they are left out or the mode is, whichever leaves more pairs
+    of modes to compare.
     """
     envs = [set(x) for _, x in runs.groupby("mode")["env_id"]]
     if len(envs) < 2:
         return runs
     choices = [set.intersection(*envs), *(a & b for a, b in combinations(envs, 2))]
-
-    def pairs(choice: set[str]) -> int:
-        return len(choice) * comb(sum(choice <= x for x in envs), 2)
-
-    best = max(choices, key=pairs)
+    best = max(choices, key=lambda choice: len(choice) * comb(sum(choice <= x for x in envs), 2))
     part = runs[runs["env_id"].isin(best)]
     return part[part.groupby("mode")["env_id"].transform("nunique") == len(best)]
 
 
+def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) -> pd.DataFrame:
+    """Return, of each group, the runs that have a duration, in environments that modes share.
+
+    Of whole runs, they are of the commonest length. Where modes share nothing, all count.
+    """
+    parts = [runs.head(0)]
+    for _, group in runs.groupby(list(by), sort=False):
+        if value in stats.WHOLE_RUN:
+            group = stats.of_length(group)
+        group = group.dropna(subset=[value])
+        common = shared(group)
+        parts.append(common if len(common) else group)
+    return pd.concat(parts)
+
+
 # === Durations ==================================================================================
-def mean_seconds(runs: pd.DataFrame, value: str) -> float:
-    """Return the geometric mean over environments of that over repeats, or NaN."""
-    logs = np.log(runs[value]).groupby(runs["env_id"]).mean().dropna()
-    return float(np.exp(logs.mean())) if len(logs) else np.nan
-
-
 def measure(
     runs: pd.DataFrame, values: Sequence[str], baseline: str, by: Sequence[str] = ("size",)
 ) -> pd.DataFrame:
     """Return a row per group and mode: each duration's mean, and how many times the baseline's.
 
-    Columns: those of by, mode, runs, and of each value: VALUE in seconds, of environments that the
-    modes share, VALUE_environments, and the ratio VALUE_estimate, VALUE_low, VALUE_high. What a
-    whole run takes is of one length, the commonest, which the column length holds.
+    Of a VALUE the ratio is VALUE_estimate, VALUE_low, VALUE_high. length is that of whole runs.
     """
     runs = in_order(timed(runs))
-    groups = [group for _, group in runs.groupby(list(by), sort=False)]
     keys = [*by, "mode"]
+    cells = list(dict.fromkeys([*keys, "env_id"]))
     table = runs.groupby(keys, sort=False)["run"].count().to_frame("runs")
     for value in values:
-        known = pd.concat([runs.head(0), *(known_of(group, value) for group in groups)])
-        own = {key: part for key, part in known.groupby(keys, sort=False)}
-        table[value] = pd.Series({x: mean_seconds(part, value) for x, part in own.items()})
-        envs = pd.Series({x: part["env_id"].nunique() for x, part in own.items()})
-        table[f"{value}_environments"] = envs.reindex(table.index, fill_value=0)
+        known = comparable(runs, value, by)
+        logs = np.log(known[value]).groupby([known[x] for x in cells]).mean().groupby(keys)
+        table[value] = np.exp(logs.mean()).reindex(table.index)
+        table[f"{value}_environments"] = logs.size().reindex(table.index, fill_value=0)
         ratios = stats.compare(known, value, baseline, by=by).set_index(keys)
-        is_baseline = table.index.get_level_values("mode") == baseline
-        one = pd.Series(1.0, table.index).where(is_baseline & table[value].notna())
-        table[f"{value}_estimate"] = ratios["estimate"].reindex(table.index).fillna(one)
-        for end in ("low", "high"):
+        for end in stats.Interval._fields:
             table[f"{value}_{end}"] = ratios[end].reindex(table.index)
+        is_baseline = table.index.get_level_values("mode") == baseline
+        table.loc[is_baseline & table[value].notna(), f"{value}_estimate"] = 1.0
         if value in stats.WHOLE_RUN:
             length = known.groupby(list(by))["num_iterations"].max().rename("length")
             table = table.join(length)
     return in_order(table.reset_index())
 
 
-def known_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return the runs with a duration, in environments shared() by modes, or else in all."""
-    if value in stats.WHOLE_RUN:
-        runs = stats.of_length(runs)
-    runs = runs.dropna(subset=[value])
-    common = shared(runs)
-    return common if len(common) else runs
-
-
 def startups(bench: Bench) -> pd.DataFrame:
-    """Return size, mode, the startup and its parts in seconds, and seconds more than baseline.
-
-    The parts add up to the startup: each is its mean share. One not known of every run is NaN.
-    """
-    rows = []
-    for size in size_order(bench.runs["size"]):
-        runs = known_of(timed(bench.runs[bench.runs["size"] == size]), "startup")
-        more = stats.compare(runs, "startup", bench.baseline, contrast=stats.more_seconds)
-        more = more.set_index("mode")
-        for mode in mode_order(runs["mode"]):
-            own = runs[runs["mode"] == mode]
-            row: dict[str, Any] = {"size": size, "mode": mode}
-            row["startup"] = mean_seconds(own, "startup")
-            shares = own[list(PARTS)].div(own["startup"], axis=0)
-            shares = shares.groupby(own["env_id"]).mean().mean().where(shares.notna().all())
-            row |= {x: float(shares[x]) * row["startup"] for x in PARTS}
-            if mode in more.index:
-                row |= {x: more.loc[mode, x] for x in stats.Interval._fields}
-            rows.append(row)
-    columns = ["size", "mode", *PARTS, "startup", *stats.Interval._fields]
-    return pd.DataFrame(rows, columns=columns)
+    """Return the startup, its parts, each the mean share of it, and seconds more than baseline."""
+    known = comparable(timed(bench.runs), "startup")
+    keys = ["size", "mode"]
+    table = measure(known, ("startup", "early"), bench.baseline)[[*keys, "startup", "early"]]
+    more = stats.compare(known, "startup", bench.baseline, contrast=stats.more_seconds)
+    names = list(PARTS)
+    shares = known[names].div(known["startup"], axis=0).join(known[[*keys, "env_id"]])
+    means = shares.groupby([*keys, "env_id"])[names].mean(skipna=False).groupby(keys).mean()
+    table = table.join(means, on=keys).merge(more, on=keys, how="left")
+    table[names] = table[names].mul(table["startup"], axis=0)
+    return table
 
 
-def compiling(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return what each framework's modes cost beside its compiled one: steady and first.
-
-    Columns: those of measure(), and compiled, the mode that they are compared with.
-    """
+def compiling(bench: Bench) -> pd.DataFrame:
+    """Return measure() of each framework's modes beside its compiled one, if one is op by op."""
     parts = []
-    for _, group in timed(runs).groupby("framework"):
+    every = max((bench.runs, bench.synced), key=lambda x: x["mode"].nunique())
+    for _, group in timed(every).groupby("framework"):
         compiled = [x for x in COMPILED if x in set(group["compile_mode"])]
-        if not compiled or not (group["compile_mode"] == "none").any():
-            continue
-        baseline = group.loc[group["compile_mode"] == compiled[0], "mode"].iloc[0]
-        table = measure(group, ("steady", "first"), baseline)
-        parts.append(table[table["mode"] != baseline].assign(compiled=baseline))
-    return in_order(pd.concat(parts)) if parts else pd.DataFrame(columns=["size", "mode"])
+        if compiled and (group["compile_mode"] == "none").any():
+            baseline = group.loc[group["compile_mode"] == compiled[0], "mode"].iloc[0]
+            table = measure(group, ("steady", "first"), baseline)
+            parts.append(table[table["mode"] != baseline].assign(compiled=baseline))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def contenders(
@@ -272,8 +244,7 @@ def contenders(
 ) -> pd.DataFrame:
     """Return how long each platform, or other contender, takes over the baseline.
 
-    Columns: contender, value (startup, steady or process), settings (what they differ in), those of
-    by, and stats.compare()'s.
+    value is startup, steady or process; settings are the hyperparameters that the runs differ in.
     """
     runs = timed(runs)
     parts = [
@@ -286,82 +257,57 @@ def contenders(
 
 
 # === Break-even =================================================================================
-def curves(runs: pd.DataFrame, iterations: np.ndarray) -> dict[str, pd.DataFrame]:
-    """Return, by mode, the log of the seconds to the end of so many iterations of a size's runs.
-
-    They are startup + (n - 1) steady iterations: a row per environment and repeat, a column per n.
-    """
-    cells = runs.groupby(["mode", "env_id", "repeat"])[["startup", "steady"]].mean()
-    found = {}
-    for mode in mode_order(runs["mode"]):
-        part = cells.loc[mode]
-        seconds = part["startup"].to_numpy()[:, None] + np.outer(part["steady"], iterations - 1)
-        found[mode] = pd.DataFrame(np.log(seconds), index=part.index)
-    return found
-
-
 def crossings(bench: Bench) -> pd.DataFrame:
-    """Return where a framework's mode that starts later has overtaken one that starts sooner.
+    """Return after how many iterations a framework's compiled mode has overtaken an eager one.
 
-    sooner and later are the modes; iterations is where their mean times are equal. From low on the
-    95% interval of their ratio no longer says that later is behind, and from high on it says that
-    it is ahead (Fieller's method): high is infinite if it does not to the end, both are NaN without
-    an interval, and low is 1 if the startups cannot be told apart. seconds is the time by then.
-    What lies beyond FARTHEST times the measured length is left out.
+    There the means of startup + (n - 1) steady are equal, and are so many seconds. From low on the
+    95% interval of their ratio does not say that the compiled mode is behind, from high on it says
+    that it is ahead (Fieller's method).
     """
     rows = []
     runs = timed(bench.runs).dropna(subset=["startup", "steady"])
-    frameworks = runs.drop_duplicates("mode").set_index("mode")["framework"]
-    for size in size_order(runs["size"]):
-        part = runs[runs["size"] == size]
+    for size, part in in_order(runs).groupby("size", sort=False):
         grid = np.geomspace(1, FARTHEST * part["num_iterations"].max(), 601)
-        found = curves(part, grid)
-        for sooner, later in permutations(found, 2):
-            ratios = (found[later] - found[sooner]).dropna()
-            if frameworks[sooner] != frameworks[later] or ratios.empty:
+        cells = part.groupby(["mode", "env_id", "repeat"])[["startup", "steady"]].mean()
+        modes = part.drop_duplicates("mode")
+        compiled = modes["compile_mode"].isin(WHOLLY_COMPILED)
+        pairs = modes[~compiled].merge(modes[compiled], on="framework", suffixes=("", "_later"))
+        for sooner, later in zip(pairs["mode"], pairs["mode_later"], strict=True):
+            both = cells.loc[sooner].join(cells.loc[later], how="inner", rsuffix="_later")
+            envs = both.index.get_level_values("env_id")
+            if both.empty:
                 continue
-            ratio = stats.mean_interval(ratios.to_numpy(), ratios.index.get_level_values("env_id"))
+            logs = [
+                np.log(both[[f"startup{x}"]].to_numpy() + np.outer(both[f"steady{x}"], grid - 1))
+                for x in ("", "_later")
+            ]
+            ratio = stats.mean_interval(logs[1] - logs[0], envs)
             if ratio.estimate[0] <= 0 or ratio.estimate[-1] >= 0:
                 continue
-            at = end_of(ratio.estimate > 0, ratio.estimate, grid)
-            row = {"size": size, "sooner": sooner, "later": later, "iterations": at}
-            if not np.isnan(ratio.low[0]):
-                row["low"] = end_of(ratio.low > 0, ratio.low, grid)
-                row["high"] = end_of(ratio.high >= 0, ratio.high, grid)
-            seconds = found[later].loc[ratios.index].groupby("env_id").mean().mean()
-            row["seconds"] = float(np.exp(np.interp(at, grid, seconds)))
-            rows.append(row)
-    numbers = ["iterations", "low", "high", "seconds"]
-    table = pd.DataFrame(rows, columns=["size", "sooner", "later", *numbers])
-    return table.astype(dict.fromkeys(numbers, "float64"))
+            ends = [falls_to_zero(x, grid) for x in ratio]
+            means = stats.mean_interval(logs[1], envs).estimate
+            rows.append((size, sooner, later, *ends, np.exp(np.interp(ends[0], grid, means))))
+    names = ["size", "sooner", "later", *stats.Interval._fields, "seconds"]
+    return pd.DataFrame(rows, columns=names)
 
 
-def end_of(true: np.ndarray, values: np.ndarray, grid: np.ndarray) -> float:
-    """Return where on the grid values are 0 after the last point at which something is true.
-
-    It is 1 if that is so nowhere, and infinite if it is so to the end.
-    """
-    if not true.any():
+def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
+    """Return where on the grid values are 0 after they were last above it, and 1 if never."""
+    if np.isnan(values[0]):
+        return np.nan
+    above = np.flatnonzero(values > 0)
+    if not len(above):
         return 1.0
-    last = int(np.flatnonzero(true)[-1])
-    if last == len(grid) - 1:
+    if above[-1] == len(grid) - 1:
         return np.inf
-    part = slice(last, last + 2)
+    part = slice(above[-1], above[-1] + 2)
     return float(np.exp(np.interp(0, -values[part], np.log(grid[part]))))
 
 
-# === Memory and machines ========================================================================
 def memory(bench: Bench) -> pd.DataFrame:
     """Return the most memory, in bytes, that any run of a size and mode used."""
     runs = timed(bench.runs)
-    parts = [shared(runs[runs["size"] == size]) for size in size_order(runs["size"])]
+    parts = [shared(x) for _, x in runs.groupby("size")]
     groups = pd.concat([runs.head(0), *parts]).groupby(["size", "mode"])
     table = groups[["peak_host_bytes", "peak_device_bytes"]].max().dropna(how="all")
     return in_order(table.reset_index())
-
-
-def machines(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per kind of machine and set of versions."""
-    names = ["platform", "os", "container", "commit", "python", "torch", "jax", "flax"]
-    groups = runs.groupby(names, sort=False, as_index=False)
-    return groups.agg(runs=("run", "size"), first=("started", "min"), last=("started", "max"))

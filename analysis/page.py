@@ -6,11 +6,7 @@ made from that by markdown-it, which lets no HTML through.
 """
 
 import base64
-import os
 import re
-import sys
-from contextlib import suppress
-from io import TextIOWrapper
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -20,7 +16,7 @@ from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
 from analysis import figures
-from analysis.schema import SourceError, clean
+from analysis.schema import clean
 
 # A number, and what may follow it: an interval, a unit.
 NUMBER = re.compile(r"[-+<>~]?\d[\d,.]*(e[-+]?\d+)?[%x]?(\s.*)?", re.IGNORECASE)
@@ -65,7 +61,7 @@ class Section(NamedTuple):
     level: int = 2
 
 
-# === Markdown ===================================================================================
+# === Text =======================================================================================
 def escape(value: object) -> str:
     """Return text that Markdown shows as it is, in one line."""
     text = SPECIAL.sub(r"\\\1", " ".join(clean(value).split()))
@@ -98,20 +94,16 @@ def markdown(block: Section | Block) -> str:
         case Plot():
             text = block.caption.replace("[", "(").replace("]", ")")  # or they might not pair
             return f"![{escape(text)}](figures/{block.name}.png)\n\n{escape(block.caption)}"
-    parts = [f"**{escape(block.caption)}** ([CSV](tables/{block.name}.csv))"]
-    parts += [markdown_table(block.cells), escape(block.note)]
-    return "\n\n".join(filter(None, parts))
+    caption = f"**{escape(block.caption)}** ([CSV](tables/{block.name}.csv))"
+    return "\n\n".join([caption, markdown_table(block.cells), escape(block.note)]).rstrip()
 
 
-def plain(table: Table) -> str:
-    """Return a table for a terminal, its columns aligned."""
-    columns = []
-    for name in table.cells:
-        texts = [clean(name), *map(clean, table.cells[name])]
-        width = max(map(len, texts))
-        right = is_numeric(table.cells[name])
-        columns.append([x.rjust(width) if right else x.ljust(width) for x in texts])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+def brief(block: Text | Table) -> str:
+    """Return a block for a terminal."""
+    if isinstance(block, Text):
+        return clean(block.text)
+    cells = block.cells.map(clean).rename(columns=clean)
+    return f"{clean(block.caption)}\n\n{cells.to_string(index=False)}"
 
 
 def csv_text(frame: pd.DataFrame) -> str:
@@ -120,42 +112,33 @@ def csv_text(frame: pd.DataFrame) -> str:
     def safe(value: object) -> object:
         if not isinstance(value, str):
             return value
-        with suppress(ValueError):
-            float(value)
-            return value
         return f"'{clean(value)}" if value.startswith(tuple("=+-@")) else clean(value)
 
     return frame.map(safe).rename(columns=safe).to_csv(index=False, lineterminator="\n")
 
 
 # === Output =====================================================================================
-def forgive_terminals() -> None:
-    """Let a terminal that cannot show a character show a question mark, rather than fail."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
 def write(title: str, sections: list[Section], out: Path) -> None:
     """Write a page as report.md and report.html, and its figures and tables, into a folder."""
-    blocks = [block for section in sections for block in section.blocks]
-    make_folders(out)
+    for folder in (out / "figures", out / "tables"):
+        folder.mkdir(parents=True, exist_ok=True)
+    parts = [f"# {escape(title)}"]
     images = {}
-    for block in blocks:
-        if isinstance(block, Plot):
-            images[f"figures/{block.name}.png"] = figures.png(block.figure)
-        if isinstance(block, Table):
-            text = csv_text(block.frame).encode()
-            write_whole(out / "tables" / f"{block.name}.csv", text)
-    for name, data in images.items():
-        write_whole(out / name, data)
-    parts = [markdown(x) for section in sections for x in (section, *section.blocks)]
-    text = "\n\n".join([f"# {escape(title)}", *parts]) + "\n"
-    write_whole(out / "report.md", text.encode())
+    for section in sections:
+        for block in (section, *section.blocks):
+            parts.append(markdown(block))
+            if isinstance(block, Plot):
+                images[f"figures/{block.name}.png"] = figures.png(block.figure)
+            if isinstance(block, Table):
+                (out / f"tables/{block.name}.csv").write_bytes(csv_text(block.frame).encode())
+    for name, image in images.items():
+        (out / name).write_bytes(image)
+    text = "\n\n".join(parts) + "\n"
+    (out / "report.md").write_bytes(text.encode())
     template = Template((Path(__file__).parent / "templates/report.html").read_text())
-    body = html(text, images)
-    page = template.substitute(title=HTML.renderInline(escape(title)), body=body)
-    write_whole(out / "report.html", page.encode())
+    heading = HTML.renderInline(escape(title))
+    page = template.substitute(title=heading, body=html(text, images))
+    (out / "report.html").write_bytes(page.encode())
 
 
 def html(text: str, images: dict[str, bytes]) -> str:
@@ -164,52 +147,22 @@ def html(text: str, images: dict[str, bytes]) -> str:
     for token in [child for x in tokens for child in x.children or []]:
         source = str(token.attrs.get("src", ""))
         if source in images:
-            data = base64.b64encode(images[source]).decode()
-            token.attrs["src"] = f"data:image/png;base64,{data}"
+            token.attrs["src"] = f"data:image/png;base64,{base64_of(images[source])}"
     return HTML.renderer.render(tokens, HTML.options, {})
 
 
-def make_folders(out: Path) -> None:
-    folders = [out, out / "figures", out / "tables"]
-    with suppress(OSError):
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-    if not all(folder.is_dir() and os.access(folder, os.W_OK) for folder in folders):
-        raise SourceError(f"--out must be a folder to write to, not {out}")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file such that a stop on the way leaves the one that was there."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+def base64_of(image: bytes) -> str:
+    return base64.b64encode(image).decode()
 
 
 def show(section: Section) -> None:
-    """Show a section in a notebook as the page does, and where only text is shown, as text."""
+    """Show a section in a notebook as the page does, and where only text is shown, as Markdown."""
     from IPython.display import display  # takes half a second, and only a notebook needs it
 
     for block in [section, *section.blocks] if section.title else section.blocks:
-        shown: dict[str, Any] = {"text/plain": brief(block)}
+        shown: dict[str, Any] = {"text/plain": markdown(block)}
         if isinstance(block, Plot):
-            shown["image/png"] = base64.b64encode(figures.png(block.figure)).decode()
+            shown["image/png"] = base64_of(figures.png(block.figure))
         else:
             shown["text/html"] = f'<div class="tex2jax_ignore">{html(markdown(block), {})}</div>'
         display(shown, raw=True)
-
-
-def brief(block: Section | Block) -> str:
-    """Return a block, or the title of a section, as plain text."""
-    match block:
-        case Table():
-            return f"{clean(block.caption)}\n\n{plain(block)}"
-        case Bullets():
-            return "\n".join(f"- {clean(x)}" for x in block.items)
-        case Plot():
-            return clean(block.caption)
-        case Section():
-            return clean(block.title)
-    return clean(block.text)

@@ -7,8 +7,9 @@ A source is a folder that holds runs or studies at any depth, a table (.csv or .
 import json
 import os
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import schema
-from analysis.schema import INPUTS, ITERATIONS, RUNS, Column, SourceError
+from analysis.schema import ITERATIONS, RUNS, Column, SourceError, clean
 
 SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
 # Arguments that say who and where, not how much work; all others are the column `settings`.
@@ -31,12 +32,8 @@ NOT_SETTINGS = {
 # The same game by MinAtar's rules, in gymnax and in Gymnasium; tests/test_minatar.py compares them.
 MINATAR = {f"{x}-MinAtar": f"MinAtar/{x}-v0" for x in ("Breakout", "Freeway", "SpaceInvaders")}
 RULES = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
-# Doors, which tests/test_doors.py compares, by the name that both have beside the module's.
-DOORS = {
-    "envs.doors:Doors": "Doors-v0",
-    "envs.doors:Doors-v0": "Doors-v0",
-    "envs.doors_gymnasium:Doors-v0": "Doors-v0",
-}
+# Doors in gymnax and in Gymnasium; tests/test_doors.py compares them.
+DOORS = re.compile(r"envs\.doors(_gymnasium)?:Doors(-v0)?")
 EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
     "greedy": ("evaluation.json", 0),
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
@@ -45,21 +42,17 @@ EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
 LAST_EPISODES = 100  # MinAtar's measure of learning
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
 # Runs that agree in all of these are made twice: the latest counts.
-IDENTITY = (
-    *("mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"),
-)
+IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"]
 PARTS = ("imports", "setup", "first")  # of startup
 SUMS = {"startup": PARTS, "process": ("imports", "total")}
-SPEEDS = ("time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS")
-# Of scripts whose names do not begin with it.
-ALGORITHMS = {"one_scan": "ppo", "sb3": "ppo", "sbx": "ppo"}
-# Arguments that tell, of a copy under a name of its own, what it is a copy of.
-TELLING = {"clip_coef": "ppo", "target_network_frequency": "dqn"}
+SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
+# An argument tells the algorithm of a copy that has a name of its own.
+TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency"}
+USUAL = {"vectorization": "sync", "compile": False, "threads": 0}  # otherwise it is another mode
 OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
-# Text that a spreadsheet would run is quoted in a study's runs.csv, as spreadsheets do it.
-FORMULA = re.compile("'*[=+@-]")
-QUOTED = "^'(?='*[=+@-])"
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
+# What is raised where a file holds something else than a run.
+FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class Data(NamedTuple):
@@ -69,15 +62,6 @@ class Data(NamedTuple):
     iterations: pd.DataFrame  # a row per run and iteration; `run` refers to the table of runs
     left_out: dict[str, str]  # name of a run that was not used -> why
     notes: tuple[str, ...] = ()  # what was filled in, in sentences
-
-
-class Record(NamedTuple):
-    """A run as its source gave it."""
-
-    run: str  # unique within the source
-    source: str
-    info: dict[str, Any]  # what run.json holds
-    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
 
 
 def load(
@@ -91,161 +75,174 @@ def load(
     note says how many others there are. Raise SourceError if there is nothing to load.
     """
     if isinstance(source, (str, Path)):
-        parts = read(source, filters, only)
+        parts = [read(source, filters, only)]
     else:
         names = dict.fromkeys(str(Path(x)) for x in source)
-        parts = [rename(part, name) for name in names for part in read(name, filters)]
-    data = merge(parts or [tabulate([], {})])
+        parts = [rename(read(name, filters), name) for name in names]
+    data = count_once(merge(parts))
     if data.runs.empty:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(data.left_out.items())[:3])
-        more = f" ({len(data.left_out)} left out, e.g. {reasons})" if data.left_out else ""
+        reasons = [f"{name}: {reason}" for name, reason in data.left_out.items()]
+        more = f" ({len(reasons)} left out, e.g. {reasons[0]})" if reasons else ""
         raise SourceError(f"no completed run in {source}{more}")
     return data
 
 
 def read(
     source: str | Path, filters: dict[str, Any] | None, only: Collection[str] | None = None
-) -> list[Data]:
-    """Return what a source holds, in parts, and with runs that were made twice."""
+) -> Data:
+    """Return what a source holds, with runs that were made twice."""
     if str(source).startswith("wandb:"):
-        return [tabulate(*read_wandb(str(source).removeprefix("wandb:"), filters))]
-    if not str(source):
-        raise SourceError("the source is empty: name a folder of runs, a table or a W&B project")
+        return read_wandb(str(source).removeprefix("wandb:"), filters)
     if Path(source).suffix in (".csv", ".parquet"):
-        return [load_table(Path(source), "")]
+        return read_table(Path(source))
     return read_folder(Path(source), only)
 
 
 def rename(data: Data, source: str) -> Data:
     """Return data whose runs' names begin with their source."""
-    start = schema.clean(source) + "/"
+    start = clean(source) + "/"
     runs = data.runs.assign(run=start + data.runs["run"])
     iterations = data.iterations.assign(run=start + data.iterations["run"])
     left_out = {f"{source}/{name}": reason for name, reason in data.left_out.items()}
     return Data(runs, iterations, left_out, tuple(f"{source}: {x}" for x in data.notes))
 
 
+def merge(parts: Sequence[Data]) -> Data:
+    return Data(
+        pd.concat([part.runs for part in parts], ignore_index=True),
+        pd.concat([part.iterations for part in parts], ignore_index=True),
+        {name: reason for part in parts for name, reason in part.left_out.items()},
+        tuple(note for part in parts for note in part.notes),
+    )
+
+
+def count_once(data: Data) -> Data:
+    """Return data in which, of runs made twice, the latest counts, and left_out says so."""
+    runs = number_repeats(data.runs)
+    started = pd.to_datetime(runs["started"], format="ISO8601", utc=True, errors="coerce")
+    # A run with durations has all that one without has: old or not, it counts.
+    order = runs.assign(started=started, untimed=is_untimed(runs)).sort_values(
+        ["untimed", "started"], ascending=[False, True], kind="stable", na_position="first"
+    )
+    copies = order.index[order.duplicated(IDENTITY, keep="last")]
+    better = order.groupby(IDENTITY, dropna=False)["run"].transform("last")
+    again = {order.loc[i, "run"]: f"made again as {better[i]}, which counts" for i in copies}
+    left_out = {clean(x): clean(y) for x, y in (data.left_out | again).items()}
+    runs = runs.drop(copies).sort_values("run", ignore_index=True)
+    iterations = data.iterations[data.iterations["run"].isin(runs["run"])].reset_index(drop=True)
+    return Data(runs, iterations, left_out, tuple(clean(x) for x in data.notes))
+
+
+def is_untimed(runs: pd.DataFrame) -> pd.Series:
+    """Whether a run has no durations of its own: it was stopped, or another agent has them."""
+    return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
+
+
+def number_repeats(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs whose repeat is known or, in the order of the rows of a cell, a number."""
+    cells = [name for name in IDENTITY if name != "repeat"]
+    most = runs.groupby(cells, dropna=False)["repeat"].transform("max").fillna(0)
+    number = runs[runs["repeat"].isna()].groupby(cells, dropna=False).cumcount() + 1
+    return runs.assign(repeat=runs["repeat"].fillna(most + number))
+
+
 # === Folders ====================================================================================
-def read_folder(folder: Path, only: Collection[str] | None = None) -> list[Data]:
+def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
     """Return the complete runs and the studies below folder, and why others are left out."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is not a folder of runs, nor a table (.csv or .parquet)")
+    left_out = {run: x for run, x in failures(folder).items() if only is None or run in only}
     records = []
-    left_out = {}
     studies = []
-    programs = set()
     others = set()
-    closed: list[OSError] = []
-    for path, is_study in find_runs(folder, closed):
-        name = str(path.relative_to(folder)) if path != folder else ""
-        first = name.partition("/")[0]  # a run of many agents, or side by side, has runs inside
-        if only is not None and first not in only:
-            others.add(first)
-            continue
-        if is_study:
-            tables = [path / x for x in TABLES if (path / x).exists()]
-            studies.append(load_table((tables or [path / TABLES[0]])[0], name))
-            continue
-        run = name or path.resolve().name
-        try:
-            record = Record(run, str(path), *read_run(path))
-        except (OSError, ValueError) as error:
-            left_out[run] = str(error)
+    for path in find_runs(folder):
+        name = str(path.relative_to(folder)) if path != folder else path.resolve().name
+        top = name.partition("/")[0]  # a run of many agents, or side by side, has runs inside
+        tables = [path / x for x in TABLES if (path / x).exists()]
+        if only is not None and top not in only:
+            others.add(top)
+        elif tables:
+            study = read_table(tables[0])
+            studies.append(study if path == folder else rename(study, name))
         else:
-            if is_program(record.info):
-                programs.add(run)
-            else:
-                records.append(record)
-    left_out |= {schema.clean(x.filename): "it cannot be opened" for x in closed}
-    complete_runs = programs | {record.run for record in records}
-    failed = {run: reason for run, reason in failures(folder) if run not in complete_runs}
-    if only is not None:
-        failed = {run: reason for run, reason in failed.items() if run in only}
-    data = tabulate(records, left_out | failed)
-    if others:
-        note = f"Left out, since the grid does not list them: {len(others)} of the runs in {folder}"
-        data = data._replace(notes=(note,))
-    return [data, *studies]
-
-
-def failures(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the runs that failed under benchmark.sh, and why, from the logs that it keeps."""
-    logs = [*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]
-    for log in sorted(x for x in logs if x.is_file()):
-        for line in log.read_text(errors="replace").splitlines():
+            left_out.pop(name, None)  # it failed at first
             try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # half a line, from a driver that was killed as it wrote
-            if isinstance(event, dict) and event.get("completed") == "no" and event.get("run"):
-                run = log.parent.relative_to(folder) / str(event["run"])
-                yield str(run), str(event.get("reason") or "it failed")
+                records.append(read_run(path) | {"run": clean(name), "source": str(path)})
+            except SourceError as error:
+                left_out[name] = str(error)
+    data = tabulate(records)
+    note = f"Left out, since the grid does not list them: {len(others)} of the runs in {folder}"
+    notes = (note,) if others else ()
+    return merge([data._replace(left_out=left_out | data.left_out, notes=notes), *studies])
 
 
-def find_runs(folder: Path, closed: list[OSError]) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of runs and of studies, and whether it is a study.
-
-    Folders that cannot be opened go into closed; links to folders are not followed.
-    """
-    for path, folders, files in os.walk(folder, onerror=closed.append):
-        is_study = bool(set(TABLES) & set(files))
-        if is_study:
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the folders of runs and of studies; links to folders are not followed."""
+    for path, folders, files in os.walk(folder):
+        if set(TABLES) & set(files):
             folders.clear()
-        if is_study or {"run.json", "metrics.jsonl"} & set(files):
-            yield Path(path), is_study  # a run of many agents has a run of each inside
         # Hidden folders are the driver's: warm-ups, and what killed runs left behind.
         folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
+        if {*TABLES, "run.json", "metrics.jsonl"} & set(files):
+            yield Path(path)
 
 
-def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return run.json and the lines of metrics.jsonl; raise ValueError if the run is no good."""
-    for name in ("run.json", "metrics.jsonl"):
-        if name == "run.json" and not (path / name).exists():
-            raise ValueError("no run.json: it was killed or stopped, or is still running")
-        if not (path / name).is_file():  # a folder or a pipe would hang or confuse
-            raise ValueError(f"no file {name}")
-    try:
-        info = json.loads((path / "run.json").read_text())
-    except (ValueError, RecursionError):
-        raise ValueError("run.json is not JSON") from None
-    try:
-        lines = (path / "metrics.jsonl").read_text().splitlines()
-        # JSON has no NaN; what writes it means null.
-        metrics = [json.loads(line, parse_constant=lambda _: None) for line in lines]
-    except (ValueError, RecursionError):
-        raise ValueError("metrics.jsonl is not JSON lines") from None
-    if isinstance(info, dict):
-        info["evaluations"] = read_evaluations(path, len(metrics))
-    return info, metrics
-
-
-def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
-    """Return the mean returns of evaluate.py that are of the trained agent, by name."""
+def failures(folder: Path) -> dict[str, str]:
+    """Return the runs that failed under benchmark.sh, and why, from the logs that it keeps."""
     found = {}
-    for name, (file, epsilon) in EVALUATIONS.items():
-        if not (path / file).is_file():
-            continue
-        try:
-            own = json.loads((path / file).read_text())
-            same = own["iteration"] == num_iterations and own["actions"] == "greedy"
-            same &= own.get("epsilon", 0) == epsilon
-            # A quick look, of few episodes or short ones, is another measure.
-            same &= own["episodes"] >= 100 and own.get("max_steps", 10_000) == 10_000
-            if same and schema.is_number(own["return"]["mean"]):
-                found[name] = own["return"]["mean"]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # not evaluate.py's
+    logs = [*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]
+    for log in filter(Path.is_file, logs):
+        for line in log.read_bytes().splitlines():
+            with suppress(*FOREIGN):  # half a line, of a driver that was killed as it wrote
+                event = json.loads(line)
+                if event.get("completed") == "no":
+                    path = log.parent.relative_to(folder) / event["run"]
+                    found[str(path)] = event.get("reason", "it failed")
     return found
 
 
-def is_program(info: Any) -> bool:
-    """Return whether it is of a program that trained agents, each of which is a run of its own."""
-    args = info.get("args") if isinstance(info, dict) else None
-    return isinstance(args, dict) and "num_agents" in args and info.get("agent") is None
+def read_run(path: Path) -> dict[str, Any]:
+    """Return run.json, with metrics and evaluations in it."""
+    if not (path / "run.json").exists():
+        raise SourceError("no run.json: it was killed or stopped, or is still running")
+    info = parse(path / "run.json")
+    if not isinstance(info, dict):
+        raise SourceError("run.json is not a run's")
+    info["metrics"] = parse(path / "metrics.jsonl", by_line=True)
+    info["evaluations"] = read_evaluations(path, len(info["metrics"]))
+    return info
+
+
+def parse(path: Path, by_line: bool = False) -> Any:
+    """Return the value of a JSON file, or those of its lines; raise SourceError if it is none."""
+    if not path.is_file():  # a pipe would be waited for
+        raise SourceError(f"no file {path.name}")
+    text = path.read_bytes()
+    if by_line:
+        text = b"[" + b",".join(text.splitlines()) + b"]"
+    try:
+        return json.loads(text, parse_constant=lambda _: None)  # JSON has no NaN
+    except (ValueError, RecursionError):
+        raise SourceError(f"{path.name} is not JSON") from None
+
+
+def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
+    """Return the mean returns of evaluate.py that are of the trained agent, by name.
+
+    A quick look, of few episodes or short ones, is another measure.
+    """
+    found = {}
+    for name, (file, epsilon) in EVALUATIONS.items():
+        with suppress(*FOREIGN):  # it is not there, or not evaluate.py's
+            own = parse(path / file)
+            rules = (own["iteration"], own["actions"], own["epsilon"], own["max_steps"])
+            if rules == (num_iterations, "greedy", epsilon, 10_000) and own["episodes"] >= 100:
+                found[name] = own["return"]["mean"]
+    return found
 
 
 # === Weights & Biases ===========================================================================
-def read_wandb(path: str, filters: dict[str, Any] | None) -> tuple[list[Record], dict[str, str]]:
+def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
     """Return the finished runs of path, "entity/project", and why the others are left out.
 
     Runs come in pages. Each history takes requests of its own, so they are fetched side by side.
@@ -267,12 +264,12 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> tuple[list[Record],
         for run in found
         if run not in finished
     }
-    records = [
-        Record(run.id, run.url, run.config | dict(run.summary_metrics), history)
-        for run, history in zip(finished, histories, strict=True)
-        if not is_program(run.config)
-    ]
-    return records, left_out
+    records = []
+    for run, history in zip(finished, histories, strict=True):
+        info = {**run.config, **run.summary_metrics}
+        records.append(info | {"run": run.id, "source": run.url, "metrics": history})
+    data = tabulate(records)
+    return data._replace(left_out=left_out | data.left_out)
 
 
 def read_history(run: Any) -> list[dict[str, Any]]:
@@ -285,213 +282,126 @@ def read_history(run: Any) -> list[dict[str, Any]]:
     return list({str(row.get("iteration")): row for row in rows}.values())
 
 
-# === Many runs ==================================================================================
-def tabulate(records: Iterable[Record], left_out: dict[str, str]) -> Data:
-    """Check the records and describe each by a row."""
+# === One run ====================================================================================
+def tabulate(records: Iterable[dict[str, Any]]) -> Data:
+    """Describe each run by a row, and check all. A record is run.json with metrics, run, source."""
     rows = []
     metrics = []
-    left_out = dict(left_out)
-    for record in records:
+    left_out = {}
+    for info in records:
         try:
-            row = describe(record, check_run(record))
-            check_row(row, ())  # sums, too, must be what a study can hold
-        except (ValueError, RecursionError) as error:
-            left_out[record.run] = str(error)
-        else:
-            rows.append(row)
-            metrics += [row | {"run": record.run} for row in record.metrics]
-    # As objects, since text that is not clean yet may be more than pandas can hold.
-    runs = fill(pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object))
-    table = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
-    iterations = schema.complete(table, ITERATIONS)
-    without = iterations["run"].isin(runs.loc[is_untimed(runs), "run"])
-    iterations.loc[without, list(SPEEDS)] = float("nan")
-    return Data(runs, iterations, left_out)
+            if "num_agents" in info["args"] and info.get("agent") is None:
+                continue  # a program: each agent that it trained is a run of its own
+            rows.append(describe(info))
+            metrics += [row | {"run": info["run"]} for row in info["metrics"]]
+        except SourceError as error:
+            left_out[info["run"]] = str(error)
+        except FOREIGN as error:
+            left_out[info["run"]] = f"not a run of this benchmark: {error!r:.80}"
+    # As objects: text that is not clean yet may be more than pandas can hold.
+    runs = pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object)
+    iterations = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
+    data = check(runs, iterations)
+    return data._replace(left_out=left_out | data.left_out)
 
 
-def merge(parts: Sequence[Data]) -> Data:
-    """Return the parts as one; of runs made twice, the latest counts, and left_out says so."""
-    runs = pd.concat([part.runs for part in parts], ignore_index=True)
-    iterations = pd.concat([part.iterations for part in parts], ignore_index=True)
-    left_out = {name: reason for part in parts for name, reason in part.left_out.items()}
-    twice = runs.duplicated("run")  # as where a folder is given, and one within it
-    left_out |= dict.fromkeys(runs.loc[twice, "run"], "its name is there twice: the first counts")
-    runs = number_repeats(runs[~twice])
-    started = pd.to_datetime(runs["started"], format="ISO8601", utc=True, errors="coerce")
-    # A run with durations has all that one without has: old or not, it counts.
-    order = runs.assign(started=started, untimed=is_untimed(runs)).sort_values(
-        ["untimed", "started"], ascending=[False, True], kind="stable", na_position="first"
-    )
-    copies = order.index[order.duplicated(list(IDENTITY), keep="last")]
-    better = order.groupby(list(IDENTITY), dropna=False)["run"].transform("last")
-    for i in copies:
-        left_out[order.loc[i, "run"]] = f"made again as {better[i]}, which counts"
-    runs = runs.drop(copies).sort_values("run", ignore_index=True)
-    iterations = iterations[iterations["run"].isin(runs["run"])]
-    iterations = iterations.drop_duplicates(["run", "iteration"], ignore_index=True)
-    left_out = {schema.clean(name): schema.clean(reason) for name, reason in left_out.items()}
-    notes = tuple(schema.clean(x) for part in parts for x in part.notes)
-    return Data(runs, iterations, left_out, notes)
+def describe(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a run; raise SourceError, with a reason, for one that is not complete."""
+    args = info["args"]
+    metrics = info["metrics"]
+    hidden = args["hidden_sizes"]
+    if info["status"] != "completed":
+        raise SourceError(f"status is {info['status']}")
+    batch_size = args["num_envs"] * args["num_steps"]
+    num_iterations = args["total_timesteps"] // batch_size
+    if [row["iteration"] for row in metrics] != list(range(num_iterations)):
+        raise SourceError(f"{len(metrics)} iterations instead of {num_iterations}, from 0 on")
+    values = dict(info)
+    for part in ("args", "durations", "versions", "evaluations"):
+        values |= {f"{part}.{name}": x for name, x in info.get(part, {}).items()}
+    settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
+    algorithm = algorithm_of(info["script"], args)
+    if algorithm == "dqn":
+        # Of whole iterations: what is left over is not trained.
+        settings["total_timesteps"] = num_iterations * batch_size
+    row = {x.name: values.get(x.source) for x in RUNS if x.source}
+    row |= {
+        "algorithm": algorithm,
+        "mode": name_mode(info),
+        "env_id": name_environment(args),
+        "size": SIZES.get(tuple(hidden), "x".join(map(str, hidden))),
+        "settings": json.dumps(settings),
+        "batch_size": batch_size,
+        "platform": describe_platform(info),
+        "resumed": bool(info.get("resumed")),
+        "last_100_return": last_return(metrics),
+    }
+    row |= measure(info)
+    if row["resumed"] or row["agent"] not in (None, 0):
+        row |= dict.fromkeys([x.name for x in RUNS if x.kind == "seconds"])
+    return row
 
 
-def is_untimed(runs: pd.DataFrame) -> pd.Series:
-    """Whether a run has no durations of its own: it was stopped, or another agent has them."""
-    return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
-
-
-def number_repeats(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs whose repeat is known or, in the order of the rows of a cell, a number."""
-    cells = [name for name in IDENTITY if name != "repeat"]
-    most = runs.groupby(cells, dropna=False)["repeat"].transform("max").fillna(0)
-    number = runs[runs["repeat"].isna()].groupby(cells, dropna=False).cumcount() + 1
-    return runs.assign(repeat=runs["repeat"].fillna(most + number))
-
-
-# === One run ====================================================================================
-def check_run(record: Record) -> dict[str, Any]:
-    """Return the values of a completed and whole run by their path in run.json, as "args.seed".
-
-    Raise ValueError, with one reason, for any other record.
-    """
-    info = record.info if isinstance(record.info, dict) else {}
-    for part in ("args", "durations", "versions"):
-        if not isinstance(info.get(part), dict):
-            raise ValueError(f"not a run of this benchmark: it has no {part}")
-    if info.get("status") != "completed":
-        raise ValueError(f"status is {schema.clean(info.get('status')):.40}")
-    found = info.get("evaluations")  # W&B has none
-    groups = {"evaluations": found if isinstance(found, dict) else {}}
-    groups |= {x: info[x] for x in ("args", "durations")}
-    parts = {f"{x}.{name}": y for x, group in groups.items() for name, y in group.items()}
-    values = {"script": info["args"].get("exp_name")} | info | parts
-    if algorithm_of_run(values["script"], info["args"]) == "dqn":
-        values["args.sync_for_timing"] = False  # acting and learning take turns at every step
-    schema.check(values, [x for x in (*RUNS, *INPUTS) if x.source], ("run", "table"))
-    num_iterations = count_iterations(info["args"])
-    if num_iterations == 0:
-        raise ValueError("its total_timesteps are not enough for an iteration")
-    if len(record.metrics) != num_iterations:
-        raise ValueError(f"{len(record.metrics)} iterations instead of {num_iterations}")
-    phases = ("time/rollout", "time/update") if values["args.sync_for_timing"] else ()
-    columns = [x._replace(must="run" if x.name in phases else x.must) for x in ITERATIONS[1:]]
-    for i, row in enumerate(record.metrics):
-        if not isinstance(row, dict) or row.get("iteration") != i:
-            raise ValueError(f"line {i + 1} of its metrics is not iteration {i}")
-        try:
-            schema.check(row, columns, ("run", "table"))
-        except ValueError as error:
-            raise ValueError(f"iteration {i}: {error}") from None
-    if record.metrics[0]["time/elapsed"] <= record.metrics[0]["time/iteration"]:
-        raise ValueError("iteration 0: time/elapsed is not above time/iteration")
-    return {name: x for name, x in values.items() if not schema.is_missing(x)}
-
-
-def count_iterations(args: dict[str, Any]) -> int:
-    return args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
-
-
-def algorithm_of(script: Any) -> str:
-    name = str(script).partition("_")[0]
-    return name if name in ("ppo", "dqn") else ALGORITHMS.get(str(script), "")
-
-
-def algorithm_of_run(script: Any, args: dict[str, Any]) -> str:
-    found = [name for argument, name in TELLING.items() if argument in args]
-    return algorithm_of(script) or (found[0] if found else "")
+def algorithm_of(script: str, args: Collection[str] = ()) -> str:
+    for name, argument in TELLING.items():
+        if script.startswith(f"{name}_") or argument in args:
+            return name
+    return ""
 
 
 def name_environment(args: dict[str, Any]) -> str:
-    """Return an environment's name, with the options that change what it does.
-
-    What two libraries have under two names, and play alike, has one.
-    """
-    env_id = DOORS.get(args["env_id"], args["env_id"])
+    """Return a name, with the options that change an environment: one where two play alike."""
+    env_id = DOORS.sub("Doors-v0", args["env_id"])
     options = {x: args[x] for x in RULES if args.get(x)}
     if options == RULES and env_id in MINATAR:
         return MINATAR[env_id]
     return ", ".join([env_id, *(f"{name} {x}" for name, x in options.items())])
 
 
-def name_mode(info: dict[str, Any], script: str) -> str | None:
-    """Return the script with flags that change how it computes; None where fill() knows."""
-    args = info["args"]
-    flags = []
-    if args.get("vectorization", "sync") != "sync":
-        flags.append(f"--vectorization {args['vectorization']}")
-    if args.get("compile"):
-        flags.append("--compile")
-    if args.get("threads"):
-        flags.append(f"--threads {args['threads']}")
-    name = " ".join([script, *flags])
+def name_mode(info: dict[str, Any]) -> str:
+    """Return the script with flags that change how it computes; "" where check() knows."""
+    parts = [info["script"]]
+    for name, usual in USUAL.items():
+        value = info["args"].get(name) or usual
+        if value != usual:
+            parts.append(f"--{name}" if value is True else f"--{name} {value}")
+    name = " ".join(parts)
     if info.get("side_by_side"):  # how many processes shared the machine
         return f"{name}, {info['side_by_side']} side by side"
-    return name if flags else None
+    return name if len(parts) > 1 else ""
 
 
-def describe(record: Record, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a run that check_run() found good."""
-    args = record.info["args"]
-    hidden = tuple(args["hidden_sizes"])
-    versions = {str(name).lower(): str(x) for name, x in record.info["versions"].items()}
-    versions["python"] = str(values.get("python", ""))
-    settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
-    algorithm = algorithm_of_run(values["script"], args)
-    batch_size = args["num_envs"] * args["num_steps"]
-    if algorithm == "dqn":
-        # Of whole iterations: what is left over is not trained.
-        settings["total_timesteps"] = count_iterations(args) * batch_size
-    returns = known_numbers(record.metrics, "charts/episodic_return")
-    row = {x.name: values.get(x.source) for x in RUNS if x.source}
-    row |= {name: versions.get(name) for name in schema.VERSIONS}
-    row |= {
-        "run": record.run,
-        "source": record.source,
-        "algorithm": algorithm,
-        "mode": name_mode(record.info, values["script"]),
-        "env_id": name_environment(args),
-        "size": SIZES.get(hidden, "x".join(map(str, hidden))),
-        "settings": json.dumps(settings),
-        "repeat": values.get("repeat", args["seed"]),
-        "num_iterations": count_iterations(args),
-        "batch_size": batch_size,
-        "platform": describe_platform(values),
-        "resumed": bool(values.get("resumed")),
-        "final_return": returns[-1] if returns else None,
-        "last_100_return": last_return(record.metrics),
-    }
-    durations = [x.name for x in RUNS if x.kind == "seconds"]
-    untimed = row["resumed"] or (row["agent"] or 0) != 0
-    return row | (dict.fromkeys(durations) if untimed else measure(record))
-
-
-def describe_platform(values: dict[str, Any]) -> str:
+def describe_platform(info: dict[str, Any]) -> str:
     """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores, machine 3fa9": what times are of.
 
     Two machines may call themselves by the same name, so the driver's hash is a part of it.
     """
-    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", values.get("cpu", "")).strip()
-    parts = ["WSL2" if "microsoft" in values["os"].lower() else values["os"].split("-")[0]]
-    if values["device"] != "cpu":
-        parts += [values["device"], f"driver {values.get('driver', 'unknown')}"]
+    cpu = re.sub(r"\((R|TM)\)| CPU| Processor|@.*", "", info.get("cpu") or "").strip()
+    parts = ["WSL2" if "microsoft" in info["os"].lower() else info["os"].split("-")[0]]
+    if info["device"] != "cpu":
+        parts += [info["device"], f"driver {info.get('driver') or 'unknown'}"]
     parts.append(cpu or "unknown processor")
-    if "cores" in values:
-        parts.append(f"{values['cores']} cores")
-    if "machine" in values:
-        parts.append(f"machine {values['machine']}")
+    if info.get("cores"):
+        parts.append(f"{info['cores']} cores")
+    if info.get("machine"):
+        parts.append(f"machine {info['machine']}")
     return ", ".join(parts)
 
 
-def measure(record: Record) -> dict[str, float]:
+def measure(info: dict[str, Any]) -> dict[str, float]:
     """Return the durations, in seconds, of a run that was never stopped."""
-    metrics = record.metrics
+    metrics = info["metrics"]
+    imports = info["durations"]["imports"]
     first = metrics[0]["time/iteration"]
     setup = metrics[0]["time/elapsed"] - first
-    row = {"setup": setup, "startup": record.info["durations"]["imports"] + setup + first}
-    seconds = known_numbers(metrics, "time/iteration")
-    parts = {name: seconds[part] for name, part in WINDOWS.items()}
-    for phase in ("rollout", "update"):
-        parts[f"{phase}_steady"] = known_numbers(metrics, f"time/{phase}")[WINDOWS["steady"]]
-    return row | {name: fmean(part) for name, part in parts.items() if part}
+    row = {"setup": setup, "startup": imports + setup + first}
+    row["process"] = imports + info["durations"]["total"]
+    for phase, prefix in (("iteration", ""), ("rollout", "rollout_"), ("update", "update_")):
+        seconds = [x[f"time/{phase}"] for x in metrics if x.get(f"time/{phase}") is not None]
+        for name, window in WINDOWS.items():
+            if seconds[window]:
+                row[prefix + name] = fmean(seconds[window])
+    return row
 
 
 def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
@@ -505,7 +415,7 @@ def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
     for row in reversed(metrics):
         value = row.get("charts/episodic_return")
         count = row.get("charts/episodes")
-        if value is None or count is None or not count > 0:
+        if value is None or not count:
             continue
         weight = min(left, float(count))
         total += weight * value
@@ -515,189 +425,103 @@ def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
     return None
 
 
-def known_numbers(metrics: Sequence[dict[str, Any]], name: str) -> list[float]:
-    return [float(row[name]) for row in metrics if not schema.is_missing(row.get(name))]
-
-
-def fill(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return checked rows with every column, and what can be worked out from others filled in."""
-    runs = schema.complete(runs, RUNS)
-    flags = runs["framework"].map(OP_BY_OP).fillna("--no-jit")
-    of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
-    mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
-    algorithm = runs["script"].map(algorithm_of)
-    runs["algorithm"] = runs["algorithm"].where(runs["algorithm"] != "", algorithm)
-    runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
-    for name, parts in SUMS.items():
-        known = known_parts(runs, parts)
-        if known == parts or runs[name].isna().all():  # or rows would differ in what is meant
-            runs[name] = runs[name].fillna(runs[[*known]].sum(axis=1, skipna=False))
-    return runs
-
-
-def known_parts(runs: pd.DataFrame, parts: Sequence[str]) -> tuple[str, ...]:
-    """Return those parts of a duration that all rows have which have the last and longest."""
-    rows = runs[runs[parts[-1]].notna()]
-    return tuple(x for x in parts if rows[x].notna().all())
-
-
 # === Tables =====================================================================================
-def save(data: Data, folder: str | Path) -> None:
-    """Write data as a study: runs.csv, iterations.parquet and, if there is more, about.json."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    names = ("iterations.parquet", "about.json", TABLES[0])  # the last makes it a study
-    parts = [folder / f".{name}" for name in names]
-    data.iterations.to_parquet(parts[0], compression="zstd")
-    about = {"left_out": data.left_out, "notes": data.notes}
-    parts[1].write_text(json.dumps(about, indent=1) + "\n")
-    quoted = data.runs.map(lambda x: f"'{x}" if isinstance(x, str) and FORMULA.match(x) else x)
-    quoted.to_csv(parts[2], index=False, lineterminator="\n")
-    for part, name in zip(parts, names, strict=True):  # all are whole before any takes its place
-        part.replace(folder / name)
-    if not (data.left_out or data.notes):
-        (folder / "about.json").unlink()
-
-
-def load_table(path: Path, name: str) -> Data:
-    """Read a table of runs and, if it is a study's, what lies beside it; name is put before runs.
-
-    A row that is not a run is left out with a reason, as a folder would be.
-    """
-    table = read_table(path, RUNS)
-    prefix = f"{name}/" if name else ""
-    is_study = path.name in TABLES
-    iterations = load_table_of_iterations(path.parent, prefix) if is_study else pd.DataFrame()
-    iterations = schema.complete(iterations, ITERATIONS)
-    runs, left_out = read_rows(table, prefix, iterations)
+def read_table(path: Path) -> Data:
+    """Read a table of runs and, if it is a study's, what lies beside it."""
+    table = open_table(path, RUNS)
+    iterations = pd.DataFrame()
+    about: dict[str, Any] = {"left_out": {}, "notes": []}
+    if path.name in TABLES:
+        for beside in path.parent.glob("iterations.*"):
+            iterations = open_table(beside, ITERATIONS)
+        for beside in path.parent.glob("about.json"):
+            about = parse(beside)
+    notes = []
+    if "repeat" not in table and "seed" in table:
+        table["repeat"] = table["seed"]
     if "repeat" not in table:
-        runs["repeat"] = runs["seed"]
-    runs, notes = drop_repeats(runs, path.name)
-    unread = [schema.clean(x) for x in table if x not in {y.name for y in RUNS}]
+        notes.append("has no repeats, so its runs were numbered in the order of their rows")
+    unread = [x for x in table if x not in {y.name for y in RUNS}]
     if unread:
-        notes.append(f"{path.name} has columns that are not read: {', '.join(unread[:10])}")
-    for column, parts in SUMS.items():
-        known = known_parts(runs, parts)
-        if column not in table and known != parts and runs[column].notna().any():
-            notes.append(f"{path.name} has no {column}, so {' + '.join(known)} stands for it")
-    strangers = set(iterations["run"]) - set(runs["run"])
-    if strangers:
-        notes.append(f"{path.name} lacks {len(strangers)} runs of which there are iterations")
-    if is_study:
-        others, more = load_about(path.parent / "about.json")
-        left_out |= {f"{prefix}{run}": reason for run, reason in others.items()}
-        notes += more
-    return Data(runs, iterations, left_out, tuple(f"{name}: {x}" if name else x for x in notes))
+        notes.append(f"has columns that are not read: {', '.join(unread[:10])}")
+    data = check(table, iterations)
+    for name, parts in SUMS.items():
+        known = [x for x in parts if x in table]
+        if name not in table and parts[-1] in known:
+            data.runs[name] = data.runs[known].sum(axis=1, skipna=False)
+            if len(known) < len(parts):
+                notes.append(f"has no {name}, so {' + '.join(known)} stands for it")
+    notes = [*(f"{path.name} {note}" for note in notes), *about["notes"]]
+    return data._replace(left_out=about["left_out"] | data.left_out, notes=tuple(notes))
 
 
-def read_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
-    """Return a table as it is in a file; of .csv, every cell is text and an empty one missing."""
+def open_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
+    """Return a table as it is in a file; of .csv, every cell is text."""
     try:
         if not path.is_file():
             raise ValueError("it is not there, or not a file")
-        if path.suffix == ".parquet":
-            with path.open("rb") as file:
-                table = pd.read_parquet(file)
-            named = [x for x in table.index.names if x and x not in table]
-            table = table.reset_index(named) if named else table  # it may be a column: `run`
-        else:
-            table = pd.read_csv(path, dtype="str", keep_default_na=False).replace("", None)
-            table = table.replace(QUOTED, "", regex=True)
+        if path.suffix == ".csv":
+            table = pd.read_csv(path, dtype="str", keep_default_na=False)
             if not isinstance(table.index, pd.RangeIndex):
                 raise ValueError("its rows are longer than its header")
+        else:
+            table = pd.read_parquet(path)
+            if table.index.name:
+                table = table.reset_index()  # it may be a column: `run`
     except Exception as error:  # of a damaged file, pyarrow raises whatever it meets
-        reason = str(error).splitlines()[0] if str(error) else "it is damaged"
+        reason = str(error).partition("\n")[0]
         raise SourceError(f"{path} is not a table that can be read: {reason:.80}") from None
     table = table.rename(columns=lambda x: str(x).strip())
-    missing = [x.name for x in columns if x.must == "table" and x.name not in table]
+    missing = [x.name for x in columns if x.must and x.name not in table]
     if missing:
         raise SourceError(f"{path} has no column {', '.join(missing)}")
     return table
 
 
-def read_rows(
-    table: pd.DataFrame, prefix: str, iterations: pd.DataFrame
-) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Return the rows that are runs, checked and filled in, and why others are left out."""
-    rows = {}
-    left_out = {}
-    known = of_iterations(iterations)
-    for i, cells in enumerate(table.to_dict("records"), 1):
-        row = {x.name: schema.from_table(cells.get(x.name), x.kind) for x in RUNS}
-        name = row["run"]
-        row["run"] = schema.clean(prefix + (name or f"row {i}"))
-        row |= {x: y for x, y in known.get(row["run"], {}).items() if row[x] is None}
-        try:
-            check_row(row, rows)
-        except ValueError as error:
-            left_out[f"{row['run']} (row {i})" if name else row["run"]] = str(error)
-        else:
-            rows[row["run"]] = row
-    return fill(pd.DataFrame(list(rows.values()), columns=[x.name for x in RUNS])), left_out
+def save(data: Data, folder: str | Path) -> None:
+    """Write data as a study: runs.csv, iterations.parquet and about.json."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    data.iterations.to_parquet(folder / "iterations.parquet", compression="zstd")
+    about = {"left_out": data.left_out, "notes": data.notes}
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+    data.runs.to_csv(folder / TABLES[0], index=False, lineterminator="\n")
 
 
-def of_iterations(iterations: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Return, by run, what a table of runs may leave to that of iterations."""
+# === One schema =================================================================================
+def check(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
+    """Return the rows that are runs, and their iterations, and why other rows are left out."""
+    runs, reasons = schema.check(table, RUNS)
+    names = [name or f"row {i}" for i, name in enumerate(runs["run"], 1)]
+    runs["run"] = pd.Series(names, runs.index, dtype="str")
+    iterations, wrong = schema.check(iterations, ITERATIONS)
+    wrong[iterations.duplicated(["run", "iteration"])] = "it is there twice"
+    for i, reason in wrong[wrong != ""].items():
+        number = iterations.at[i, "iteration"]
+        reasons[runs["run"] == iterations.at[i, "run"]] = f"iteration {number:g}: {reason}"
+    # What a table of runs may leave to that of iterations.
     groups = iterations.sort_values("iteration").groupby("run")
-    columns = {"final_return": groups["charts/episodic_return"].last()}
-    columns["num_iterations"] = groups["iteration"].max() + 1
-    return {str(run): row for run, row in pd.DataFrame(columns).to_dict("index").items()}
-
-
-def check_row(row: dict[str, Any], names: Container[str]) -> None:
-    """Raise ValueError, with one reason, for a row of a table that is no run."""
-    schema.check(row, [x._replace(source="") for x in RUNS], ())
-    for column in RUNS:
-        if column.must == "table" and column.kind == "text" and not row[column.name]:
-            raise ValueError(f"{column.name} is missing")
-    if row["run"] in names:
-        raise ValueError("another row has the same run")
+    final = runs["run"].map(groups["charts/episodic_return"].last())
+    runs["final_return"] = runs["final_return"].fillna(final)
+    length = runs["run"].map(groups["iteration"].max() + 1)
+    runs["num_iterations"] = runs["num_iterations"].fillna(length)
     for name in ("total", "process", "final_return"):
-        if row[name] is not None and row["num_iterations"] is None:
-            raise ValueError(f"it has {name} but no num_iterations, on which that depends")
+        lacking = runs[name].notna() & runs["num_iterations"].isna()
+        reasons[lacking] = f"it has {name} but no num_iterations, on which that depends"
+    reasons[runs["run"].duplicated()] = "another row has the same run"
+    left_out = {run: reason for run, reason in zip(runs["run"], reasons, strict=True) if reason}
+    runs = fill(runs[reasons == ""].reset_index(drop=True))
+    untimed = iterations["run"].isin(runs.loc[is_untimed(runs), "run"])
+    iterations.loc[untimed, SPEEDS] = float("nan")
+    return Data(runs, iterations, left_out)
 
 
-def drop_repeats(runs: pd.DataFrame, name: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows of a table, without their repeats unless those are known and unique.
-
-    Runs are compared within a repeat: if two rows share one, either could belong to it.
-    """
-    if runs["repeat"].notna().all() and not runs.duplicated(list(IDENTITY)).any():
-        return runs, []
-    what = "repeats that are not unique" if runs["repeat"].notna().all() else "no repeats"
-    note = f"{name} has {what}, so its runs were numbered in the order of their rows"
-    return runs.assign(repeat=float("nan")), [note]
-
-
-def load_table_of_iterations(folder: Path, prefix: str) -> pd.DataFrame:
-    """Return the iterations of a study, or an empty table if it has none."""
-    paths = [x for x in (folder / "iterations.parquet", folder / "iterations.csv") if x.exists()]
-    if not paths:
-        return pd.DataFrame()
-    table = read_table(paths[0], ITERATIONS)
-    for column in ITERATIONS[1:]:
-        if column.name in table:
-            try:
-                table[column.name] = schema.numbers(table[column.name], column)
-            except ValueError as error:
-                raise SourceError(f"{paths[0]}: {error}") from None
-    table["run"] = [schema.clean(f"{prefix}{x}") for x in table["run"]]
-    twice = table.loc[table.duplicated(["run", "iteration"]), ["run", "iteration"]]
-    if len(twice):
-        run, iteration = twice.iloc[0]
-        raise SourceError(f"{paths[0]}: {run} has iteration {iteration:.0f} twice")
-    return table
-
-
-def load_about(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return what a study says of runs that were left out, and of what was filled in."""
-    if not path.exists():
-        return {}, []
-    try:
-        if not path.is_file():
-            raise ValueError("not a file")
-        about = json.loads(path.read_text())
-        left_out = {str(run): str(reason) for run, reason in about["left_out"].items()}
-        return left_out, [str(x) for x in about["notes"]]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise SourceError(f"{path} is not JSON of left_out, an object, and notes, a list") from None
+def fill(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return checked rows with algorithm and mode, where they are missing, from other columns."""
+    flags = runs["framework"].map(OP_BY_OP).fillna("--no-jit")
+    of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
+    mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
+    algorithm = runs["script"].map(algorithm_of)
+    runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
+    runs["algorithm"] = runs["algorithm"].where(runs["algorithm"] != "", algorithm)
+    return runs

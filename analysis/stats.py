@@ -1,4 +1,4 @@
-"""Ratios, differences and returns, each with an interval.
+"""Means, ratios and differences, each with an interval; pairs, and the test of equivalence.
 
 A process is one observation: iterations within it are not independent. Runs are compared within a
 block, which is one environment, model size and repeat; the repeat's seed is the same in all.
@@ -6,7 +6,7 @@ block, which is one environment, model size and repeat; the repeat's seed is the
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,29 +19,25 @@ LEAST_RUNS = 5  # of each side: with 3, a third of the claims of equivalence can
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95% interval; low and high are NaN if there is nothing to repeat over.
-
-    Of several estimates, each field is an array.
-    """
+    """An estimate and its interval; low and high are NaN if there is nothing to repeat over."""
 
     estimate: Any
     low: Any
     high: Any
 
 
+NOTHING = Interval(np.nan, np.nan, np.nan)
+
+
 def mean_interval(
     values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index, confidence: float = CONFIDENCE
 ) -> Interval:
-    """Return the mean over environments of the mean over repeats, and its interval, at 95%.
+    """Return the mean over environments of the mean over repeats, with Student's interval.
 
-    values has a row per run, and may have a column per quantity; envs names each row's environment.
-
-    The means of n environments vary by what differs between environments and by the noise between
-    processes, so their variance holds both. Few environments may by chance vary less than the noise
-    alone makes them, so the standard error is sqrt(max(between, noise) / n); the interval is
-    Student's t with n - 1 degrees of freedom times that. With a single environment it covers the
-    noise between processes alone; with one run as well there is none. This is the closed form of a
-    two-level bootstrap whose levels are rescaled (Davison and Hinkley 1997, section 3.8).
+    values has a row per run, and may have a column per quantity: then each field has one, too.
+    Means of environments vary by what differs between them and by the noise between processes. A
+    few may by chance vary less than the noise alone makes them, so the larger counts. This is the
+    closed form of a two-level bootstrap with rescaled levels (Davison and Hinkley 1997, 3.8).
     """
     rows = np.asarray(values, float).reshape(len(values), -1)
     names, place = np.unique(np.asarray(envs, str), return_inverse=True)
@@ -57,25 +53,28 @@ def mean_interval(
         noise = squares / freedom * (1 / counts).mean()
     if len(names) > 1:
         between = means.var(axis=0, ddof=1)
+        freedom = len(names) - 1
     estimate = means.mean(axis=0)
-    quantile = stats.t.ppf((1 + confidence) / 2, len(names) - 1 if len(names) > 1 else freedom)
-    half_width = quantile * np.sqrt(np.maximum(between, noise) / len(names))  # NaN without freedom
+    quantile = stats.t.ppf((1 + confidence) / 2, freedom)  # NaN without freedom
+    half_width = quantile * np.sqrt(np.maximum(between, noise) / len(names))
     fields = (estimate, estimate - half_width, estimate + half_width)
     return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
 
 
+def mean(values: np.ndarray) -> Interval:
+    """Return the mean of one number per run, and Student's interval."""
+    return mean_interval(values, [""] * len(values))
+
+
 def geometric_mean(values: np.ndarray) -> Interval:
     """Return the geometric mean of one number per run, and Student's interval of the logarithms."""
-    logs = np.log(np.asarray(values, float))
-    return Interval(*map(float, np.exp(mean_interval(logs, [""] * len(logs)))))
+    return Interval(*map(float, np.exp(mean(np.log(np.asarray(values, float))))))
 
 
 def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
     """Return a row per block of runs that differ in contender alone, with a column for each of it.
 
-    contender is the column that holds what is compared: "mode", "platform" or any other. Runs of
-    different lengths share a block, unless the value is of the whole run; of several runs of one
-    contender in a block the mean counts.
+    A value of the whole run has blocks of one length each. Of several runs in one the mean counts.
     """
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
@@ -105,9 +104,9 @@ def ratio(pairs: pd.DataFrame) -> Interval:
 
 
 def more_seconds(pairs: pd.DataFrame) -> Interval:
-    """Return the candidate's geometric mean minus the baseline's.
+    """Return the candidate's geometric mean minus the baseline's, with the delta method's interval.
 
-    The interval is the delta method's: a mean changes by itself times the change of its logarithm.
+    A mean changes by itself times the change of its logarithm.
     """
     logs = np.log(pairs[["baseline", "candidate"]].to_numpy())
     baseline, candidate = np.exp(mean_interval(logs, pairs["env_id"]).estimate)
@@ -125,65 +124,30 @@ def compare(
 ) -> pd.DataFrame:
     """Return how many times as long each candidate takes as baseline, in each group of `by`.
 
-    contrast may also be the difference of geometric means. A value of the whole run is
-    compared at one length, the commonest of the pairs in the group. Columns: contender, those of
-    by, estimate, low, high, environments and blocks.
+    contender is the column that holds what is compared, as "mode" or "platform". A value of the
+    whole run is compared at the commonest length of a group's pairs.
     """
     rows = []
     table = blocks(runs, value, contender)
-    for candidate in dict.fromkeys(runs.loc[runs[contender] != baseline, contender]):
+    for candidate in [x for x in table if x != baseline]:
         pairs = pair(table, baseline, candidate)
         for _, group in pairs.groupby(list(by), sort=False, dropna=False):
             if value in WHOLE_RUN:
                 group = of_length(group)
-            row = {contender: candidate} | {name: group[name].iloc[0] for name in by}
-            row |= {name: float(x) for name, x in contrast(group)._asdict().items()}
-            envs = {"environments": group["env_id"].nunique(), "blocks": len(group)}
-            rows.append(row | envs)
-    columns = [contender, *by, *Interval._fields, "environments", "blocks"]
-    found = pd.DataFrame(rows, columns=columns)
+            key = group[list(by)].iloc[0]
+            rows.append((candidate, *key, *contrast(group), len(group)))
+    found = pd.DataFrame(rows, columns=[contender, *by, *Interval._fields, "blocks"])
     return found.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
 
 
-# === Returns ====================================================================================
 def median_interval(values: np.ndarray) -> Interval:
     """Return the median and the values around it that hold it 95 times in 100: order statistics.
 
-    Nothing is assumed of how values are distributed: returns often have a cap that most runs reach
-    and some miss, for which Student's t is far too narrow. Fewer than six values have no interval.
+    Returns often have a cap that most runs reach and some miss, for which Student's t is far too
+    narrow. Fewer than six values have no interval.
     """
     low, high = stats.quantile_test(values, q=0, p=0.5).confidence_interval(CONFIDENCE)
     return Interval(float(np.median(values)), float(low), float(high))
-
-
-class Equivalence(NamedTuple):
-    """A test of whether two means differ by less than a margin."""
-
-    difference: float  # candidate minus baseline
-    low: float  # of the 90% interval of the difference
-    high: float
-    verdict: Literal["equivalent", "different", "undecided", ""]
-
-
-def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> Equivalence:
-    """Test two sets of returns for equivalence: two one-sided Welch tests at 5% each (TOST).
-
-    "equivalent" means that the 90% interval of the difference lies within the margin, "different"
-    that it lies outside on one side, and "undecided" that it does neither. With fewer than
-    LEAST_RUNS a side, a failure that is rare would go unseen: then there is no verdict.
-    """
-    if min(len(baseline), len(candidate)) < LEAST_RUNS:
-        return Equivalence(float(np.mean(candidate) - np.mean(baseline)), np.nan, np.nan, "")
-    return judged(welch(baseline, candidate, 0.90), margin)
-
-
-def judged(found: Interval, margin: float) -> Equivalence:
-    """Return what the 90% interval of a difference says."""
-    if -margin < found.low and found.high < margin:
-        return Equivalence(*found, "equivalent")
-    if found.low > margin or found.high < -margin:
-        return Equivalence(*found, "different")
-    return Equivalence(*found, "undecided")
 
 
 def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
@@ -197,3 +161,19 @@ def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFI
         test = stats.ttest_ind(candidate, baseline, equal_var=False)
     low, high = test.confidence_interval(confidence)
     return Interval(difference, float(low), float(high))
+
+
+def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> tuple[Interval, str]:
+    """Test two sets of returns for equivalence: two one-sided Welch tests at 5% each (TOST).
+
+    Return the 90% interval of the difference of means, and a verdict: whether it lies within the
+    margin or outside. With fewer than LEAST_RUNS a side, a failure that is rare would go unseen.
+    """
+    found = welch(baseline, candidate, 0.90)
+    if min(len(baseline), len(candidate)) < LEAST_RUNS:
+        return Interval(found.estimate, np.nan, np.nan), ""
+    if -margin < found.low and found.high < margin:
+        return found, "equivalent"
+    if found.low > margin or found.high < -margin:
+        return found, "different"
+    return found, "undecided"

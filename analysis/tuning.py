@@ -11,11 +11,12 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from analysis.schema import clean
+
 
 def plain(text: object) -> str:
     """Other people's text as one short line, without what a terminal would obey."""
-    line = " ".join(str(text).split())[:500]
-    return "".join(x if x.isprintable() else "?" for x in line)
+    return clean(" ".join(str(text).split()))[:500]
 
 
 @contextlib.contextmanager
@@ -105,10 +106,11 @@ def copy_to_mlflow(command: Any, result: dict[str, Any] | None) -> None:
     for trial in counted(study, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):
         ours = result is not None or trial.user_attrs.get("place") == command.place
         if ours and str(trial.number) not in logged:
-            tags |= {"trial": str(trial.number), "state": trial.state.name}
+            tags["trial"] = str(trial.number)
+            tags["state"] = trial.state.name
             tags["error"] = trial.user_attrs.get("error", "")
-            parent = logged["none"]
             name = f"trial-{trial.number:04d}"
+            parent = logged["none"]
             with mlflow.start_run(run_name=name, nested=True, parent_run_id=parent, tags=tags):
                 mlflow.log_params(command.own | trial.params)
                 log_metrics(mlflow, trial, command.trials)
@@ -121,8 +123,6 @@ def log_metrics(mlflow: Any, trial: FrozenTrial, runs: Path) -> None:
     """Log a trial's value, and over environment steps the metrics of each seed."""
     if trial.state == TrialState.COMPLETE:
         mlflow.log_metric("value", trial.value)
-    for step, value in trial.intermediate_values.items():
-        mlflow.log_metric("recent_return", value, step)
     for run in runs.glob(run_of(trial, runs, "*").name):
         seed = run.name.partition("-")[2]
         for row in read_rows(run):
@@ -132,13 +132,11 @@ def log_metrics(mlflow: Any, trial: FrozenTrial, runs: Path) -> None:
 
 
 def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
-    """Log the verdict, the tables, the figures and the best settings' agents."""
+    """Log the verdict, the tables, the figures and the best settings' agent."""
     for part in ("best", "own", "best_minus_own"):
         mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
     mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
     for path in folder.iterdir():
         if path.suffix in (".json", ".csv", ".png", ".html", ".js"):
             mlflow.log_artifact(path)
-    returns = result["best"]["returns"]
-    median = returns.index(sorted(returns)[len(returns) // 2])
-    mlflow.log_artifacts(folder / result["best_runs"][median], "best")
+    mlflow.log_artifacts(folder / result["best_runs"][0], "best")

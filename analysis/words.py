@@ -33,21 +33,15 @@ def number(value: float, digits: int = 3) -> str:
     """Return a number with three digits, or "-" if there is none."""
     if not np.isfinite(value):
         return "-"
-    return fixed(value, decimals_of(abs(value), digits))
+    return f"{value:,.{decimals_of(value, digits)}f}"
 
 
-def decimals_of(size: float, digits: int) -> int:
-    """Return how many decimals give a number of that size so many digits."""
-    if size == 0:
+def decimals_of(value: float, digits: int) -> int:
+    """Return how many decimals give a number so many digits."""
+    if value == 0:
         return 0
-    whole = math.floor(math.log10(size)) + 1
-    if round(size, digits - whole) >= 10**whole:  # 99.97 becomes 100
-        whole += 1
-    return max(0, digits - whole)
-
-
-def fixed(value: float, decimals: int) -> str:
-    return f"{value:,.{decimals}f}"
+    rounded = float(f"{abs(value):.{digits - 1}e}")  # 99.97 becomes 100
+    return max(0, digits - 1 - math.floor(math.log10(rounded)))
 
 
 def interval(estimate: float, low: float, high: float) -> str:
@@ -66,8 +60,8 @@ def interval(estimate: float, low: float, high: float) -> str:
     decimals = decimals_of(size, 3)
     if is_blurred(values, decimals):
         decimals = decimals_of(size, 4)
-    texts = [fixed(x, decimals) if np.isfinite(x) else "no end" for x in (estimate, low, high)]
-    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+    end = f"{high:,.{decimals}f}" if np.isfinite(high) else "no end"
+    return f"{estimate:,.{decimals}f} [{low:,.{decimals}f}, {end}]"
 
 
 def is_blurred(values: Sequence[float], decimals: int) -> bool:

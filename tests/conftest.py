@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads crawl where tests share the cores
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # a third less time to compile
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("WANDB_API_KEY", None)
 
@@ -30,3 +32,11 @@ def compiled(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return folder / "compiled"
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory):
+    """Name of a script -> its run of four iterations, which is made once."""
+    from running import make_whole_run
+
+    return cache(lambda name: make_whole_run(name, tmp_path_factory.mktemp(name)))

@@ -1,4 +1,4 @@
-"""The PPO scripts behind one interface: NumPy in, NumPy out, always through their own functions.
+"""The PPO scripts' functions behind one interface, NumPy in and out; with small networks.
 
 Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (inputs, outputs).
 """
@@ -6,6 +6,7 @@ Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (in
 import importlib
 from functools import partial
 from itertools import count, pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,10 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
-from sections import ALL_SCRIPTS, GYMNASIUM_SCRIPTS, JAX_SCRIPTS, SCRIPTS, TORCH_SCRIPTS
-
-__all__ = ["ALL_SCRIPTS", "GYMNASIUM_SCRIPTS", "JAX_SCRIPTS", "SCRIPTS", "TORCH_SCRIPTS"]
-__all__ += ["make_learner", "random_weights"]
 
 Weights = dict[str, list[tuple[np.ndarray, np.ndarray]]]
 Metrics = dict[str, float]
@@ -37,331 +34,242 @@ def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions
     return {"actor": layers(num_actions), "critic": layers(1)}
 
 
+# In every framework, sorting an agent's arrays by name gives: of the actor, then of the critic,
+# each layer's bias and kernel. Only PyTorch's kernels are (outputs, inputs).
+def to_weights(arrays: list[Any]) -> Weights:
+    copies = [np.array(x) for x in arrays]
+    layers = list(zip(copies[1::2], copies[::2], strict=True))
+    half = len(layers) // 2
+    return {"actor": layers[:half], "critic": layers[half:]}
+
+
+def to_arrays(weights: Weights) -> list[np.ndarray]:
+    layers = weights["actor"] + weights["critic"]
+    return [x for kernel, bias in layers for x in (bias, kernel)]
+
+
+def weights_in(folder: Path) -> Weights:
+    """The weights in a run's checkpoint."""
+    beginnings = ("train_state/params/", "train_state/agent/", "state/agent/", "tensors/agent/")
+    with np.load(folder / "checkpoint.npz") as file:
+        names = sorted(name for name in file.files if name.startswith(beginnings))
+        return to_weights([file[x].T if "tensors" in x else file[x] for x in names])
+
+
 def floats(metrics: dict[str, Any]) -> Metrics:
     return {name: float(x) for name, x in metrics.items()}
 
 
+def gae(script: ModuleType, storage: tuple, value, next_value, args: Any) -> np.ndarray:
+    own = torch.tensor if "torch" in script.__name__ else jnp.array
+    storage = script.Storage(*map(own, storage))
+    return np.array(script.compute_gae(storage, own(value), own(next_value), args))
+
+
+# === JAX ========================================================================================
 class Linen:
-    """A learner: agent, optimizer and environments, made by the script's functions."""
+    """An agent and its environments, which a script's functions make, roll out and update."""
+
+    jit: Any = staticmethod(jax.jit)
 
     def __init__(self, script: ModuleType, args: Any) -> None:
         self.script, self.args = script, args
+        self.make_env()
+        self.make_agent(jax.random.PRNGKey(args.seed))
+        self.update_fn = self.jit(partial(script.update, args=args))
 
-    def start(self) -> None:
-        script, args = self.script, self.args
-        self.env = script.VecEnv(args.env_id, args.num_envs)
-        self.key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-        self.state = script.make_agent(args, self.env, agent_key)
-        self.rollout_fn = jax.jit(partial(script.rollout, env=self.env, args=args))
-        self.update_fn = jax.jit(partial(script.update, args=args))
-        self.obs, self.env_state = jax.jit(self.env.reset)(env_key)
+    def make_env(self) -> None:
+        self.env = self.script.VecEnv(self.args.env_id, self.args.num_envs)
+        self.rollout_fn = self.jit(partial(self.script.rollout, env=self.env, args=self.args))
+        self.obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(self.args.seed))
+
+    def make_agent(self, key: jax.Array) -> None:
+        self.state = self.script.make_agent(self.args, self.env, key)
+
+    def get_tree(self) -> Any:
+        return self.state.params
+
+    def set_tree(self, tree: Any) -> None:
+        self.state = self.state.replace(params=tree)
 
     def get_weights(self) -> Weights:
-        def layers(params: dict) -> list:
-            dense = [params[f"Dense_{i}"] for i in range(len(params))]
-            return [(np.array(x["kernel"]), np.array(x["bias"])) for x in dense]
-
-        params = self.state.params["params"]
-        return {name: layers(params[name]) for name in ("actor", "critic")}
+        return to_weights(jax.tree.leaves(self.get_tree()))
 
     def set_weights(self, weights: Weights) -> None:
-        params = {
-            name: {
-                f"Dense_{i}": {"kernel": jnp.array(kernel), "bias": jnp.array(bias)}
-                for i, (kernel, bias) in enumerate(layers)
-            }
-            for name, layers in weights.items()
-        }
-        self.state = self.state.replace(params={"params": params})
+        leaves = [jnp.array(x) for x in to_arrays(weights)]
+        self.set_tree(jax.tree.unflatten(jax.tree.structure(self.get_tree()), leaves))
+
+    def grad(self, batch: Any) -> tuple:
+        apply_fn = self.state.apply_fn
+        loss_fn = partial(self.script.ppo_loss, apply_fn=apply_fn, batch=batch, args=self.args)
+        return jax.value_and_grad(loss_fn, has_aux=True)(self.state.params)
 
     def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
-        batch = self.script.Batch(*map(jnp.array, batch))
-        loss_fn = partial(
-            self.script.ppo_loss, apply_fn=self.state.apply_fn, batch=batch, args=self.args
-        )
-        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
-        (loss, losses), grads = grad_fn(self.state.params)
-        before, self.state = self.state, self.state.replace(params=grads)
-        grads, self.state = self.get_weights(), before
-        return float(loss), floats(losses), grads
+        (loss, losses), grads = self.grad(self.script.Batch(*map(jnp.array, batch)))
+        return float(loss), floats(losses), to_weights(jax.tree.leaves(grads))
 
-    def gae(self, storage: tuple, value: np.ndarray, next_value: np.ndarray) -> np.ndarray:
+    def orders(self, seed: int) -> list[np.ndarray]:
+        """The permutations that update(..., seed) shuffles by."""
+        keys = jax.random.split(jax.random.key(seed), self.args.update_epochs)
+        return [
+            np.array(self.script.shuffle(key, self.args.batch_size)).astype(int) for key in keys
+        ]
+
+    def update(self, storage: tuple, seed: int) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
-        arrays = storage, jnp.array(value), jnp.array(next_value)
-        return np.array(self.script.compute_gae(*arrays, self.args))
-
-    def draw_orders(self, key: jax.Array) -> list[np.ndarray]:
-        """The permutations that update(..., key) shuffles by."""
-        keys = jax.random.split(key, self.args.update_epochs)
-        size = self.args.batch_size
-        return [np.array(self.script.shuffle(key, size)).astype(int) for key in keys]
-
-    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> Metrics:
-        storage = self.script.Storage(*map(jnp.array, storage))
-        self.state, metrics = self.update_fn(self.state, storage, key)
+        self.state, metrics = self.update_fn(self.state, storage, jax.random.key(seed))
         return floats(metrics)
 
-    def rollout(self) -> Any:
-        self.key, key = jax.random.split(self.key)
-        self.obs, self.env_state, storage = self.rollout_fn(
-            self.state, self.obs, self.env_state, key
-        )
+    def rollout(self, seed: int) -> Any:
+        carry = self.obs, self.env_state, jax.random.key(seed)
+        self.obs, self.env_state, storage = self.rollout_fn(self.state, *carry)
         return storage
 
-    def iterate(self) -> Metrics:
-        """One iteration of training."""
-        storage = self.rollout()
-        self.key, key = jax.random.split(self.key)
-        self.state, metrics = self.update_fn(self.state, storage, key)
-        return floats(metrics)
 
-    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Action probabilities and values of obs."""
-        logits, value = self.state.apply_fn(self.state.params, jnp.array(obs))
-        return np.array(jax.nn.softmax(logits)), np.array(value)
-
-
-def start_gymnasium(script: ModuleType, args: Any) -> tuple[Any, np.ndarray]:
+def gymnasium_env(script: ModuleType, args: Any) -> tuple[Any, np.ndarray]:
     """The environments, ready for more steps than a test takes, and their first obs."""
     env = script.VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     return env, env.reset(num_steps=10_000)
 
 
 class LinenGymnasium(Linen):
-    def start(self) -> None:
-        script, args = self.script, self.args
-        self.env, self.obs = start_gymnasium(script, args)
-        self.key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
-        self.state = script.make_agent(args, self.env, agent_key)
-        self.policy_fn = jax.jit(partial(script.policy, apply_fn=self.state.apply_fn))
-        self.update_fn = jax.jit(partial(script.update, args=args))
+    def make_env(self) -> None:
+        self.env, self.obs = gymnasium_env(self.script, self.args)
 
-    def rollout(self) -> Any:
-        self.key, key = jax.random.split(self.key)
-        arguments = self.policy_fn, self.state.params, self.obs, key, self.env, self.args
-        self.obs, storage = self.script.rollout(*arguments)
+    def rollout(self, seed: int) -> Any:
+        policy_fn = jax.jit(partial(self.script.policy, apply_fn=self.state.apply_fn))
+        key = jax.random.key(seed)
+        self.obs, storage = self.script.rollout(
+            policy_fn, self.state.params, self.obs, key, self.env, self.args
+        )
         return storage
 
 
 class NNX(Linen):
-    def start(self) -> None:
-        script, args = self.script, self.args
-        self.env = script.VecEnv(args.env_id, args.num_envs)
-        self.key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-        self.agent, self.optimizer = script.make_agent(args, self.env, agent_key)
-        jit = partial(nnx.jit, graph=True, graph_updates=True)
-        wrap = nnx.cached_partial if script.__name__ == "ppo_nnx_cached" else partial
-        self.rollout_fn = wrap(jit(partial(script.rollout, env=self.env, args=args)), self.agent)
-        self.update_fn = wrap(jit(partial(script.update, args=args)), self.agent, self.optimizer)
-        self.obs, self.env_state = jax.jit(self.env.reset)(env_key)
+    jit = partial(nnx.jit, graph=True, graph_updates=True)
 
-    def _layers(self, agent: Any) -> dict[str, list]:
-        return {
-            name: [*getattr(agent, name).hidden, getattr(agent, name).output]
-            for name in ("actor", "critic")
-        }
+    def make_agent(self, key: jax.Array) -> None:
+        self.state, self.optimizer = self.script.make_agent(self.args, self.env, key)
 
-    def get_weights(self) -> Weights:
-        return {
-            name: [(np.array(x.kernel[...]), np.array(x.bias[...])) for x in layers]
-            for name, layers in self._layers(self.agent).items()
-        }
+    def get_tree(self) -> Any:
+        return nnx.state(self.state)
 
-    def set_weights(self, weights: Weights) -> None:
-        for name, layers in self._layers(self.agent).items():
-            for layer, (kernel, bias) in zip(layers, weights[name], strict=True):
-                layer.kernel[...], layer.bias[...] = jnp.array(kernel), jnp.array(bias)
+    def set_tree(self, tree: Any) -> None:
+        nnx.update(self.state, tree)
 
-    def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
-        batch = self.script.Batch(*map(jnp.array, batch))
-        loss_fn = partial(self.script.ppo_loss, batch=batch, args=self.args)
-        (loss, losses), grads = nnx.value_and_grad(loss_fn, has_aux=True)(self.agent)
-        copy = nnx.clone(self.agent)
-        nnx.update(copy, grads)
-        before, self.agent = self.agent, copy
-        grads, self.agent = self.get_weights(), before
-        return float(loss), floats(losses), grads
+    def grad(self, batch: Any) -> tuple:
+        grad_fn = nnx.value_and_grad(self.script.ppo_loss, has_aux=True)
+        return grad_fn(self.state, batch, self.args)
 
-    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> Metrics:
+    def update(self, storage: tuple, seed: int) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
-        return floats(self.update_fn(storage, key))
+        return floats(self.update_fn(self.state, self.optimizer, storage, jax.random.key(seed)))
 
-    def rollout(self) -> Any:
-        self.key, key = jax.random.split(self.key)
-        self.obs, self.env_state, storage = self.rollout_fn(self.obs, self.env_state, key)
-        return storage
 
-    def iterate(self) -> Metrics:
-        storage = self.rollout()
-        self.key, key = jax.random.split(self.key)
-        return floats(self.update_fn(storage, key))
-
-    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        logits, value = self.agent(jnp.array(obs))
-        return np.array(jax.nn.softmax(logits)), np.array(value)
+class NNXTree(NNX):
+    jit = partial(nnx.jit, graph=False)
 
 
 class Equinox(Linen):
-    def start(self) -> None:
-        super().start()
-        script, args = self.script, self.args
-        self.rollout_fn = eqx.filter_jit(partial(script.rollout, env=self.env, args=args))
-        self.update_fn = eqx.filter_jit(partial(script.update, args=args))
+    jit = staticmethod(eqx.filter_jit)
 
-    def _layers(self, agent: Any) -> dict[str, list]:
-        return {name: [*x.hidden, x.output] for name, x in vars(agent).items()}
+    def get_tree(self) -> Any:
+        return self.state.agent
 
-    def get_weights(self, agent: Any = None) -> Weights:
-        return {
-            name: [(np.array(x.weight), np.array(x.bias)) for x in layers]
-            for name, layers in self._layers(agent or self.state.agent).items()
-        }
+    def set_tree(self, tree: Any) -> None:
+        self.state = eqx.tree_at(lambda x: x.agent, self.state, tree)
 
-    def set_weights(self, weights: Weights) -> None:
-        leaves = [
-            jnp.array(x)
-            for layers in weights.values()
-            for kernel, bias in layers
-            for x in (bias, kernel)
-        ]
-        agent = jax.tree.unflatten(jax.tree.structure(self.state.agent), leaves)
-        self.state = eqx.tree_at(lambda x: x.agent, self.state, agent)
-
-    def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
-        batch = self.script.Batch(*map(jnp.array, batch))
+    def grad(self, batch: Any) -> tuple:
         grad_fn = eqx.filter_value_and_grad(self.script.ppo_loss, has_aux=True)
-        (loss, losses), grads = grad_fn(self.state.agent, batch, self.args)
-        return float(loss), floats(losses), self.get_weights(grads)
-
-    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        logits, value = jax.vmap(self.state.agent)(jnp.array(obs))
-        return np.array(jax.nn.softmax(logits)), np.array(value)
+        return grad_fn(self.state.agent, batch, self.args)
 
 
+# === PyTorch ====================================================================================
 class Torch:
-    compiled = False  # by torch.compile, which takes many seconds
+    """The same, op by op: nothing is compiled by torch.compile."""
 
     def __init__(self, script: ModuleType, args: Any) -> None:
         self.script, self.args = script, args
-
-    def start(self) -> None:
-        script, args = self.script, self.args
-        self.env = script.VecEnv(args.env_id, args.num_envs)
         torch.manual_seed(args.seed)
+        self.make_env()
         self.agent, adam = script.make_agent(args, self.env, torch.device("cpu"))
-        self.step_fn = jax.jit(self.env.step)
         self.policy_fn = partial(script.policy, self.agent)
-        if script.__name__ == "ppo_torch":
-            step = partial(script.minibatch_step, self.agent, adam, count())
-            minibatch_fn = partial(step, args=args)
-        else:
-            minibatch_fn = partial(script.minibatch_step, self.agent, adam, args=args)
-        if self.compiled and script.__name__ == "ppo_torch_compile":
-            torch.compiler.reset()
-            self.policy_fn = script.compile_graph(self.policy_fn, gpu=None)
-            minibatch_fn = script.compile_graph(minibatch_fn, gpu=None)
-        self.epoch_fn = partial(script.epoch, minibatch_fn, args=args)
-        obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(args.seed))
-        self.obs = script.to_torch(obs)
+        counter = [] if script.__name__ == "ppo_torch_compile" else [count()]
+        step = partial(script.minibatch_step, self.agent, adam, *counter, args=args)
+        self.epoch_fn = partial(script.epoch, step, args=args)
 
-    def _layers(self) -> dict[str, list]:
-        networks = {"actor": self.agent.actor, "critic": self.agent.critic}
-        return {name: [*x.hidden, x.output] for name, x in networks.items()}
+    def make_env(self) -> None:
+        self.env = self.script.VecEnv(self.args.env_id, self.args.num_envs)
+        self.step_fn = jax.jit(self.env.step)
+        obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(self.args.seed))
+        self.obs = self.script.to_torch(obs)
+
+    def tensors(self) -> list[torch.nn.Parameter]:
+        return [x for _, x in sorted(self.agent.named_parameters())]
 
     def get_weights(self) -> Weights:
-        return {
-            name: [(x.weight.detach().numpy().T.copy(), x.bias.detach().numpy().copy()) for x in xs]
-            for name, xs in self._layers().items()
-        }
+        return to_weights([x.detach().numpy().T for x in self.tensors()])
 
     @torch.no_grad()
     def set_weights(self, weights: Weights) -> None:
-        for name, layers in self._layers().items():
-            for layer, (kernel, bias) in zip(layers, weights[name], strict=True):
-                layer.weight.copy_(torch.tensor(kernel.T))
-                layer.bias.copy_(torch.tensor(bias))
+        for x, array in zip(self.tensors(), to_arrays(weights), strict=True):
+            x.copy_(torch.tensor(array.T))
 
     def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
         batch = self.script.Batch(*map(torch.tensor, batch))
         loss, losses = self.script.ppo_loss(self.agent, batch, self.args)
-        self.agent.zero_grad()
-        loss.backward()
-        grads = {
-            name: [(x.weight.grad.numpy().T.copy(), x.bias.grad.numpy().copy()) for x in xs]
-            for name, xs in self._layers().items()
-        }
-        self.agent.zero_grad()
-        return loss.item(), floats(losses), grads
+        grads = torch.autograd.grad(loss, self.tensors())
+        return loss.item(), floats(losses), to_weights([x.numpy().T for x in grads])
 
-    def gae(self, storage: tuple, value: np.ndarray, next_value: np.ndarray) -> np.ndarray:
+    def orders(self, seed: int) -> list[np.ndarray]:
+        """The permutations that update(..., seed) shuffles by."""
+        torch.manual_seed(seed)
+        size = self.args.batch_size
+        return [torch.randperm(size).numpy() for _ in range(self.args.update_epochs)]
+
+    def update(self, storage: tuple, seed: int) -> Metrics:
+        torch.manual_seed(seed)
         storage = self.script.Storage(*map(torch.tensor, storage))
-        arrays = storage, torch.tensor(value), torch.tensor(next_value)
-        return self.script.compute_gae(*arrays, self.args).numpy()
+        return floats(self.script.update(self.agent, self.epoch_fn, storage, self.args))
 
-    def update(self, storage: tuple, key: jax.Array, orders: list[np.ndarray]) -> Metrics:
-        storage = self.script.Storage(*map(torch.tensor, storage))
-        draws, randperm = iter(orders), torch.randperm
-
-        def draw(size: int, **kwargs: Any) -> torch.Tensor:
-            # The compiler calls randperm too, for patterns of other sizes.
-            ours = size == self.args.batch_size
-            return torch.tensor(next(draws)) if ours else randperm(size, **kwargs)
-
-        torch.randperm = draw  # ty: ignore[invalid-assignment]
-        try:
-            return floats(self.script.update(self.agent, self.epoch_fn, storage, self.args))
-        finally:
-            torch.randperm = randperm
-
-    def rollout(self) -> Any:
+    def rollout(self, seed: int) -> Any:
+        torch.manual_seed(seed)
         self.obs, self.env_state, storage = self.script.rollout(
-            *(self.policy_fn, self.obs, self.env_state, self.step_fn, self.env, self.args)
+            self.policy_fn, self.obs, self.env_state, self.step_fn, self.env, self.args
         )
         return storage
 
-    def iterate(self) -> Metrics:
-        storage = self.rollout()
-        return floats(self.script.update(self.agent, self.epoch_fn, storage, self.args))
-
-    @torch.no_grad()
-    def apply(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        logits, value = self.agent(torch.tensor(obs))
-        return logits.softmax(-1).numpy(), value.numpy()
-
 
 class TorchGymnasium(Torch):
-    def start(self) -> None:
-        script, args = self.script, self.args
-        torch.manual_seed(args.seed)
-        self.env, obs = start_gymnasium(script, args)
-        self.agent, adam = script.make_agent(args, self.env, torch.device("cpu"))
-        self.policy_fn = partial(script.policy, self.agent)
-        step = partial(script.minibatch_step, self.agent, adam, count())
-        self.epoch_fn = partial(script.epoch, partial(step, args=args), args=args)
+    def make_env(self) -> None:
+        self.env, obs = gymnasium_env(self.script, self.args)
         self.obs = torch.from_numpy(obs)
 
-    def rollout(self) -> Any:
-        arguments = self.policy_fn, self.obs, self.env, self.args
-        self.obs, storage = self.script.rollout(*arguments)
+    def rollout(self, seed: int) -> Any:
+        torch.manual_seed(seed)
+        self.obs, storage = self.script.rollout(self.policy_fn, self.obs, self.env, self.args)
         return storage
 
 
-LEARNERS: dict[str, Any] = {"ppo_linen": Linen, "ppo_nnx": NNX, "ppo_nnx_cached": NNX}
-LEARNERS["ppo_equinox"] = Equinox
-LEARNERS |= {"ppo_linen_gymnasium": LinenGymnasium, "ppo_torch_gymnasium": TorchGymnasium}
+LEARNERS: dict[str, Any] = {
+    "ppo_linen": Linen,
+    "ppo_linen_gymnasium": LinenGymnasium,
+    "ppo_nnx": NNX,
+    "ppo_nnx_tree": NNXTree,
+    "ppo_equinox": Equinox,
+    "ppo_torch": Torch,
+    "ppo_torch_compile": Torch,
+    "ppo_torch_gymnasium": TorchGymnasium,
+}
 
 
-def make_learner(name: str, start: bool = True, compiled: bool = False, **flags: Any) -> Any:
-    """The learner of script name, with small defaults that flags override.
-
-    JAX always compiles it; PyTorch does so if that is asked for, and if the script does.
-    """
-    script = importlib.import_module(name)
+def make_args(script: ModuleType, **flags: Any) -> Any:
     small: dict[str, Any] = {"num_envs": 4, "num_steps": 16, "num_minibatches": 4}
-    small |= {"update_epochs": 2}
-    small |= {"hidden_sizes": (8, 8), "total_timesteps": 640, "matmul_precision": "highest"}
-    learner = LEARNERS.get(name, Torch)(script, script.Args(**small | flags))
-    learner.compiled = compiled
-    if start:
-        learner.start()
-    return learner
+    small |= {"update_epochs": 2, "hidden_sizes": (8, 8), "total_timesteps": 640}
+    return script.Args(**small | {"matmul_precision": "highest"} | flags)
+
+
+def make_learner(name: str, **flags: Any) -> Any:
+    """The learner of script name, with small sizes that flags override."""
+    script = importlib.import_module(name)
+    return LEARNERS[name](script, make_args(script, **flags))

@@ -23,7 +23,7 @@ def table(rows: pd.DataFrame | Sequence[dict[str, Any]], **common: Any) -> pd.Da
             frame[name] = x
     if "framework" not in frame:
         frame["framework"] = [FRAMEWORKS.get(x, x.split(" ")[0]) for x in frame["mode"]]
-    return runs.fill(frame)
+    return runs.fill(schema.check(frame, schema.RUNS)[0])
 
 
 def grid(
@@ -78,12 +78,13 @@ def logs(
             row["losses/entropy"] = loss(run, i) if loss else 0.5 + own
             row["charts/episodic_return"] = returns(run, i) if returns else np.nan
             rows.append(row)
-    return schema.complete(pd.DataFrame(rows), schema.ITERATIONS)
+    return schema.check(pd.DataFrame(rows), schema.ITERATIONS)[0]
 
 
 def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
     """Return runs, numbered anew, as a source would give them."""
-    found = schema.complete(pd.DataFrame() if iterations is None else iterations, schema.ITERATIONS)
+    table = pd.DataFrame() if iterations is None else iterations
+    found, _ = schema.check(table, schema.ITERATIONS)
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
 
 

@@ -1,6 +1,6 @@
-"""Environments whose values and best actions are known, Probe...-v0 in gymnax and in Gymnasium.
+"""An environment whose values and best actions are known, in gymnax and in Gymnasium.
 
-The idea is Andy Jones's: each probe fails for one kind of mistake.
+The idea is Andy Jones's: a probe is so small that one kind of mistake fails it.
 """
 
 from typing import Any
@@ -26,9 +26,7 @@ class Params:
 
 
 class Probe(environment.Environment):
-    """One step, reward 1: the value is 1. The others override what they change."""
-
-    length = 1  # steps until an episode terminates
+    """One step, reward 1: the value is 1. Others override what they change."""
 
     @property
     def default_params(self) -> Any:
@@ -52,7 +50,7 @@ class Probe(environment.Environment):
         return jnp.zeros(1)
 
     def is_terminated(self, state: State, params: Params) -> jax.Array:
-        return state.time >= self.length
+        return state.time >= 1
 
     def action_space(self, params: Params) -> spaces.Discrete:
         return spaces.Discrete(2)
@@ -61,84 +59,42 @@ class Probe(environment.Environment):
         return spaces.Box(-1.0, 1.0, (1,))
 
 
-class ProbeObservation(Probe):
-    """One step, the reward is what was observed: so is the value."""
+class ProbeSignal(Probe):
+    """Reward 1 for ever for the action that is observed, -1 for the other; cut off after 2 steps.
 
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return state.signal
-
-    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
-        return state.signal[None]
-
-
-class ProbeDiscount(Probe):
-    """Two steps, reward 1 for the last: values gamma, then 1."""
-
-    length = 2
-
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return (state.time == 1).astype(jnp.float32)
-
-    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
-        return state.time.astype(jnp.float32)[None]
-
-
-class ProbeAction(Probe):
-    """One step, reward 1 for action 1 and -1 for action 0."""
-
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return jnp.where(action == 1, 1.0, -1.0)
-
-
-class ProbeBoth(ProbeObservation):
-    """One step, reward 1 for the action that the observation names, otherwise -1."""
-
-    def reward(self, state: State, action: Any) -> jax.Array:
-        return jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
-
-
-class ProbeTruncation(Probe):
-    """Reward 1 for ever, cut off after 2 steps: value 1 / (1 - gamma), if that is bootstrapped."""
-
-    length = 1_000_000
+    So the best action's value is 1 / (1 - gamma), if the cut is bootstrapped.
+    """
 
     @property
     def default_params(self) -> Any:
         return Params(max_steps_in_episode=2)
 
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
+
     def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
-        return (state.time == 1).astype(jnp.float32)[None]
+        return state.signal[None]
+
+    def is_terminated(self, state: State, params: Params) -> jax.Array:
+        return jnp.bool_(False)
 
 
-class GymnasiumProbe(gymnasium.Env):
-    """A probe for Gymnasium, which truncates it."""
+class GymnasiumSignal(gymnasium.Env):
+    """The same for Gymnasium, which cuts it off."""
 
-    def __init__(self, probe: type[Probe]) -> None:
-        self.probe, self.params = probe(), Params()
-        self.action_space = gymnasium.spaces.Discrete(2)
-        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def observe(self) -> np.ndarray:
-        key: Any = None
-        return np.asarray(self.probe.observe(key, self.state, None, self.params))
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
         super().reset(seed=seed)
-        self.state = State(jnp.int32(0), jnp.float32(self.np_random.choice([-1, 1])))
-        return self.observe(), {}
+        self.obs = self.np_random.choice(np.array([[-1], [1]], np.float32))
+        return self.obs, {}
 
     def step(self, action: Any) -> tuple:
-        reward = float(self.probe.reward(self.state, action))
-        self.state = State(self.state.time + 1, self.state.signal)
-        return self.observe(), reward, bool(self.state.time >= self.probe.length), False, {}
+        reward = 1.0 if (action == 1) == (self.obs[0] > 0) else -1.0
+        return self.obs, reward, False, False, {}
 
 
-for probe in (Probe, ProbeObservation, ProbeDiscount, ProbeAction, ProbeBoth, ProbeTruncation):
-    if f"{probe.__name__}-v0" not in gymnax.registered_envs:
-        gymnax.register(f"{probe.__name__}-v0", probe)
-        gymnasium.register(
-            f"{probe.__name__}-v0",
-            entry_point="probes:GymnasiumProbe",
-            kwargs={"probe": probe},
-            max_episode_steps=probe().default_params.max_steps_in_episode,
-        )
+if "ProbeSignal-v0" not in gymnax.registered_envs:
+    gymnax.register("ProbeSignal-v0", ProbeSignal)
+    gymnasium.register("ProbeSignal-v0", entry_point="probes:GymnasiumSignal", max_episode_steps=2)

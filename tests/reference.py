@@ -88,8 +88,19 @@ def gradient(weights: dict, batch: tuple, args: Any, step: float = 1e-6) -> np.n
     return grads
 
 
+def episode_statistics(storage: tuple) -> dict[str, float]:
+    *_, terminated, truncated, _, episode_return, episode_length = storage
+    done = terminated | truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in (("return", episode_return[done]), ("length", episode_length[done])):
+        metrics[f"charts/episodic_{name}"] = x.mean()
+        metrics[f"charts/episodic_{name}_min"] = x.min()
+        metrics[f"charts/episodic_{name}_max"] = x.max()
+    return metrics
+
+
 def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict, dict]:
-    """Weights after update_epochs over storage with Adam, and the mean of each loss."""
+    """Weights after update_epochs over storage with Adam, and what is logged."""
     obs, action, logprob, reward, terminated, truncated, next_obs = storage[:7]
     value = forward(weights["critic"], obs)[..., 0]
     next_value = forward(weights["critic"], next_obs)[..., 0]
@@ -114,5 +125,7 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
             square = 0.999 * square + 0.001 * grads**2
             root = np.sqrt(square / (1 - 0.999**count)) + args.adam_eps
             vector = vector - rate * mean / (1 - 0.9**count) / root
-    means = {name: np.mean([x[name] for x in losses]) for name in losses[0]}
-    return unflatten(vector, weights), means
+    metrics = {name: np.mean([x[name] for x in losses]) for name in losses[0]}
+    metrics |= episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
+    return unflatten(vector, weights), metrics

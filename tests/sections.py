@@ -13,13 +13,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
-SCRIPTS += ("ppo_equinox",)
+SCRIPTS += ("ppo_nnx_tree", "ppo_equinox")
 JAX_SCRIPTS = SCRIPTS[2:]
 TORCH_SCRIPTS = SCRIPTS[:2]
-NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap")
+NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap", "ppo_nnx_tree")
 GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
 VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
+PPO_SCRIPTS = (*ALL_SCRIPTS, *VMAP_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Training", "Run log"]
 VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
@@ -30,17 +31,15 @@ LINEN_SCRIPTS = (*LINEN_PAIR, "ppo_linen_vmap")
 DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymnasium")]
 DQN_SCRIPTS = tuple(name for pair in DQN_PAIRS for name in pair)
 DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
-
-
 OTHERS = (*TORCH_SCRIPTS, *JAX_SCRIPTS[1:])  # that are like ppo_linen where frameworks are not seen
+STORAGE = [
+    (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
+    (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2]),
+]
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
-    "Arguments": [
-        ("ppo_linen", *OTHERS),
-        GYMNASIUM_SCRIPTS[::-1],
-        VMAP_SCRIPTS,
-    ],
+    "Arguments": [("ppo_linen", *OTHERS), GYMNASIUM_SCRIPTS[::-1], VMAP_SCRIPTS],
     "Environment": [
         ("ppo_linen", *OTHERS, *VMAP_SCRIPTS),
         (*GYMNASIUM_SCRIPTS[::-1], *DQN_GYMNASIUM_SCRIPTS),
@@ -48,22 +47,16 @@ SHARED = {
     "Agent": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
     "Replay": DQN_PAIRS,
     "Act": DQN_PAIRS,
-    "Storage": [
-        (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
-        (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2]),
-    ],
+    "Storage": STORAGE,
     "Rollout": [TORCH_SCRIPTS, LINEN_SCRIPTS[::2], NNX_SCRIPTS],
-    "GAE": [
-        (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
-        (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2]),
-    ],
+    "GAE": STORAGE,
     "Loss": [
         (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
         LINEN_SCRIPTS,
         (*NNX_SCRIPTS, "ppo_equinox"),
         *DQN_PAIRS,
     ],
-    "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
+    "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS[:3], *DQN_PAIRS],
     "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *VMAP_SCRIPTS), DQN_SCRIPTS],
     "Run logs": [VMAP_SCRIPTS],
 }
@@ -120,12 +113,12 @@ def copy(script: str, section: str) -> list[str]:
     for other in group_of(script, section):
         text = read(other)
         old, new = sections(text)[section], sections(read(script))[section]
+        own = OWN[section].search(old) if section in OWN else None
+        kept = own[0] if own else ""
         if section == "Arguments":
-            own = OWN[section].search(old)
-            new = OWN[section].sub(lambda _, own=own: own[0] if own else "", new)
+            new = OWN[section].sub(lambda _, kept=kept: kept, new)
         if section == "Environment":
-            own = OWN[section].search(old)
-            new = OWN[section].sub("", new).rstrip() + "\n\n\n" + (own[0] if own else "")
+            new = OWN[section].sub("", new).rstrip() + "\n\n\n" + kept
         if new != old:
             (ROOT / f"{other}.py").write_text(text.replace(old, new))
             changed.append(other)
@@ -139,9 +132,8 @@ def main(arguments: list[str]) -> int:
         return bool(lines)
     if len(arguments) != 2 or not group_of(*arguments):
         shared = ", ".join(SHARED)
-        print(
-            f"sections.py: name a script and one of its shared sections: {shared}", file=sys.stderr
-        )
+        usage = f"sections.py: name a script and one of its shared sections: {shared}"
+        print(usage, file=sys.stderr)
         return 2
     print(f"changed: {', '.join(copy(*arguments)) or 'nothing'}")
     return 0

@@ -36,9 +36,7 @@ def test_every_kind_of_oddity_is_named():
 
     frame.loc[0, ["load", "cores"]] = 9.5, 2
     frame.loc[1, "steady"] = 0.2
-    frame["commit"] = "a" * 40
     frame.loc[2, "commit"] = "b" * 40 + "-dirty"
-    frame.loc[3, "torch"] = "2.13"
     iterations.loc[of(4, 7), "losses/entropy"] = np.nan
     iterations.loc[of(7), "losses/entropy"] = np.nan  # from the start on
     iterations.loc[of(5, 5) & (iterations["iteration"] == 5), "time/iteration"] = 60.0
@@ -52,10 +50,8 @@ def test_every_kind_of_oddity_is_named():
         f"{names[5]} (iteration 5: 60.0 s).",
         f"1 run 1.5 times their cell's median or more in an iteration, or as much less: {names[1]} "
         "(2.00).",
-        "1 run made while others used the machine too: " + names[0] + ".",
-        f"Several versions of commit: {'a' * 40} and {'b' * 40}-dirty.",
-        "Several versions of torch: unknown and 2.13.",
-        "1 run made with files changed since the commit.",
+        f"1 run made while others used the machine too: {names[0]}.",
+        f"1 run made with files changed since the commit: {names[2]}.",
         "A note.",
     ]
 
@@ -71,15 +67,9 @@ def test_an_outlier_takes_one_and_a_half_times_its_cells_median_or_as_much_less(
 
 
 def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():
-    """The old code named all of them, thirty in the peers' study."""
     frame = grid({LINEN: (6.0, 0.1), "sb3": (8.0, 2.0)}, repeats=2)
     iterations = logs(frame, loss=lambda run, i: np.nan if run["mode"] == "sb3" else 0.5)
     assert odd(frame, iterations) == []
-    one = iterations["run"] == frame["run"][0]
-    iterations.loc[one & (iterations["iteration"] > 2), "losses/entropy"] = np.inf
-    iterations = iterations.replace(np.inf, np.nan)
-    [line] = odd(frame, iterations)
-    assert line.endswith(f"{frame['run'][0]} from iteration 3 on.")
 
 
 # === Of a study =================================================================================
@@ -137,8 +127,7 @@ def test_a_packed_study_is_the_same_runs_and_one_with_faults_is_packed_if_asked(
     assert pack(grid, tmp_path / "study") == 0
     assert "12 runs" in capsys.readouterr().out
     ours, packed = load(grid), load(tmp_path / "study")
-    own = ["source"]
-    pd.testing.assert_frame_equal(ours.runs.drop(columns=own), packed.runs.drop(columns=own))
+    pd.testing.assert_frame_equal(ours.runs.assign(source=""), packed.runs)
     pd.testing.assert_frame_equal(ours.iterations, packed.iterations)
     assert pack("--check", tmp_path / "study") == 0
     broken = next(grid.glob("*linen*"))
@@ -152,35 +141,18 @@ def test_a_packed_study_is_the_same_runs_and_one_with_faults_is_packed_if_asked(
     assert broken.name in load(tmp_path / "again").left_out
 
 
-def test_runs_that_shared_their_cores_have_no_durations(tmp_path):
-    grid = write_grid(tmp_path / "runs")
-    name = load(grid).runs["run"][0]
-    assert pack(grid, tmp_path / "study", "--learning-only", f"^{name}$") == 0
-    study = load(tmp_path / "study")
-    chosen = study.runs["run"] == name
-    times = study.runs[["total", "steady", "startup"]]
-    assert chosen.sum() == 1
-    assert times[chosen].isna().all(None)
-    assert times[~chosen].notna().all(None)
-    assert study.runs["final_return"].notna().all()
-    shared = study.iterations["run"] == name
-    assert (study.iterations["time/iteration"].isna() == shared).all()
-    assert study.iterations["charts/episodic_return"].notna().all()
-    assert "1 run shared the cores" in study.notes[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["runs"], "pack needs a folder to write, or --check"),
-        (["--check", "runs", "out"], "pack needs a folder to write, or --check"),
         (["runs", "runs"], "must be a folder for a study, without runs in it"),
-        (["runs", "out", "--learning-only", "("], "--learning-only must be a regular expression"),
         (["nothing", "out"], "nothing is not a folder of runs"),
+        (["runs", "file"], "exists: 'file'"),
     ],
 )
 def test_bad_usage_is_one_sentence(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
     write_grid(tmp_path / "runs", repeats=1)
     assert pack(*arguments) == 2
     said = capsys.readouterr().err

@@ -5,9 +5,6 @@ read its record. Craftax, which is the larger one, is played with a pool of worl
 about 130 CPU seconds.
 """
 
-import builtins
-import importlib
-import sys
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from envs import check
 
 NUM_ENVS, NUM_STEPS, LIMIT, NUM_WORLDS = 6, 12, 8, 3
 QUICK: Any = {"xla_backend_optimization_level": 0}  # to compile in two thirds of the time
@@ -34,7 +33,7 @@ def played(request):
     from envs import craftax_symbolic
 
     classic = request.param == "CraftaxClassicSymbolic"
-    name = f"Craftax-{'Classic-' * classic}Symbolic-v1"
+    name = "Craftax-Classic-Symbolic-v1" if classic else "Craftax-Symbolic-v1"
     unending = make_craftax_env_from_name(name, auto_reset=False)
     pooled = getattr(craftax_symbolic, request.param)(NUM_WORLDS)
     envs = {"pooled": pooled}
@@ -60,7 +59,7 @@ def played(request):
 
             results = {name: take(env, keys, states[name]) for name, env in envs.items()}
             first_keys = jax.vmap(jax.random.split)(keys)[:, 0]  # the others are for restarts
-            going_on = {name: take(unending, first_keys, states[name]) for name in envs}
+            going_on = take(unending, first_keys, states["pooled"])
             return {name: results[name][1] for name in envs}, (results, going_on)
 
         states = dict.fromkeys(envs, start)
@@ -71,7 +70,7 @@ def played(request):
     compiled = jax.jit(play).lower(key).compile(compiler_options=QUICK)
     names = ["first_obs", "start", "results", "going_on"]
     record = dict(zip(names, jax.tree.map(np.asarray, compiled(key)), strict=True))
-    return SimpleNamespace(envs=envs, params=params, **record)
+    return SimpleNamespace(env=pooled, classic=classic, **record)
 
 
 def assert_same(a, b):
@@ -84,21 +83,17 @@ def assert_close(a, b):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), a, b)
 
 
-def test_endless_worlds_are_the_packages_to_the_last_bit(played):
-    if "endless" not in played.envs:
-        pytest.skip("played with a pool only")
-    obs, state, reward, terminated, truncated, _ = played.results["endless"]
-    assert_same(played.results["theirs"][:4], (obs, state, reward, terminated | truncated))
-    assert (terminated | truncated).any(0).all()  # so every environment was restarted
-
-
-def test_an_episode_in_the_pool_is_the_packages_to_the_last_bit(played):
+def test_all_is_the_packages_to_the_last_bit(played):
+    """In the pool until an episode ends; with endless worlds always."""
     obs, state, reward, terminated, truncated, info = played.results["pooled"]
     done = terminated | truncated
-    their_obs, their_state, their_reward, their_done, _ = played.going_on["pooled"]
+    their_obs, their_state, their_reward, their_done, _ = played.going_on
     assert_same((info["final_observation"], reward, done), (their_obs, their_reward, their_done))
-    on = jax.tree.map(lambda x: x[~done], ((obs, state), (their_obs, their_state)))
-    assert_same(*on)
+    assert_same(*jax.tree.map(lambda x: x[~done], ((obs, state), (their_obs, their_state))))
+    if played.classic:
+        obs, state, reward, terminated, truncated, _ = played.results["endless"]
+        assert_same(played.results["theirs"][:4], (obs, state, reward, terminated | truncated))
+        assert (terminated | truncated).any(0).all()  # so every environment was restarted
 
 
 def test_death_terminates_and_the_limit_truncates(played):
@@ -113,82 +108,27 @@ def test_death_terminates_and_the_limit_truncates(played):
     assert reward.dtype == np.float32
 
 
-def test_a_restart_begins_one_of_the_worlds(played):
+def test_a_restart_begins_one_of_the_worlds_that_the_package_makes(played):
     obs, state, _, terminated, truncated, _ = played.results["pooled"]
-    worlds = played.envs["pooled"].worlds.map.astype(np.int32)
+    worlds = played.env.worlds.map.astype(np.int32)
     assert len(worlds) == NUM_WORLDS
-    assert not (worlds[0] == worlds[1]).all() and not (worlds[1] == worlds[2]).all()
     done = terminated | truncated
-
-    def number_of(world):
-        (number,) = np.flatnonzero((worlds == world).all(axis=tuple(range(1, worlds.ndim))))
-        return int(number)
-
-    begun = [number_of(world) for world in (*played.start.map, *state.map[done])]
+    begun = []
+    for world in (*played.start.map, *state.map[done]):
+        [number] = np.flatnonzero((worlds == world).all(axis=tuple(range(1, worlds.ndim))))
+        begun.append(int(number))
     assert set(begun) == {0, 1, 2}  # of 13 draws
     assert not state.timestep[done].any() and (state.timestep[~done] > 0).all()
-    by_world = dict(zip(begun, (*played.first_obs, *obs[done]), strict=True))
-    for number, seen in zip(begun, (*played.first_obs, *obs[done]), strict=True):
-        assert_close(seen, by_world[number])
+    seen = [*played.first_obs, *obs[done]]
+    by_world = dict(zip(begun, seen, strict=True))
+    for number, one in zip(begun, seen, strict=True):
+        assert_close(one, by_world[number])
+    if played.classic:  # of the other, another ten seconds to compile
+        env = played.env
+        key = jax.random.split(jax.random.PRNGKey(0), NUM_WORLDS)[1]
+        _, theirs = jax.jit(env.game.reset_env)(key, env.default_params)
+        assert_close(jax.tree.map(lambda x: x[1 % len(x)], env.worlds), theirs)
 
 
-def test_worlds_are_as_the_package_makes_them_from_the_seed(played):
-    if "theirs" not in played.envs:
-        pytest.skip("another ten seconds to compile")
-    env = played.envs["pooled"]
-    key = jax.random.split(jax.random.PRNGKey(0), NUM_WORLDS)[1]
-    _, theirs = jax.jit(env.game.reset_env)(key, env.default_params)
-    ours = jax.tree.map(lambda x: x[1 % len(x)], env.worlds)
-    assert_close(ours, theirs)
-
-
-def test_shapes_and_types_stay_the_same(played):
-    key = jax.random.PRNGKey(0)
-    for name in {"pooled", "endless"} & set(played.envs):
-        env = played.envs[name]
-        obs, state = jax.eval_shape(env.reset, key)
-        assert obs.shape == env.observation_space(played.params).shape
-        assert obs.dtype == jnp.float32
-        result = jax.eval_shape(env.step, key, state, jnp.int32(0))
-        assert len(result) == 6
-        kind = lambda x: (x.shape, x.dtype, x.weak_type)  # noqa: E731
-        assert jax.tree.map(kind, (obs, state)) == jax.tree.map(kind, result[:2])
-        scalars = [(x.shape, x.dtype) for x in result[2:5]]
-        assert scalars == [((), jnp.float32), ((), jnp.bool), ((), jnp.bool)]
-        assert kind(result[5]["final_observation"]) == kind(obs)
-
-
-def test_one_environment_restarts_as_many_do(played):
-    env, key = played.envs["pooled"], jax.random.PRNGKey(2)
-    obs, state = jax.jit(env.reset)(key)
-    other_key = jax.random.PRNGKey(3)
-    for done in (False, True):
-        given = (jnp.array(done), other_key, env.default_params, obs, state)
-        one = jax.jit(env.restart)(*given)
-        rows = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * 2), given)
-        assert_close(one, jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(env.restart))(*rows)))
-        assert_close(one, env.reset(other_key) if done else (obs, state))
-
-
-def test_fewer_than_no_worlds_are_an_error():
-    pytest.importorskip("craftax")
-    from envs.craftax_symbolic import CraftaxSymbolic
-
-    with pytest.raises(ValueError, match="num_worlds must be 0 or more, not -1"):
-        CraftaxSymbolic(num_worlds=-1)
-
-
-def test_without_the_package_a_sentence_says_how_to_install_it(monkeypatch):
-    true_import = builtins.__import__
-
-    def no_craftax(name, *args, **options):
-        if name.split(".")[0] == "craftax":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return true_import(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", no_craftax)
-    monkeypatch.delitem(sys.modules, "envs.craftax_symbolic", False)
-    with pytest.raises(
-        ImportError, match=r"^Craftax needs a package: pip install craftax==1\.6\.1"
-    ):
-        importlib.import_module("envs.craftax_symbolic")
+def test_it_is_as_the_scripts_need_it(played):
+    check.check_gymnax(played.env)

@@ -1,116 +1,87 @@
-"""--track with the real W&B client: offline, and against a small server on loopback."""
+"""--track; and one small grid of real scripts, from its start to its report and to W&B."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
 import threading
 from contextlib import contextmanager
 
-import pytest
-from test_driver import ROOT, add_tool, bench, completed, environment, info_of, project, succeed
+import psutil
+from conftest import ROOT
+from test_driver import add_tool, bench, completed, environment, info_of, project, succeed
 from wandb_server import WandbServer
+
+from analysis.runs import load
 
 __all__ = ["project"]  # a fixture
 
-GRID = ["--scripts", "linen", "--iterations", "1", "--track", "--notes", "a note", "--no-report"]
-
-
-class Server(WandbServer):
-    """Keeps what it is told of runs; leaves, if it is to, as soon as one has begun."""
-
-    upserts: list
-    leaves = False
-
-    def answer(self, query, variables):
-        if "UpsertBucket" in query:
-            self.upserts.append(variables)
-            if self.leaves:
-                threading.Thread(target=self.leave).start()
-        return super().answer(query, variables)
-
-    def leave(self):
-        self.shutdown()
-        self.server_close()
-
 
 @contextmanager
-def serving(leaves=False):
-    server = Server()
-    server.upserts, server.leaves = [], leaves
+def serving():
+    server = WandbServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server
     finally:
-        server.leave()
+        server.shutdown()
+        server.server_close()
 
 
-def tracked(tmp_path, **variables):
-    """Run a grid with --track and the real script; no home folder's key or settings count."""
+def without_settings(tmp_path, **variables):
+    """An environment in which no settings of W&B count but these."""
     env = environment(tmp_path) | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
-    env = {name: x for name, x in env.items() if not name.startswith("WANDB_")} | variables
-    driver = bench(ROOT, *GRID, "--runs-dir", str(tmp_path / "runs"), env=env)
-    assert driver.returncode == 0, driver.stdout + driver.stderr
-    assert len(completed(tmp_path)) == 1
-    return driver.stdout
+    return {name: x for name, x in env.items() if not name.startswith("WANDB_")} | variables
 
 
-def key_of(server):
-    return {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "a" * 40}
+def key_for(url):
+    return {"WANDB_BASE_URL": url, "WANDB_API_KEY": "a" * 40}
 
 
-@pytest.mark.parametrize("key", [False, True])
-def test_a_run_arrives_now_or_when_it_is_sent_later(tmp_path, key):
-    """With group, name, notes and configuration, and with its history."""
-    with serving() as server:
-        said = tracked(tmp_path, **(key_of(server) if key else {}))
-        assert ("offline" in said) == (not key)
-        if not key:
-            (line,) = [x for x in said.splitlines() if x.startswith("To send the offline runs")]
-            env = {**environment(tmp_path), **key_of(server)}
-            del env["WANDB_MODE"]
-            subprocess.run(line.partition(": ")[2], shell=True, cwd=ROOT, env=env, check=True)
-    sent = next(x for x in server.upserts if x.get("groupName"))
-    name = completed(tmp_path)[0]
-    found = [sent["groupName"], sent["displayName"], sent["notes"]]
-    assert found == ["custom-repeat1", name, "a note"]
-    assert json.loads(sent["config"])["framework"]["value"] == "linen"
-    (run,) = server.runs.values()
-    assert "charts/SPS" in run["history"][0]
-
-
-def test_a_server_that_goes_away_does_not_stop_the_grid(tmp_path):
-    with serving(leaves=True) as server:
-        said = tracked(tmp_path, WANDB_FINISH_TIMEOUT="1", **key_of(server))
-    assert ", W&B online" in said
-    assert not any(run["history"] for run in server.runs.values())
-
-
-def test_a_server_that_never_answers_does_not_stop_the_grid(project):
+def test_groups_and_notes_and_online_only_where_a_server_answers(project):
     """The driver waits 30 s for it, of which a stand-in for that call of timeout makes 2."""
+    flags = ("quick", "--only", "linen", "--track", "--notes", "it's\n@5")
+    another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}
+    with serving() as server:
+        env = without_settings(project, **key_for(server.url), **another)
+        succeed(project, *flags, "--repeats", "1", env=env)
     own = '#!/bin/sh\n[ "$1" = 30 ] && shift && set -- 2 "$@"\n'
     add_tool(project, "timeout", f'{own}exec {shutil.which("timeout")} "$@"\n')
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        env = environment(project) | {"WANDB_BASE_URL": url, "WANDB_API_KEY": "a" * 40}
-        del env["WANDB_MODE"]
-        succeed(project, "--scripts", "linen", "--track", env=env)
-    (name,) = completed(project)
-    assert info_of(project, name)["variables"]["WANDB_MODE"] == "offline"
-
-
-def test_groups_are_studies_and_repeats(project):
-    another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}
-    flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
-    succeed(project, *flags, env=environment(project) | another)
-    for repeat, name in enumerate(completed(project), 1):
-        variables = info_of(project, name)["variables"]
+        succeed(project, *flags, "--repeats", "2", env=without_settings(project, **key_for(url)))
+    for repeat, mode in ((1, "online"), (2, "offline")):
+        variables = info_of(project, completed(project)[repeat - 1])["variables"]
         assert variables["WANDB_RUN_GROUP"] == f"quick-repeat{repeat}"
-        assert variables["WANDB_NOTES"] == "it's\n@5"
-    env = os.environ | environment(project)
-    for flags, expected in ((("agents",), {False}), (("agents", "--track"), {True, False})):
-        lines = succeed(ROOT, *flags, "--list", env=env).splitlines()
-        assert {" --track " in line for line in lines} == expected
-        # It could not tell those side by side from runs that had the machine for themselves.
-        assert not any(" --track " in line for line in lines if "side_by_side" in line)
+        assert (variables["WANDB_NOTES"], variables["WANDB_MODE"]) == ("it's\n@5", mode)
+        assert variables["WANDB_FINISH_TIMEOUT"] == "60"
+
+
+def test_a_small_real_grid(tmp_path):
+    """Of a script and of a copy under another name, offline; what is sent later is complete."""
+    shutil.copy(ROOT / "ppo_linen.py", tmp_path / "mine.py")
+    runs, scripts = tmp_path / "runs", f"linen,{tmp_path}/mine.py"
+    flags = ("--scripts", scripts, "--iterations", "1", "--runs-dir", str(runs))
+    env = without_settings(tmp_path, XLA_FLAGS="--xla_backend_optimization_level=0")
+    driver = bench(ROOT, *flags, "--track", "--notes", "a note", env=env)
+    assert driver.returncode == 0, driver.stdout + driver.stderr
+    names = completed(tmp_path)
+    for name in names:
+        run = info_of(tmp_path, name)
+        assert run["status"] == "completed" and run["peak_host_bytes"] > 0
+        assert len(run["machine"]) == 8 and run["cores"] == psutil.cpu_count(logical=False)
+    assert sorted(load(runs).runs["mode"]) == ["mine", "ppo_linen"]
+    report, send, end = driver.stdout.splitlines()[-3:]
+    assert report == f"Report: {runs}/report/report.html"
+    assert end == f"Runs complete: 2 of 2, in {runs}."
+    what, _, command = send.partition(": ")
+    assert what == "To send the offline runs to W&B"
+    with serving() as server:
+        env = without_settings(tmp_path, **key_for(server.url))
+        subprocess.run(command, shell=True, cwd=ROOT, env=env, check=True, capture_output=True)
+    sent = {run["name"]: run for run in server.runs.values()}
+    assert sorted(sent) == names
+    for run in sent.values():
+        assert (run["group"], run["notes"]) == ("custom-repeat1", "a note")
+        assert json.loads(run["config"])["framework"]["value"] == "linen"
+        assert len(run["history"]) == 1 and "charts/SPS" in run["history"][0]

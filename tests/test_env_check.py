@@ -5,9 +5,9 @@ import json
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import gymnasium
@@ -15,27 +15,26 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image, ImageSequence
+from running import main
 
 import evaluate
 import ppo_linen
-import ppo_linen_gymnasium
 from envs import check
 
 PAGE = (ROOT / "docs/environments.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
-SMALL = ["--num-envs=4", "--num-steps=32", "--num-minibatches=2", "--update-epochs=1"]
+SMALL = ["--num-envs=2", "--num-steps=32", "--num-minibatches=2", "--update-epochs=1"]
+SMALL += ["--total-timesteps=128"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch, compiled):
+def here(tmp_path, monkeypatch):
     """A folder with the page's modules alone, where the user stands. What is imported is undone."""
     for name, text in zip(("lander", "lander_gymnasium"), EXAMPLES, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     importlib.invalidate_caches()
     yield tmp_path
     for name in ("lander", "lander_gymnasium", "given", "broken", "evil"):
@@ -44,45 +43,59 @@ def here(tmp_path, monkeypatch, compiled):
         gymnasium.registry.pop(name, None)
 
 
-def start(*words) -> Any:
-    return Popen([sys.executable, *map(str, words)], stdout=PIPE, stderr=PIPE, text=True)
-
-
-def end(process, status=0):
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == status, output + errors
-    assert errors.count("\n") == (status == 2), errors  # one sentence
-    return output
-
-
+# === The page's words ===========================================================================
 def words_of(block):
     """The commands of one of the page's blocks, each as words after "python"."""
     lines = COMMANDS[block].replace("~/ppo-rosetta", str(ROOT)).splitlines()
     return [shlex.split(line)[1:] for line in lines]
 
 
-def assert_shows_the_lander(path):
-    """A black square on white, at ever other heights."""
-    pictures = [np.asarray(x.convert("L")) for x in ImageSequence.Iterator(Image.open(path))]
+def output_of(*words):
+    """Of a process, in which nothing is wrong."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def assert_evaluates(words, monkeypatch):
+    """And draws a black square on white, at ever other heights."""
+    monkeypatch.setattr(sys, "argv", [*words, "--episodes=3", "--max-steps=30"])
+    evaluate.main()
+    with Image.open(words[-1]) as file:
+        pictures = [np.asarray(x.convert("L")) for x in ImageSequence.Iterator(file)]
     black = np.stack(pictures)[:, 68:] < 60
     assert 0 < black.mean() < 0.02 and len(set(black.any(2).argmax(1))) > 5
 
 
-def test_the_pages_words_in_gymnax(monkeypatch):
-    """Checked, trained, stopped, gone on with, evaluated and drawn."""
-    check_it, train_it, evaluate_it = words_of(1)
+def test_the_check_is_a_process_that_what_lies_there_does_not_disturb(here):
+    """Neither a file random.py nor a package envs where the user stands."""
+    (here / "random.py").write_text("raise RuntimeError\n")
+    (here / "envs").mkdir()
+    (here / "envs/__init__.py").write_text("raise RuntimeError\n")
+    (here / "envs/mine.py").write_text(EXAMPLES[0])
+    (script, env_id), *_ = words_of(1)
+    assert output_of(script, env_id) == "lander:Lander is as the scripts need it\n"
+    assert "as the scripts need it" in output_of(script, "envs.mine:Lander")
+
+
+def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
+    """Trained, stopped, gone on with by the words that it prints, evaluated and drawn."""
+    sys.path.remove(str(here))  # the script looks there itself
+    _, (_, *train_it), evaluate_it = words_of(1)
     (resume_it,) = words_of(3)
-    assert end(start(*check_it)) == "lander:Lander is as the scripts need it\n"
-    for words in ([*train_it, *SMALL, "--total-timesteps=640_000"], resume_it):
-        process = start(*words)
-        while "iteration " not in process.stdout.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        last_line = end(process, 130).splitlines()[-1]
-        assert shlex.split(last_line.partition("python ")[2]) == resume_it
-    monkeypatch.setattr(sys, "argv", [*evaluate_it, "--episodes=3"])
-    evaluate.main()
-    assert_shows_the_lander("lander.gif")
+    write = ppo_linen.RunLog.write
+
+    def write_and_stop(log, *args):
+        signal.raise_signal(signal.SIGINT)
+        write(log, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo_linen.RunLog, "write", write_and_stop)
+        assert main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGINT
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(told.removeprefix("To go on: python ")) == resume_it
+    assert main("ppo_linen", *resume_it[1:]) == 0
+    assert_evaluates(evaluate_it, monkeypatch)
 
 
 def test_the_pages_words_in_gymnasium(here, monkeypatch):
@@ -90,25 +103,8 @@ def test_the_pages_words_in_gymnasium(here, monkeypatch):
     (here / "random.py").write_text("raise RuntimeError\n")
     (_, env_id), train_it, evaluate_it = words_of(2)
     check.main(env_id)
-    end(start(*train_it, *SMALL, "--total-timesteps=256", "--vectorization=async"))
-    monkeypatch.setattr(sys, "argv", [*evaluate_it, "--episodes=3"])
-    evaluate.main()
-    assert_shows_the_lander("second.gif")
-
-
-def test_the_check_from_the_projects_folder(here):
-    """Where the module and a file random.py are, too."""
-    (here / "envs").symlink_to(ROOT / "envs")
-    (here / "random.py").write_text("raise RuntimeError\n")
-    assert not end(start("-m", "envs.check", "lander:Nope"), 2)
-
-
-def test_a_folder_envs_of_the_users(here):
-    """Also where it is a package: the project's is found all the same, and what is in theirs."""
-    (here / "envs").mkdir()
-    (here / "envs/__init__.py").write_text("raise RuntimeError\n")
-    (here / "envs/mine.py").write_text(EXAMPLES[0])
-    assert "as the scripts need it" in end(start(ROOT / "envs/check.py", "envs.mine:Lander"))
+    output_of(*train_it, *SMALL, "--vectorization=async")
+    assert_evaluates(evaluate_it, monkeypatch)
 
 
 def test_a_checkpoint_alone_imports_nothing(here, capsys):
@@ -118,100 +114,34 @@ def test_a_checkpoint_alone_imports_nothing(here, capsys):
     with pytest.raises(SystemExit):
         ppo_linen.args_of_run(ppo_linen.Args(resume=str(here), env_id="lander:Lander"))
     assert capsys.readouterr().err.endswith(" to run it, add --env-id evil:Lander\n")
-    assert not Path("attacked").exists()
+    assert not (here / "attacked").exists()
     ppo_linen.VecEnv("evil:Lander", 2)
-    assert Path("attacked").exists()  # as it would have before
+    assert (here / "attacked").exists()  # as it would have before
 
 
-def said_of(env_id, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        check.main(env_id)
-    output, errors = capsys.readouterr()
-    assert (stopped.value.code, output, errors.count("\n")) == (2, "", 1)
-    return errors
-
-
+# === What the check says ========================================================================
 NAMES = {
     "": "name my_module:MyEnv, or in Gymnasium my_module:MyEnv-v0, not ''",
-    "lander:": "not 'lander:'",
     "./lander.py:Lander": "not './lander.py:Lander'",
-    "lander.py:Lander": "there is no module lander.py in ",
     "no_such_module.sub:MyEnv": "there is no module no_such_module.sub in ",
     "lander:Nope": "lander has no class Nope, and registers no such id",
-    "lander_gymnasium:Nope-v0": "has no class Nope-v0, and registers no such id",
     "lander_gymnasium:Lander": "of one in Gymnasium, use its registered id",
-    "lander:dict": "it must be in gymnax, not {}",
 }
-
-
-@pytest.mark.parametrize("env_id", NAMES)
-def test_what_is_no_environment(env_id, here, capsys):
-    (here / "lander.py").write_text(EXAMPLES[0] + "\ndict = dict\n")
-    assert NAMES[env_id] in said_of(env_id, capsys)
-
-
-@pytest.mark.parametrize("text", ["raise KeyError", "import no_such_package", "MyEnv = 1 / 0"])
-def test_an_error_in_ones_own_code_is_shown_as_it_is(text, here):
-    (here / "broken.py").write_text(text)
-    with pytest.raises((KeyError, ModuleNotFoundError, ZeroDivisionError)):
-        check.main("broken:MyEnv")
-
-
-def write_gymnax(folder, change):
-    """A module with MyEnv, which is Lander with another class body."""
-    text = "from gymnax.environments.spaces import Dict, Discrete\nfrom lander import *\n"
-    text += f"obs = jnp.zeros(2)\n\n\nclass MyEnv(Lander):\n    {change}\n"
-    (folder / "given.py").write_text(text)
-
-
+# What a class body in gymnax must not say; obs are two zeros.
 GYMNAX = {
     "action_space = lambda *x: spaces.Box(-1, 1, (1,))": "must be gymnax's Discrete, not Box(",
     "observation_space = lambda *x: Dict({})": "must be gymnax's Box, not Dict({})",
     "reset = lambda *x: obs": "reset must return obs, state\n",
     "observe = lambda *x: jnp.zeros(3)": "array of observation_space's shape, (2,), not ShapeDtype",
-    "observe = lambda *x: {'a': obs}": "array of observation_space's shape, (2,), not {'a': Shape",
     "reset = lambda *x: (obs, jax.random.key(0))": "must have no keys but jax.random.PRNGKey's",
     "step = Lander.step_env": "step must return obs, state, reward, terminated, truncated, info\n",
     "step_env = lambda *x: obs": "step_env must return obs, state, reward, terminated, info\n",
-    "reset = lambda *x: (jnp.arange(2), State(0.0, 0.0, 0))": "obs must stay int32 (2,), not beco",
     "reset = lambda *x: (obs, State(0, 0.0, 0))": "state.height must stay int32 (), not become f",
-    "step_env = lambda *x: (obs, (x[2], 0), 0.0, False, {})": "stay float32 (), not become None in",
     "step_env = lambda *x: (obs, vars(x[2]), 0.0, False, {})": "same classes, tuples and lists",
     "step_env = lambda *x: (obs, x[2], (0, 0), False, {})": "reward must be one number, not (Shape",
     "step_env = lambda *x: (obs, x[2], 0.0, 0, {})": "terminated and truncated must be one boolean",
     "step = lambda *x, params: (*Lander.step(*x, params)[:5], {})": "must have final_observation",
 }
-
-
-@pytest.mark.parametrize("change", GYMNAX)
-def test_rules_of_gymnax(change, here, capsys):
-    write_gymnax(here, change)
-    assert GYMNAX[change] in said_of("given:MyEnv", capsys)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))",  # weak types, as gymnax's
-        "reset = lambda self, key: Lander.reset(self, key)",
-        "step = lambda *x, params: [*Lander.step(*x, params)]",
-        "observe = lambda *x: jnp.int32(0); observation_space = lambda *x: Discrete(9)",
-    ],
-)
-def test_what_is_no_mistake_in_gymnax(change, here, capsys):
-    write_gymnax(here, change)
-    check.main("given:MyEnv")
-    *hints, verdict = capsys.readouterr().out.splitlines()
-    assert verdict == "given:MyEnv is as the scripts need it"
-    assert ("one-hot" in str(hints)) == ("Discrete" in change)
-
-
-def write_gymnasium(folder, change):
-    text = "from gymnasium.spaces import *\nfrom lander_gymnasium import *\nobs = np.zeros(2)\n"
-    text += f"\n\nclass MyEnv(Lander):\n    {change}\n\n\ngymnasium.register('MyEnv-v0', MyEnv)\n"
-    (folder / "given.py").write_text(text)
-
-
 GYMNASIUM = {
     "action_space = Discrete(2, start=1)": "action_space must be Discrete and begin with 0, not D",
     "observation_space = Discrete(9)": "must be a Box, as gymnasium's FlattenObservation makes",
@@ -225,25 +155,55 @@ GYMNASIUM = {
 }
 
 
-@pytest.mark.parametrize("change", GYMNASIUM)
-def test_rules_of_gymnasium(change, here, capsys):
-    write_gymnasium(here, change)
-    assert GYMNASIUM[change] in said_of("given:MyEnv-v0", capsys)
+def write_gymnax(change):
+    """A module with MyEnv, which is Lander with another class body; its name."""
+    text = "from gymnax.environments.spaces import Dict, Discrete\nfrom lander import *\n"
+    text += f"obs = jnp.zeros(2)\nclass MyEnv(Lander):\n    {change}\n"
+    Path("given.py").write_text(text)
+    return "given:MyEnv"
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, at the script's
-@pytest.mark.parametrize(
-    "change",
-    [
-        "observe = lambda *x: obs",  # float64
-        "observe = lambda *x: 1.0; observation_space = Box(0, 9, ())",
-        "step = lambda *x: (obs, 1, np.bool_(True), 0, {})",
-    ],
-)
-def test_what_is_no_mistake_in_gymnasium(change, here, capsys):
-    write_gymnasium(here, change)
-    check.main("given:MyEnv-v0")
-    assert capsys.readouterr() == ("given:MyEnv-v0 is as the scripts need it\n", "")
-    env = ppo_linen_gymnasium.VecEnv("given:MyEnv-v0", 2, "sync", 1)
-    env.reset(2)
-    assert env.step(np.zeros(2, int))[0].shape == (2, env.obs_dim)
+def write_gymnasium(change):
+    text = "from gymnasium.spaces import *\nfrom lander_gymnasium import *\nobs = np.zeros(2)\n"
+    text += f"class MyEnv(Lander):\n    {change}\ngymnasium.register('MyEnv-v0', MyEnv)\n"
+    Path("given.py").write_text(text)
+    return "given:MyEnv-v0"
+
+
+RULES: list[Any] = [(write_gymnax, *x) for x in GYMNAX.items()]
+RULES += [(write_gymnasium, *x) for x in GYMNASIUM.items()]
+RULES += [(str, *x) for x in NAMES.items()]
+
+
+@pytest.mark.parametrize(("write", "change", "sentence"), RULES)
+def test_a_mistake_is_a_sentence(write, change, sentence, capsys):
+    env_id = write(change)
+    with pytest.raises(SystemExit) as stopped:
+        check.main(env_id)
+    output, errors = capsys.readouterr()
+    assert (stopped.value.code, output, errors.count("\n")) == (2, "", 1)
+    assert sentence in errors
+
+
+RIGHT: list[Any] = [
+    (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weak types
+    (write_gymnax, "observe = lambda *x: jnp.int32(0); observation_space = lambda *x: Discrete(9)"),
+    (write_gymnasium, "observe = lambda *x: 1.0; observation_space = Box(0, 9, ())"),
+    (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(True), 0, {})"),
+]
+
+
+@pytest.mark.parametrize(("write", "change"), RIGHT)
+def test_what_is_no_mistake(write, change, capsys):
+    """A number as obs is advised against."""
+    env_id = write(change)
+    check.main(env_id)
+    *hints, verdict = capsys.readouterr().out.splitlines()
+    assert verdict == f"{env_id} is as the scripts need it"
+    assert ("one-hot" in str(hints)) == ("Discrete" in change)
+
+
+def test_an_error_in_ones_own_code_is_shown_as_it_is():
+    Path("broken.py").write_text("import no_such_package")
+    with pytest.raises(ModuleNotFoundError):
+        check.main("broken:MyEnv")

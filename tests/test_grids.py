@@ -1,62 +1,113 @@
-"""What the studies' grids list: as much as they say, and commands that the scripts take."""
+"""What benchmark.sh lists: as many runs as promised, in a fair order, that the scripts take."""
 
 import importlib
 import re
 import shlex
+from itertools import groupby
 
 import pytest
 import tyro
-from test_driver import ROOT, cell_of, environment, succeed
+from conftest import ROOT
+from test_driver import environment, names_of, succeed
 
-RUNS = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231, "dqn": 24, "doors": 140}
-RUNS |= {"agents": 3 * 46, "minatar": 10 + 15 + 4, "peers": 90 + 45, "cpu": 300}
+PROMISED = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231}
+SIZES = {"small": (64, 64), "medium": (256,) * 3, "large": (1024,) * 6}
 
 
-def test_help_says_what_a_study_has_and_how_long_it_takes(tmp_path):
-    """What a grid's first line says is what its other lines come to."""
-    env, minutes = environment(tmp_path), {"hours": 60, "minutes": 1}
+@pytest.fixture(scope="module")
+def env(tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("grids"))
+
+
+def cell_of(name):
+    """What a run's name says; a label may be missing."""
+    *label, environment, size, script, iterations, seed = name.split("__")
+    cell = {"label": "".join(label), "env": environment, "size": size, "script": script}
+    cell["iterations"] = int(iterations.removesuffix("it"))
+    cell["seed"] = int(seed.removeprefix("seed"))
+    return cell
+
+
+def test_help_says_what_a_study_has_and_how_long_it_takes(env):
+    """What a grid's first line says is what its other lines come to; all fits one screen."""
+    minutes = {"hours": 60, "minutes": 1}
     line = re.compile(r"^  (\w+) .*: (\d+) runs, ([\d.]+) (hours|minutes)$", re.MULTILINE)
-    said = line.findall(succeed(ROOT, "--help", env=env))
-    assert {name: int(runs) for name, runs, *_ in said} == RUNS
+    text = succeed(ROOT, "--help", env=env)
+    assert len(text.splitlines()) <= 50
+    said = line.findall(text)
+    assert len(said) == len(list(ROOT.glob("studies/*/grid")))
+    assert PROMISED.items() <= {name: int(runs) for name, runs, *_ in said}.items()
     for name, runs, number, unit in said:
-        flags = (name, "--runs-dir", str(tmp_path), "--dry-run")
+        flags = (name, "--runs-dir", env["TMPDIR"], "--dry-run")
         words = succeed(ROOT, *flags, env=env).splitlines()[-1].split()
         assert words[2:5] == [runs, "of", f"{runs},"]
         estimate = float(words[6]) * minutes[words[7]]
         assert float(number) * minutes[unit] == pytest.approx(estimate, rel=0.3)
 
 
-# === The grid ===================================================================================
+def test_a_seed_shuffles_whole_blocks(env):
+    """Nothing else decides, or Slurm would find other runs."""
+    sync = ("sync", "--repeats", "2")
+    order = names_of(ROOT, *sync, env=env)
+    cells = [cell_of(name) for name in order]
+    assert [cell["seed"] for cell in cells] == [1] * 120 + [2] * 120  # repeats are outer
+    blocks = groupby(cells, lambda x: (x["seed"], x["label"], x["env"], x["size"]))
+    scripts = [tuple(cell["script"] for cell in block) for _, block in blocks]
+    assert {len(set(block)) for block in scripts} == {8} and len(set(scripts)) > 25
+    other = names_of(ROOT, *sync, "--seed", "2", env=env)
+    assert other != order and sorted(other) == sorted(order)
+    flags = ("--notes", "linen", "--runs-dir", "linen", "--track", "--only", "linen", "--from=3")
+    own = env | {"VENV": "/linen/.venv"}
+    same = names_of(ROOT, *sync, *flags, "--to=4", env=own)
+    assert same == [name for name in order if "linen" in name][2:4]
+    # There a repeat is one block, and no two repeats share the seed of an agent.
+    agents = [cell_of(name) for name in names_of(ROOT, "agents", env=env)]
+    assert [(x["seed"] - 1) // 1000 for x in agents] == [0] * 46 + [1] * 46 + [2] * 46
+    assert len(list(groupby(agents[:46], lambda x: x["label"]))) > 15
+    # The discarded ones come first, and once.
+    full = names_of(ROOT, "full", "--repeats", "2", env=env)
+    assert [name[:6] == "warmup" for name in full] == [True] * 3 + [False] * 2 * 228
+
+
+def test_a_grid_of_ones_own_has_each_cell_once(env):
+    flags = "--scripts ppo_torch.py,linen,ppo_linen.py,dqn_torch.py --sizes small,large --repeats=2"
+    names = names_of(ROOT, *flags.split(), env=env)
+    assert len(set(names)) == len(names) == 3 * 2 * 2
+    assert succeed(ROOT, *flags.split(), "--count", env=env) == "12\n"
+
+
 @pytest.mark.parametrize("study", ["full", "dqn", "doors", "agents", "minatar"])
-def test_commands_are_what_their_scripts_take(study, tmp_path):
-    """As representatives of the scripts parse them, they say what the names of the runs do."""
-    lines = succeed(ROOT, study, "--repeats", "2", "--list", env=environment(tmp_path)).splitlines()
-    sizes = {"small": (64,) * 2, "medium": (256,) * 3, "large": (1024,) * 6}
-    for line in lines:
+def test_commands_are_what_their_scripts_take(env, study):
+    """As they parse them, the commands say what the names of the runs do."""
+    kinds = {}  # one command of each
+    for line in succeed(ROOT, study, "--list", env=env).splitlines():
+        cell = cell_of(line.split()[-1])
+        kinds[cell["label"], cell["script"], cell["size"], cell["iterations"]] = line, cell
+    for line, cell in kinds.values():
+        script, label = cell["script"], cell["label"]
         _, *words = shlex.split(line)
-        cell = cell_of(words[-1])
-        script, label, env = cell["script"], cell["label"], cell["env"]
         if words[0] == "-m":
             assert (ROOT / f"{words[1].replace('.', '/')}.py").is_file()
             words = words[2:]
+        file = "ppo_linen_vmap.py"  # whose arguments one_scan has
         if script != "one_scan":
-            assert words.pop(0) == f"{'' if 'dqn_' in script else 'ppo_'}{script}.py".replace(
-                "-none", ""
-            )
-        names = {"dqn_": script, "vmap": "ppo_linen_vmap", "scan": "ppo_linen_vmap"}
-        names |= {"torch": "ppo_torch", "": "ppo_linen"}
-        module = importlib.import_module(next(y for x, y in names.items() if x in script))
-        kind = {"minatar": "MinAtar", "doors": "Doors"}.get(env.split("-")[0], "Args")
+            file = words.pop(0)
+            assert file in (f"{script}.py", f"ppo_{script.removesuffix('-none')}.py")
+        module = importlib.import_module(file.removesuffix(".py"))
+        kind = {"minatar": "MinAtar", "doors": "Doors"}.get(cell["env"].split("-")[0], "Args")
         args = tyro.cli(getattr(module, kind), args=words[kind != "Args" :])
         assert (args.num_iterations, args.seed) == (cell["iterations"], cell["seed"])
-        assert kind != "Args" or args.env_id == env
-        assert args.hidden_sizes == sizes.get(cell["size"], args.hidden_sizes)
+        assert kind != "Args" or args.env_id == cell["env"]
+        assert args.hidden_sizes == SIZES.get(cell["size"], args.hidden_sizes)
         assert getattr(args, "sync_for_timing", False) == label.startswith("sync")
         compiled = getattr(args, "jit", True) and getattr(args, "jit_env", True)
         assert compiled == (not script.endswith("-none"))
         assert "agents" not in label or label == f"agents-{args.num_agents}"
-        assert (args.save_every == 20) == (env == "minatar" and args.num_iterations > 20)
-        if kind == "Doors":
-            assert args.num_envs == (1024 if "1024" in env else 64)
-            short = "Short" in args.env_id or getattr(args, "max_episode_steps", 0) == 15
-            assert short == env.startswith("doors-public")
+        assert (args.save_every == 20) == (cell["env"] == "minatar" and args.num_iterations > 20)
+
+
+def test_tracked_are_all_runs_but_those_side_by_side(env):
+    """W&B could not tell them from runs that had the machine for themselves."""
+    assert " --track " not in succeed(ROOT, "agents", "--list", env=env)
+    for line in succeed(ROOT, "agents", "--track", "--list", env=env).splitlines():
+        assert (" --track " in line) == ("side_by_side" not in line)

@@ -1,41 +1,51 @@
-"""What a run is told of its machine, in RUN_INFO."""
+"""What benchmark.sh tells a run of its machine, in RUN_INFO."""
 
+import json
+import os
 import re
-import shutil
 import subprocess
+import sys
 
 import psutil
-from test_driver import ONE, add_tool, completed, info_of, project, succeed
+from conftest import ROOT
 
-from analysis import machine
-
-__all__ = ["project"]  # a fixture
+from studies import machine
 
 
-def test_a_run_is_told_what_machine_it_is_on(project):
+def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
     """What a tool says as it fails is no answer, wherever it says it."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    script = tmp_path / "ppo_mine.py"
+    script.write_text("")
+
+    def add_tool(name, text):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+
+    def said():
+        env = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+        command = [sys.executable, "-IS", ROOT / "studies/machine.py", script]
+        done = subprocess.run(command, env=env, check=True, capture_output=True)
+        return json.loads(done.stdout)
+
+    assert said()["git_commit"] is None
     git = ["git", "-c", "user.name=x", "-c", "user.email=x"]
-    for words in (["init", "-q"], ["add", "ppo_linen.py"], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], cwd=project, check=True)
-    succeed(project, "--scripts", "linen,torch", "--no-report")
-    torch, linen = (info_of(project, x)["machine"] for x in reversed(completed(project)))
-    assert re.fullmatch("[0-9a-f]{40}", linen["git_commit"]) and torch["git_commit"] is None
-    assert linen["cores"] == psutil.cpu_count(logical=False) and linen["load"] >= 0
-    assert isinstance(linen["container"], bool) and isinstance(linen["cpu"], str)
-    with open(project / "ppo_linen.py", "a") as file:
-        file.write("# changed\n")
-    add_tool(project, "nvidia-smi", "#!/bin/sh\necho 'a, b' >&2 && echo '570.1, NVIDIA H200, x'\n")
-    shutil.rmtree(project / "runs")
-    succeed(project, *ONE)
-    gpu = info_of(project, *completed(project))["machine"]
-    assert (gpu["driver"], gpu["gpu"]) == ("570.1", "NVIDIA H200, x")
-    assert gpu["git_commit"] == linen["git_commit"] + "-dirty"
-    assert gpu["machine"] == linen["machine"]
+    for words in (["init", "-q"], ["add", "ppo_mine.py"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    first = said()
+    assert re.fullmatch("[0-9a-f]{40}", first["git_commit"])
+    assert first["cores"] == psutil.cpu_count(logical=False) and first["load"] >= 0
+    assert isinstance(first["container"], bool) and isinstance(first["cpu"], str)
+    script.write_text("# changed\n")
+    add_tool("nvidia-smi", "echo 'a, b' >&2 && echo '570.1, NVIDIA H200, x'")
+    second = said()
+    assert (second["driver"], second["gpu"]) == ("570.1", "NVIDIA H200, x")
+    assert second["git_commit"] == first["git_commit"] + "-dirty"
+    assert second["machine"] == first["machine"]
     for name in ("nvidia-smi", "lscpu", "git"):
-        add_tool(project, name, "#!/bin/sh\necho 'Model name: it has failed' && exit 9\n")
-    shutil.rmtree(project / "runs")
-    succeed(project, *ONE)
-    failed = info_of(project, *completed(project))["machine"]
+        add_tool(name, "echo 'Model name: it has failed' && exit 9")
+    failed = said()
     assert failed["gpu"] is failed["driver"] is failed["git_commit"] is None
     assert "failed" not in str(failed)
 

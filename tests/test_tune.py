@@ -1,9 +1,13 @@
-"""tune.py on stand-ins for a script and for evaluate.py, killed and stopped, and a real study."""
+"""tune.py on stand-ins for a script and for evaluate.py, killed and stopped, and a real study.
+
+tune.py takes seconds to import what it needs. So its commands run in processes that a server
+forks, which has imported all that before.
+"""
 
 import ast
-import contextlib
 import json
-import math
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import shutil
@@ -11,46 +15,143 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
 import numpy as np
+import psutil
 import pytest
 from conftest import ROOT
 from scipy import stats
-from tune_script import Args
+from test_driver import wait_for
+from tune_script import Args, greedy, recent
 
 optuna = pytest.importorskip("optuna")
-fakes = pytest.importorskip("tune_fakes")
 tune = pytest.importorskip("tune")
-from tune_fakes import NAME, QUICK, check_runs, load, report, traced, wait_for
-
-project, server, command = fakes.project, fakes.server, fakes.command  # fixtures
 TrialState = optuna.trial.TrialState
-counted = tune.counted
+
+QUICK = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 2, "--episodes", 5, "--pruner", "none"]
+NAME = "fake__Fake-v1"
+SERVER = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server():
+    names = ["test_tune", "optuna.storages.journal", "sqlalchemy.dialects.sqlite"]
+    SERVER.set_forkserver_preload(names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+        multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name in ("fake.py", "evaluate.py"):
+        shutil.copy(ROOT / "tests/tune_script.py", tmp_path / name)
+    yield tmp_path
+    for pid in processes_in(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def environment(project, plans):
+    return {"TRACE": str(project / "trace"), "MISBEHAVE": json.dumps(plans)}
+
+
+def begin(project, words, own, patch):
+    """In a forked process: run tune.py, with its output in files."""
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(project / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(project)
+    os.environ.update(own)
+    sys.argv = ["tune.py", *words]
+    tune.HERE = str(project)  # where the stand-in judges
+    tune.tuning.draw = lambda *_: None  # it takes longer than all else
+    if patch:
+        patch()
+    tune.main()
+
+
+def start(project, *words, env=None, patch=None, **plans):
+    own = environment(project, plans) | (env or {})
+    process = SERVER.Process(target=begin, args=(project, [*map(str, words)], own, patch))
+    process.start()
+    return process
+
+
+def wait(project, process):
+    """Exit status, output and errors."""
+    process.join(60)
+    return process.exitcode, (project / "out").read_text(), (project / "err").read_text()
+
+
+def run(project, *words, **options):
+    return wait(project, start(project, *words, **options))
+
+
+def processes_in(project):
+    """What this test's commands started, and has not ended."""
+    return [pid for pid in {x["pid"] for x in traced(project, "start")} if psutil.pid_exists(pid)]
+
+
+def load(project, storage=None):
+    storage = storage or f"sqlite:///{project}/tuned/{NAME}/study.db"
+    return optuna.load_study(study_name=NAME, storage=storage)
+
+
+def complete(project, storage=None):
+    """The value of each trial of a study all of whose trials are complete."""
+    trials = tune.counted(load(project, storage))
+    assert {x.state for x in trials} == {TrialState.COMPLETE}
+    return {x.number: x.value for x in trials}
+
+
+def report(project):
+    return json.loads((project / "tuned" / NAME / "best.json").read_text())
+
+
+def traced(project, *what):
+    """What happened to runs, in order."""
+    path = project / "trace"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [x for x in map(json.loads, lines) if x["what"] in what]
+
+
+def check_runs(project):
+    """No run began twice at once, or again where it had ended, or lost what it had saved."""
+    saved = {}  # how far a run got, or that it goes on or has ended
+    for event in traced(project, "start", "stop", "end"):
+        run = event["place"]
+        if event["what"] == "start":
+            before = saved.get(run, 0)
+            assert before != "end" and event["first"] == (0 if before == "start" else before)
+        else:
+            assert saved[run] == "start"
+        saved[run] = event.get("done", event["what"])
 
 
 # === What a study finds and says ================================================================
-def test_the_best_settings_are_judged_by_fresh_seeds(project, command):
-    words = ["fake.py", "--trials", 4, "--num-seeds", 1, "--fresh-seeds", 5, "--episodes", 7]
+def test_a_study(project):
+    """Trials are worth the interquartile mean of their seeds; fresh seeds judge the best."""
+    words = ["fake.py", "--trials", 3, "--num-seeds", 4, "--fresh-seeds", 3, "--episodes", 7]
     words += ["--pruner", "none", "--workers", 2, "--space", "gamma=none", "--seconds", "0.1"]
-    status, out, err = command(*words)
-    assert (status, err) == (0, "")
+    status, out, err = run(project, *words)
+    assert (status, err) == (0, "") and len(complete(project)) == 3
     trials = load(project).trials
-    assert len(trials) == 4 and {x.state for x in trials} == {TrialState.COMPLETE}
     own = {"learning_rate": 0.1, "anneal_lr": True, "num_minibatches": 8, "hidden_sizes": "64x64"}
     assert trials[0].params == own | {"loss": "mse"}  # the script's own
     for x in trials:
-        assert x.value == pytest.approx(fakes.greedy(x.params, 1, 1_000_000))
+        values = [greedy(x.params, seed, 1_000_000) for seed in range(1, 5)]
+        assert x.value == pytest.approx(sum(sorted(values)[1:3]) / 2)
+        # As it trains, it tells of its first seed, and then as the seeds finish.
+        assert set(x.intermediate_values.values()) == {recent(x.params)}
+        assert {44, 66, 89} <= set(x.intermediate_values)
     best = max(trials, key=lambda x: x.value)
     result = report(project)
     assert (result["best_settings"], result["best_trial"]) == (best.params, best.number)
-    assert result["own_settings"] == trials[0].params
-    values = (result["value_in_study"], result["own_value_in_study"])
-    assert values == (best.value, trials[0].value)
-    fresh = range(1001, 1006)
-    tuned = [fakes.greedy(best.params, x, 2_000_000) for x in fresh]
-    untuned = [fakes.greedy(own, x, 2_000_000) for x in fresh]
+    fresh = range(1001, 1004)
+    tuned = [greedy(best.params, x, 2_000_000) for x in fresh]
+    untuned = [greedy(own, x, 2_000_000) for x in fresh]
     parts = {"best": tuned, "own": untuned, "best_minus_own": np.subtract(tuned, untuned)}
     for name, values in parts.items():
         assert result[name]["returns"] == pytest.approx(list(values))
@@ -58,18 +159,30 @@ def test_the_best_settings_are_judged_by_fresh_seeds(project, command):
     assert f"--learning-rate {best.params['learning_rate']} " in result["command"]
 
     # Seeds of trials and of the verdict, and of the games that judge them, have none in common.
-    starts, judged = traced(project, "start"), traced(project, "judge")
-    trained = Counter((x["run"][0] == "0", x["settings"]["seed"]) for x in starts)
-    assert trained == {(True, 1): 4} | {(False, seed): 2 for seed in fresh}
-    games = Counter((x["games"], x["episodes"]) for x in judged)
-    assert games == {(1_000_000, 7): 4, (2_000_000, 7): 10}
+    events = traced(project, "start", "judge")
+    trained = Counter((x["run"][0] == "0", x["settings"]["seed"]) for x in traced(project, "start"))
+    assert trained == {(True, x): 3 for x in range(1, 5)} | {(False, x): 2 for x in fresh}
+    games = Counter((x["games"], x["episodes"]) for x in traced(project, "judge"))
+    assert games == {(1_000_000, 7): 3 * 4, (2_000_000, 7): 2 * 3}
     running = [1 if x["what"] == "start" else -1 for x in traced(project, "start", "end")]
     assert max(np.cumsum(running)) == 2  # workers
 
+    # What a trial leaves: numbers, and no agent, but for the verdict's.
+    assert (project / "tuned" / NAME / "trials.csv").read_text().count("\n") == 4
+    left = [x.name for x in (project / "tuned" / NAME).rglob("0001-*/*")]
+    assert set(left) == {"metrics.jsonl", "run.json", "evaluation.json", "lock"}
+    assert len(list(project.glob("tuned/*/*/fresh/*/checkpoint.npz"))) == 2 * 3
+
     # Said again, nothing is trained or judged again.
-    status, out, _ = command(*words)
-    assert status == 0 and report(project) == result
-    assert (traced(project, "start"), traced(project, "judge")) == (starts, judged)
+    assert run(project, *words)[0] == 0 and report(project) == result
+    assert traced(project, "start", "judge") == events
+
+    # Its figures are whole, and ask no network.
+    tune.tuning.draw(load(project), project)
+    for name in ("optimization_history", "param_importances", "parallel_coordinate", "contour"):
+        assert (project / f"{name}.png").stat().st_size > 10_000
+        page = (project / f"{name}.html").read_text()
+        assert 'src="plotly.min.js"' in page and 'src="http' not in page
 
 
 @pytest.mark.parametrize("n", [2, 12])
@@ -89,171 +202,127 @@ def test_summary(n):
     assert (alike["iqm"], alike["interval"], alike["mean_interval"]) == (2, None, None)
 
 
-def test_a_trial_is_worth_the_interquartile_mean_of_its_seeds(project, command):
-    """Of four seeds, without the best and the worst; told as the seeds finish."""
-    words = ["--space", "gamma=0.5,0.6", "--trials", 2, "--num-seeds", 4, "--fresh-seeds", 1]
-    assert command("fake.py", *words, "--pruner", "none")[0] == 0
-    for x in load(project).trials:
-        values = [fakes.greedy(x.params, seed, 1_000_000) for seed in range(1, 5)]
-        assert x.value == pytest.approx(sum(sorted(values)[1:3]) / 2)
-        recent = -abs(math.log10(x.params["learning_rate"]) + 3)
-        assert set(x.intermediate_values.values()) == {recent}
-        assert {44, 66, 89} <= set(x.intermediate_values)
-    table = (project / "tuned" / NAME / "trials.csv").read_text()
-    assert "params_gamma" in table and table.count("\n") == 3
-    # What a trial leaves: numbers, and no agent, but for the verdict's.
-    left = [x for x in (project / "tuned" / NAME).rglob("*") if x.parent.name[:4] == "0001"]
-    assert {x.name for x in left} == {"metrics.jsonl", "run.json", "evaluation.json", "lock"}
-    assert len(list(project.glob("tuned/*/*/fresh/*/checkpoint.npz"))) == 2
-
-
-def test_words_that_are_not_tune_s_go_to_every_run(project, command):
-    words = ["short", "--no-anneal-lr", "--hidden-sizes", 8, 9, "--seed", 5, "--study", "mine"]
-    assert command("fake.py", *words, *QUICK[1:], "--trials", 2)[0] == 0
-    for x in traced(project, "start"):
-        own = x["settings"]
-        assert (own["total_timesteps"], own["anneal_lr"]) == (500, False)
-        assert own["hidden_sizes"] == [8, 9]
-        assert own["seed"] == int(x["run"].rpartition("-")[2]) in (1, 2, 1001, 1002)
-    result = json.loads((project / "tuned/mine/best.json").read_text())
-    assert set(result["best_settings"]) == {"learning_rate", "num_minibatches", "gamma", "loss"}
-    assert " short --no-anneal-lr --hidden-sizes 8 9 " in result["command"]
-
-
-def test_the_same_seed_proposes_the_same(project, command):
-    """But not again where a study goes on."""
-
-    def proposed(name, seed, trials):
-        words = ["--trials", trials, "--study", name, "--seed", seed, "--num-seeds", 1]
-        assert command(*QUICK, *words, "--fresh-seeds", 1, "--sampler", "random")[0] == 0
-        storage = f"sqlite:///{project}/tuned/{name}/study.db"
-        return [x.params for x in optuna.load_study(study_name=name, storage=storage).trials]
-
-    found = [proposed(*x, 2) for x in (("a", 1), ("b", 1), ("c", 2))]
-    assert found[0] == found[1] != found[2]
-    assert len({json.dumps(x) for x in proposed("a", 1, 3)}) == 3
-
-
 # === Interruptions ==============================================================================
-def finished(project):
-    """Trials that are over, as the storage has them; none before there is a study."""
-    with contextlib.suppress(Exception):
-        return {x.number: x.value for x in load(project).get_trials(states=[TrialState.COMPLETE])}
-    return {}
+def no_beat():
+    tune.BEAT = 0  # a trial that a killed command had not yet begun is dead at once
 
 
 def test_killed_at_any_moment_the_same_command_goes_on(project):
     """No trial that was over is lost or made again, and none of its processes stays."""
-    words = [*QUICK, "--workers", "2", "--seconds", "0.3", "--trials", "6"]
+    words = [*QUICK, "--workers", 2, "--seconds", "0.3", "--trials", 5]
     rng = random.Random(1)
-    before = {}
-    for _ in range(4):
-        command = fakes.Command(project, *words)
-        seen = len(traced(project)) + rng.randrange(6)
-        wait_for(lambda n=seen, x=command: len(traced(project)) >= n or not x.process.is_alive())
+    ended = []
+    for _ in range(3):
+        command = start(project, *words)
+        seen = len(traced(project, "start", "end")) + rng.randrange(1, 6)
+        wait_for(lambda n=seen: len(traced(project, "start", "end")) >= n)
         time.sleep(rng.uniform(0, 0.2))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(command.pid, signal.SIGKILL)
-        status, _, err = command.wait()
-        assert status in (-signal.SIGKILL, 0) and not err, err
-        wait_for(lambda: not fakes.processes_in(project), 10)
-        assert before.items() <= finished(project).items()
-        before = finished(project)
-    age(project)  # a kill may have come as below
-    commands = [fakes.Command(project, *words, own={"SLOW": "1"}) for _ in range(2)]
-    assert [x.wait()[::2] for x in commands] == [(0, "")] * 2
-    trials = counted(load(project))
-    assert len(trials) == 6 and {x.state for x in trials} == {TrialState.COMPLETE}
-    assert before.items() <= finished(project).items()
+        command.kill()
+        status, _, err = wait(project, command)
+        assert (status, err) == (-signal.SIGKILL, "")
+        wait_for(lambda: not processes_in(project))
+        before = [x for x in tune.counted(load(project)) if x.state == TrialState.COMPLETE]
+        ended.append({x.number: x.value for x in before})
+    assert run(project, *words, patch=no_beat)[::2] == (0, "")
+    values = complete(project)
+    assert len(values) == 5 and all(before.items() <= values.items() for before in ended)
     check_runs(project)
-    ended = Counter(x["run"] for x in traced(project, "end"))
-    assert set(ended.values()) == {1} and len(ended) == 6 * 2 + 2 * 2
+    assert len(traced(project, "end")) == 5 * 2 + 2 * 2
 
 
-def age(project):
-    """Make the trials that are running a day older than they are."""
-    with sqlite3.connect(project / f"tuned/{NAME}/study.db") as database:
-        older = "datetime_start = datetime(datetime_start, '-1 day')"
-        database.execute(f"UPDATE trials SET {older} WHERE state = 'RUNNING'")
+def begun(folder, **args):
+    """A command with a study in a folder, and no trials yet."""
+    args = tune.Args(folder / "fake.py", **args)
+    study = tune.open_study("name", args, folder, {}, {"gamma": 0.5})
+    space = {"gamma": optuna.distributions.FloatDistribution(0, 1)}
+    return tune.Command(args, [], {}, space, folder, study, folder, "here")
 
 
-def test_killed_while_a_trial_gets_its_settings(project, command, monkeypatch):
-    """It is begun, and nobody's yet, and what it had to try is tried by another."""
+def test_a_trial_that_nobody_runs_any_more_goes_on(tmp_path, monkeypatch, capsys):
+    """Of a command killed as it began one, and of a machine that was silent for ten minutes."""
+    command = begun(tmp_path)
+    first = command.study.ask()  # with the script's own settings, which it has not yet got
+    second = tune.next_trial(command)
+    assert first.params == {} and second.params["gamma"] != 0.5
+    monkeypatch.setattr(tune, "BEAT", 0)
+    second.set_user_attr("place", "elsewhere")
+    second.set_user_attr("seen", time.time() - 500)
+    again = tune.next_trial(command)
+    assert (again.params["gamma"], again.user_attrs["goes_on"]) == (0.5, first.number)
+    again.set_user_attr("place", "elsewhere")
+    second.set_user_attr("seen", time.time() - 700)
+    other = tune.next_trial(command)
+    assert (other.params, other.user_attrs["goes_on"]) == (second.params, second.number)
+    assert [x.number for x in tune.counted(command.study)] == [again.number, other.number]
+    tune.finish(command)  # too early
+    assert "other commands run trials" in capsys.readouterr().out
 
-    def die(*_):
-        raise SystemExit(9)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(optuna.samplers.TPESampler, "before_trial", die)
-        command(*QUICK, "--trials", 2)
-    assert load(project).trials[0].state == TrialState.RUNNING
-    age(project)
-    assert command(*QUICK, "--trials", 2)[0] == 0
-    trials = counted(load(project))
-    assert len(trials) == 2 and trials[0].params["learning_rate"] == 0.1  # the script's own
+def test_what_a_killed_command_left_behind_is_waited_for(tmp_path):
+    """Where nothing told its script to end, it trains on, and none trains beside it."""
+    command = begun(tmp_path)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = sqlite3.connect(folder / "lock", check_same_thread=False)
+    lock.execute("BEGIN EXCLUSIVE")
+
+    def end():
+        (folder / "run.json").touch()
+        lock.close()
+
+    threading.Timer(0.5, end).start()
+    tune.train(command, folder, {}, 1, lambda: None)  # which would fail: there is no script
 
 
-@pytest.mark.parametrize(
-    "sent, begun", [("SIGINT", ["0002-seed-1"]), ("SIGTERM", ["own-seed-1001", "own-seed-1002"])]
-)
-def test_a_signal_saves_and_the_same_command_goes_on(project, sent, begun):
+def test_a_signal_saves_and_the_same_command_goes_on(project):
     """Whether it comes in trials or in the last runs; these do not end by themselves."""
-    words = [*QUICK, "--workers", "2", "--trials", "4", "--seconds", "0.1"]
-    number = getattr(signal, sent)
-    command = fakes.Command(project, *words, **dict.fromkeys(begun, "hang"))
-    wait_for(lambda: set(begun) <= {x["run"] for x in traced(project, "start")})
-    os.kill(command.pid, number)
-    status, out, err = command.wait()
-    assert (status, err) == (128 + number, "") and not fakes.processes_in(project)
-    assert out.splitlines()[-1] == "Stopped. The same command goes on."
-    stopped = {x["run"] for x in traced(project, "stop")}
-    assert stopped >= set(begun) and not (project / "tuned" / NAME / "best.json").exists()
-    status, _, err = fakes.Command(project, *words).wait()
-    assert (status, err) == (0, "")
+    words = [*QUICK, "--workers", 2, "--trials", 3, "--seconds", "0.1"]
+    stopped = set()
+    for number, runs in (
+        (signal.SIGINT, {"0002-seed-1"}),
+        (signal.SIGTERM, {"own-seed-1001", "own-seed-1002"}),
+    ):
+        command = start(project, *words, **dict.fromkeys(runs, "hang"))
+        wait_for(lambda runs=runs: runs <= {x["run"] for x in traced(project, "start")})
+        os.kill(command.pid, number)
+        status, out, err = wait(project, command)
+        assert (status, err) == (128 + number, "") and not processes_in(project)
+        assert out.splitlines()[-1] == "Stopped. The same command goes on."
+        assert runs <= {x["run"] for x in traced(project, "stop")}
+        stopped |= runs
+    assert not (project / "tuned" / NAME / "best.json").exists()
+    assert run(project, *words)[::2] == (0, "")
     check_runs(project)
-    assert {x["run"] for x in traced(project, "start") if x["first"]} == stopped
-    trials = counted(load(project))
-    assert len(trials) == 4 and {x.state for x in trials} == {TrialState.COMPLETE}
+    assert stopped <= {x["run"] for x in traced(project, "start") if x["first"]}
+    assert len(complete(project)) == 3
 
 
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is not installed")
-@pytest.mark.parametrize("own", [{}, {"NO_SETPRIV": "1"}])
-def test_a_killed_command_s_scripts_are_waited_for(project, own):
-    """They save and end; where nothing tells them, they train on, and none trains beside them."""
-    words = [*QUICK, "--trials", "1", "--seconds", "2", "--fresh-seeds", "1", "--num-seeds", "1"]
-    command = fakes.Command(project, *words, own=own)
-    wait_for(lambda: traced(project, "start"))
-    os.kill(command.pid, signal.SIGKILL)
-    command.wait()
-    assert fakes.Command(project, *words).wait()[::2] == (0, "")
+def test_two_machines_share_a_storage(project):
+    """A journal file; each has a folder of its own."""
+    words = [*QUICK, "--trials", 6, "--seconds", "0.1", "--storage", project / "journal"]
+    commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
+    assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2
     check_runs(project)
-    assert len(traced(project, "stop")) == (not own) and not traced(project, "locked out")
-
-
-def test_a_trial_of_a_machine_that_is_silent_for_long_goes_on_elsewhere(project, command):
-    assert command(*QUICK, "--trials", 1)[0] == 0
-    study = load(project)
-    study.enqueue_trial({"learning_rate": 0.005, "anneal_lr": True})
-    there = study.ask()
-    there.set_user_attr("place", "elsewhere:/x")
-    there.set_user_attr("seen", time.time() - 500)
-    status, out, _ = command(*QUICK, "--trials", 2)
-    assert status == 0 and "other commands run trials" in out
-    there.set_user_attr("seen", time.time() - 700)
-    assert command(*QUICK, "--trials", 2)[0] == 0
-    (_, again) = counted(load(project))
-    assert again.params["learning_rate"] == 0.005 and again.state == TrialState.COMPLETE
+    assert {x["place"].split("/")[-4] for x in traced(project, "start")} >= {"here", "there"}
+    backend = optuna.storages.journal.JournalFileBackend(str(project / "journal"))
+    storage = optuna.storages.JournalStorage(backend)
+    assert len(complete(project, storage)) == 6
+    assert len({json.dumps(x.params) for x in load(project, storage).trials}) == 6
+    assert len([x for x in traced(project, "start") if x["run"][0] == "0"]) == 6 * 2
 
 
 # === Pruning and failing ========================================================================
-def test_a_pruned_trial_s_process_is_ended(project, command, monkeypatch):
+def prune_strictly():
+    """By a threshold, and so the first trial, too, which Hyperband compares with nothing."""
+    strict = optuna.pruners.ThresholdPruner(lower=-1.5)
+    optuna.pruners.HyperbandPruner.prune = lambda _, *trial: strict.prune(*trial)
+
+
+def test_a_pruned_trial_s_process_is_ended(project):
     """The script's own learning rate of 0.1 is two decades off; the choices are not."""
-    strict = optuna.pruners.ThresholdPruner(lower=-1.5)  # as strict with the first as with all
-    hyperband = optuna.pruners.HyperbandPruner
-    monkeypatch.setattr(hyperband, "prune", lambda _, *trial: strict.prune(*trial))
     words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 2]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3"]
-    status, out, err = command(*words, **{"0000-": "hang"})
+    status, out, err = run(project, *words, patch=prune_strictly, **{"0000-": "hang"})
     assert (status, err) == (0, "") and "trial 0: pruned | " in out
     trials = load(project).trials
     lag = [x for x in trials if x.params["learning_rate"] == 0.1]
@@ -261,190 +330,125 @@ def test_a_pruned_trial_s_process_is_ended(project, command, monkeypatch):
     assert {x.state for x in trials if x not in lag} == {TrialState.COMPLETE}
     assert [x["run"] for x in traced(project, "stop")] == ["0000-seed-1"]
     assert not list(project.glob("tuned/*/*/0000-*/checkpoint.npz"))
-    assert not fakes.processes_in(project)
-    command(*words)  # a pruned trial is over
+    assert not processes_in(project)
+    assert run(project, *words)[0] == 0  # a pruned trial is over
     check_runs(project)
 
 
-def test_hyperband_prunes_what_lags_and_not_the_best(project, command):
-    words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 10, "--workers", 2]
-    assert command(*words)[0] == 0
-    trials = load(project).trials
-    pruned = [x for x in trials if x.state == TrialState.PRUNED]
-    gap = [abs(math.log10(x.params["learning_rate"]) + 3) for x in trials]
-    assert len(pruned) >= 2 and min(gap[x.number] for x in pruned) > min(gap)
-    assert trials[report(project)["best_trial"]].state == TrialState.COMPLETE
-
-
-def test_a_script_that_ignores_sigterm_is_killed(project, command, monkeypatch):
+def wait_shortly():
     wait = subprocess.Popen.wait
-    shorter = {60: 0.5}
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda x, t=None: wait(x, shorter.get(t, t)))
+    subprocess.Popen.wait = lambda self, timeout=None: wait(self, timeout and min(timeout, 0.5))
+
+
+def test_a_script_that_ignores_sigterm_is_killed(project):
     words = [*QUICK, "--trials", 1, "--timeout", 1]
-    status, _, err = command(*words, **{"0000-": "stubborn"})
+    status, _, err = run(project, *words, patch=wait_shortly, **{"0000-": "stubborn"})
     assert (status, err) == (1, "no trial is complete: trials.csv says why\n")
     assert load(project).trials[0].user_attrs["error"] == "no end after 1 s"
-    assert not fakes.processes_in(project) and not traced(project, "stop", "end")
+    assert not processes_in(project) and not traced(project, "stop", "end")
 
 
-def test_failing_trials_are_told_and_the_study_goes_on(project, command):
-    plans = {"0001-": "refuse", "0002-seed-2": "crash", "0003-seed-1": "killed"}
-    status, out, err = command(*QUICK, "--trials", 5, "--workers", 2, **plans)
-    assert (status, err) == (0, "") and "2 complete" in out and "3 fail" in out
-    told = {
-        1: "fake.py ended by 2: --gamma must be smaller ?[31m here",
-        2: "fake.py ended by 1: RuntimeError: shapes do not match \N{SNOWMAN}",
-        3: "fake.py ended by -9: it said nothing",
-    }
+def test_failures_are_told_and_the_study_goes_on(project):
+    """A failing verdict can be made later; what failed in the study is over."""
+    words = [*QUICK, "--trials", 4, "--workers", 2]
+    plans = {"0001-": "crash", "0002-seed-2": "killed", "own-seed-1002": "crash"}
+    status, out, err = run(project, *words, **plans)
+    said = tune.plain("RuntimeError: shapes do not match \N{SNOWMAN} \x1b[31m")
+    crash = f"fake.py ended by 1: {said}"
+    assert (status, err) == (1, crash + "\n") and "\x1b" not in out
+    assert "2 complete" in out and "2 fail" in out
+    told = {1: crash, 2: "fake.py ended by -9: it said nothing"}
     for trial in load(project).trials:
         assert (trial.state == TrialState.FAIL) == (trial.number in told)
         assert trial.user_attrs.get("error") == told.get(trial.number)
     for number, sentence in told.items():
         assert f"trial {number}: {sentence} | " in out
     logs = {x.name for x in project.glob("tuned/*/*/*.log")}
-    assert logs == {"0001-seed-1.log", "0002-seed-2.log", "0003-seed-1.log"}
-    starts = len(traced(project, "start"))
-    assert command(*QUICK, "--trials", 5)[0] == 0  # what failed is over
-    assert len(traced(project, "start")) == starts
+    assert logs == {"0001-seed-1.log", "0002-seed-2.log"}
+    before = Counter(x["run"] for x in traced(project, "start"))
+    assert run(project, *words)[0] == 0
+    after = Counter(x["run"] for x in traced(project, "start"))
+    assert after - before == {"own-seed-1002": 1}
 
 
-@pytest.mark.parametrize(
-    "plan, sentence",
-    [
-        ({"-seed-": "refuse"}, "fake.py ended by 2: --gamma must be smaller ?[31m here"),
-        ({"no judge": ""}, "evaluate.py ended by 1: no judgement"),
-        ({"no number": ""}, "an agent's return is no number"),
-    ],
-)
-def test_where_the_first_trials_fail_one_sentence_says_why(project, command, plan, sentence):
-    status, _, err = command(*QUICK, "--trials", 9, **plan)
-    assert (status, err) == (1, f"the first 3 trials failed: {sentence}\n")
+def test_where_the_first_trials_fail_one_sentence_says_why(project):
+    status, _, err = run(project, *QUICK, "--trials", 9, diverged="")
+    assert (status, err) == (1, "the first 3 trials failed: an agent's return is no number\n")
     assert len(load(project).trials) == 3
 
 
-def test_a_failing_verdict_is_one_sentence_and_can_be_made_later(project, command):
-    words = [*QUICK, "--trials", 2]
-    status, _, err = command(*words, **{"own-seed-1002": "crash"})
-    assert status == 1 and len(err.splitlines()) == 1 and "shapes do not match" in err
-    assert command(*words)[0] == 0
-    starts = Counter(x["run"] for x in traced(project, "start"))
-    assert starts["own-seed-1002"] == 2 and set(starts.values()) == {1, 2}
-
-
-# === Several at once ============================================================================
-@pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_two_commands_share_a_storage(project, kind):
-    """In one folder, by default; with a storage elsewhere each in its own, as on two machines."""
-    words = [*QUICK, "--trials", "6", "--workers", "2", "--seconds", "0.1"]
-    storage = None
-    places = ["tuned", "tuned"]
-    if kind == "journal":
-        words += ["--storage", "journal"]
-        backend = optuna.storages.journal.JournalFileBackend(str(project / "journal"))
-        storage = optuna.storages.JournalStorage(backend)
-        places = ["here", "there"]
-    commands = [
-        fakes.Command(project, *words, "--studies-dir", x, own={"SLOW": "1"}) for x in places
-    ]
-    ended = [x.wait() for x in commands]
-    assert [x[::2] for x in ended] == [(0, "")] * 2, ended
-    assert all(out.count("\ntrial ") > 1 for _, out, _ in ended)
-    check_runs(project)
-    trials = counted(load(project, storage))
-    assert len(trials) == 6 and {x.state for x in trials} == {TrialState.COMPLETE}
-    assert len({json.dumps(x.params) for x in trials}) == 6
-    assert len({x["run"] for x in traced(project, "start") if x["run"][0] == "0"}) == 6 * 2
-
-
 # === What a user gets wrong, and may well do ====================================================
-SPACE = "is no NAME=LOW:HIGH[:log] or NAME=A,B,C"
-
-
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        (["--trials", "0"], "--trials must be 1 or more"),
-        (["--lern", "1"], "Unrecognized options: --lern"),
-        (["--gamma", "2"], "--gamma must lie between 0 and 1, not 2.0"),
-        (["--run-name=x"], "--run-name cannot be set: tune.py gives it to each run"),
-        (["--studies-dir", "/dev/null"], "the study cannot be opened: [Errno 20] Not a directory"),
-        (["--storage", "postgresql://127.0.0.1:1/none"], "the study cannot be opened: "),
-        (["--gamma", "0.9", "--space", "gamma=0.9,1"], "gamma is fixed, by a flag"),
-        (["--space", "gama=0.9,0.95"], "the script has no gama; the closest name is gamma"),
-        (["--space", "gamma"], f"--space gamma= {SPACE}: "),
-        (["--space", "gamma=a:\x1b[31m"], f"--space gamma=a:?[31m {SPACE}: "),
-        (["--space", "gamma=0.9:0.8"], "it has no values from 0.9 to 0.8"),
-        (["--space", "gamma=0.5:2"], "it has no values from 0.5 to 2.0"),
-        (["--space", "env_id=a,b"], "env_id is fixed, by a flag or since it changes the task"),
+        ("fake.py --trials 0", "--trials must be 1 or more"),
+        ("fake.py --gamma 2", "--gamma must lie between 0 and 1, not 2.0"),
+        ("fake.py --run-name=x", "--run-name cannot be set: tune.py gives it to each run"),
+        ("fake.py --studies-dir /dev/null", "the study cannot be opened: [Errno 20] Not a dir"),
+        ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is fixed, by a flag"),
+        ("fake.py --space env_id=a", "env_id is fixed, by a flag or since it changes the task"),
+        ("fake.py --space gama=0.9", "the script has no gama; the closest name is gamma"),
+        ("fake.py --space gamma=a:\x1b[31m", "is no NAME=LOW:HIGH[:log] or NAME=A,B,C"),
+        ("fake.py --space gamma=0.5:2", "it has no values from 0.5 to 2.0"),
+        ("none.py", "SCRIPT: there is no file none.py"),
+        ("many.py", "many.py does not train one agent"),
     ],
 )
-def test_what_is_wrong_is_said(project, command, words, sentence):
-    status, _, err = command(*QUICK, "--trials", "1", *words)
+def test_what_is_wrong_is_said(project, words, sentence):
+    text = (project / "fake.py").read_text()
+    many = text.replace("    seed: int", "    num_agents: int = 8\n    seed: int", 1)
+    (project / "many.py").write_text(many)
+    status, _, err = run(project, *words.split(" "))
     assert status == 2 and sentence in " ".join(err.replace("│", " ").split()), err
-    assert "Traceback" not in err and not traced(project)
+    assert "Traceback" not in err and "\x1b" not in err and not (project / "trace").exists()
 
 
-def test_a_study_goes_on_only_as_it_was_begun(project, command):
-    words = [*QUICK, "--trials", "1"]
-    assert command(*words)[0] == 0
-    events = traced(project)
-    changed = {
-        "num_seeds": ["--num-seeds", "3"],
-        "pruner": ["--pruner", "hyperband"],
-        "flags": ["--total-timesteps", "500"],
-        "space": ["--space", "gamma=0.5,0.6"],
-    }
-    sentence = f"study {NAME} was begun with another {{}}: name another by --study\n"
-    for what, now in changed.items():
-        assert command(*words, *now)[::2] == (2, sentence.format(what))
+def test_a_study_goes_on_only_as_it_was_begun(project):
+    words = [*QUICK, "--trials", 1]
+    assert run(project, *words)[0] == 0
+    parts = {"script", "flags", "space", "version", "num_seeds", "episodes", "sampler", "pruner"}
+    assert load(project).user_attrs["begun"].keys() == parts
     code = (project / "fake.py").read_text()
     (project / "fake.py").write_text(code + "# another\n")
-    assert command(*words)[2] == sentence.format("version")
+    sentence = f"study {NAME} was begun with another version: name another by --study\n"
+    assert run(project, *words)[::2] == (2, sentence)
     (project / "fake.py").write_text(code)
-    assert traced(project) == events
     # These only say how, or how much.
-    more = ["--trials", "2", "--workers", "2", "--seed", "9", "--timeout", "90"]
-    assert command(*words, *more, "--fresh-seeds", "3")[0] == 0
+    more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
+    assert run(project, *words, *more)[0] == 0
     check_runs(project)
-    assert len(load(project).trials) == 2 and len(report(project)["own"]["returns"]) == 3
+    assert len(complete(project)) == 2 and len(report(project)["own"]["returns"]) == 3
     # Another study of this name, as the database is new, has other runs.
     (project / "tuned" / NAME / "study.db").unlink()
-    assert command(*words)[0] == 0
+    assert run(project, *words)[0] == 0
     assert Counter(x["run"] for x in traced(project, "start"))["0000-seed-1"] == 2
 
 
-def test_a_script_lies_anywhere_and_no_file_stands_in_for_python_s(project):
-    """As a command: an edited copy, from a folder that has a random.py, as the copy's own has."""
+def test_a_script_lies_anywhere_and_gets_the_words_that_are_not_tune_s(project):
+    """No file stands in for Python's: beside the script, or tune.py, or in the current folder."""
     place, home = project / "w?at %41 #'é", project / "else where"
-    for folder in (place, home):
-        folder.mkdir()
-        for name in ("random.py", "json.py", "optuna.py"):
-            (folder / name).write_text("raise SystemExit('a file of this folder was imported')")
+    for folder in (place, home, project):
+        folder.mkdir(exist_ok=True)
+        for name in ("random", "json", "multiprocessing", "optuna"):
+            (folder / f"{name}.py").write_text("raise SystemExit('it was imported')")
     (home / "beside.py").write_text("GAMMA = 0.9\n")  # what a copy imports from its own folder
     code = "import random\nfrom beside import GAMMA\n" + (project / "fake.py").read_text()
-    code = code.replace("gamma: float = 0.99", "gamma: float = GAMMA")
-    (home / "mine.py").write_text(code)
+    (home / "mine.py").write_text(code.replace("gamma: float = 0.99", "gamma: float = GAMMA"))
     shutil.copy(ROOT / "tune.py", project)
     (project / "analysis").symlink_to(ROOT / "analysis")
-    for folder in (place, project):
-        script = os.path.relpath(home / "mine.py", folder)
-        words = [sys.executable, project / "tune.py", script, *QUICK[1:], "--trials", "1"]
-        own = os.environ | fakes.environment(project)
-        done = subprocess.run(words, cwd=folder, env=own, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, ""), done
-        assert (folder / "tuned/mine__Fake-v1/best.json").exists()
-        for name in ("random.py", "json.py", "optuna.py"):  # beside tune.py, too
-            shutil.copy(place / name, project)
-    assert {x["settings"]["gamma"] for x in traced(project, "start")} == {0.9}
-
-
-@pytest.mark.parametrize("own", ["num_agents: int = 8\n    run_name", "name_of_run"])
-def test_what_is_no_script_of_one_agent_is_said(project, command, own):
-    text = (project / "fake.py").read_text()
-    (project / "mine.py").write_text(text.replace("run_name", own, 1))
-    status, _, err = command("mine.py")
-    assert (status, err.count("\n")) == (2, 1) and "does not train one agent" in err
-    assert command("none.py")[::2] == (2, "SCRIPT: there is no file none.py\n")
+    own = ["short", "--no-anneal-lr", "--hidden-sizes", "8", "9"]
+    words = [project / "tune.py", "../else where/mine.py", *own, *QUICK[1:], "--trials", 1]
+    command = [sys.executable, *map(str, words), "--seed", "5"]  # of the sampler
+    env = os.environ | environment(project, {})
+    assert subprocess.run(command, cwd=place, env=env).returncode == 0
+    for x in traced(project, "start"):
+        given = x["settings"]
+        assert (given["total_timesteps"], given["anneal_lr"]) == (500, False)
+        assert (given["hidden_sizes"], given["gamma"]) == ([8, 9], 0.9)
+        assert given["seed"] == int(x["run"].rpartition("-")[2]) in (1, 2, 1001, 1002)
+    result = json.loads((place / "tuned/mine__Fake-v1/best.json").read_text())
+    assert set(result["best_settings"]) == {"learning_rate", "num_minibatches", "gamma", "loss"}
+    assert " ".join(own) in result["command"]
 
 
 def test_ranges(capsys):
@@ -459,9 +463,20 @@ def test_ranges(capsys):
     # A choice has the script's own value, too, so that the first trial can have it.
     assert parse("anneal_lr", "False") == kinds.CategoricalDistribution([False, True])
     assert parse("hidden_sizes", "8x8,9").choices == ("8x8", "9", "64x64")
-    assert parse("num_minibatches", "4,5,2,4") == kinds.CategoricalDistribution([4, 2, 8])
+    assert parse("gamma", "0.9,2,0.5,0.9") == kinds.CategoricalDistribution([0.9, 0.5, 0.99])
     assert parse("loss", "huber,l1").choices == ("huber", "mse")
-    assert "num_minibatches is searched without 5: Error" in capsys.readouterr().out
+    assert "gamma is searched without 2.0: Error" in capsys.readouterr().out
+
+
+def test_the_same_seed_proposes_the_same(tmp_path):
+    """But not again where a study goes on."""
+    found = []
+    for place in ("a", "b", "a"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        command = begun(tmp_path / place, sampler="random")
+        found.append([tune.next_trial(command).params["gamma"] for _ in range(3)])
+    assert found[0] == found[1] and found[0][0] == 0.5
+    assert not set(found[0]) & set(found[2])
 
 
 def test_the_space_is_of_settings_that_scripts_have():
@@ -475,76 +490,60 @@ def test_the_space_is_of_settings_that_scripts_have():
         assert len(searched) == 12, (path, searched)
 
 
-# === A real script, figures and MLflow ==========================================================
+# === A real script, and MLflow ==================================================================
 def test_a_real_study(tmp_path, compiled):
     """Of ppo_linen.py, by the command itself."""
-    words = ["ppo_linen.py", "--trials", "1", "--num-seeds", "1", "--fresh-seeds", "1"]
-    words += ["--episodes", "8", "--workers", "2", "--num-envs", "4", "--num-steps", "64"]
-    words += ["--total-timesteps", "2048", "--update-epochs", "2", "--hidden-sizes", "8"]
-    quick = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    quick |= {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
-    quick |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    words = [sys.executable, ROOT / "tune.py", *words]
-    done = subprocess.run(words, cwd=tmp_path, env=quick, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, ""), done
+    words = "ppo_linen.py --trials 1 --num-seeds 1 --fresh-seeds 1 --episodes 8 --workers 2"
+    words += " --num-envs 4 --num-steps 64 --total-timesteps 2048 --update-epochs 2"
+    words += " --hidden-sizes 8"
+    quick = {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    words = [sys.executable, ROOT / "tune.py", *words.split()]
+    subprocess.run(words, cwd=tmp_path, env=os.environ | quick, check=True)
     (folder,) = (tmp_path / "tuned").iterdir()
-    seeds = set()
-    for path in folder.rglob("run.json"):
-        args = json.loads(path.read_text())["args"]
-        assert (args["num_envs"], args["total_timesteps"]) == (4, 2048)
-        seeds.add(args["seed"])
-    assert seeds == {1, 1001}
+    args = [json.loads(path.read_text())["args"] for path in folder.rglob("run.json")]
+    assert {(x["num_envs"], x["total_timesteps"]) for x in args} == {(4, 2048)}
+    assert {x["seed"] for x in args} == {1, 1001}
     assert 1 <= json.loads((folder / "best.json").read_text())["own"]["iqm"] <= 500
 
 
-def test_figures_are_whole_and_ask_no_network(tmp_path):
-    study = optuna.create_study()
-    for i in range(5):
-        trial = study.ask({"a": optuna.distributions.FloatDistribution(0, 1)})
-        trial.suggest_categorical("b", ["x", "y"])
-        study.tell(trial, i)
-    tune.tuning.draw(study, tmp_path)
-    names = {"optimization_history", "param_importances", "parallel_coordinate", "contour"}
-    assert {x.stem for x in tmp_path.glob("*.png")} == names
-    for path in tmp_path.glob("*.png"):
-        assert path.stat().st_size > 10_000
-        page = path.with_suffix(".html").read_text()
-        assert 'src="plotly.min.js"' in page and 'src="http' not in page
-
-
-def test_mlflow_has_all_of_a_study_once(project, command, monkeypatch):
+def test_mlflow_has_all_of_a_study_once(project, monkeypatch):
     """What it missed without a server, and what a killed command had half logged, comes later."""
     mlflow = pytest.importorskip("mlflow")
-    for name in [x for x in os.environ if x.startswith("MLFLOW_")]:
-        monkeypatch.delenv(name)
-    words = [*QUICK, "--trials", 3, "--space", "loss=none", "--mlflow"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    status, _, err = command(*words, **{"0001-": "crash"})
+    nowhere = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    words = [*QUICK, "--trials", 2, "--mlflow"]
+    status, _, err = run(project, *words, env=nowhere, **{"0001-": "crash"})
     assert status == 0 and err.count("\n") == 1 and err.startswith("--mlflow: "), err
     assert err.endswith("; the study goes on, and is logged later\n")
 
+    monkeypatch.chdir(project)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project}/mlflow.db")
+    folder, study, result = project / "tuned" / NAME, load(project), report(project)
+    args = tune.Args(project / "fake.py", mlflow=True)
+    own = {"gamma": 0.5, "env_id": "Fake-v1"}
+    trials = folder / study.user_attrs["id"]
+    place = study.trials[0].user_attrs["place"]
+    command = tune.Command(args, [], own, {}, folder, study, trials, place)
+    tune.track(command)
     for _ in range(2):
-        assert command(*words)[::2] == (0, "")
+        tune.track(command, result)
+        assert args.mlflow  # nothing failed
         found = mlflow.search_runs(experiment_names=["ppo-rosetta"], output_format="list")
-        runs = {run.data.tags["trial"]: run for run in found}
-        assert len(found) == 4 and runs.keys() == {"none", "0", "1", "2"}
-        mlflow.MlflowClient().update_run(runs["2"].info.run_id, status="RUNNING")
-    again = mlflow.search_runs(experiment_names=["ppo-rosetta"], output_format="list")
-    assert runs["2"].info.run_id in {run.info.run_id for run in again}
-    parent = runs.pop("none")
-    for number, run in runs.items():
-        trial = load(project).trials[int(number)]
-        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert run.data.tags["state"] == trial.state.name
-        assert run.data.tags["error"] == trial.user_attrs.get("error", "")
-        assert run.data.params["gamma"] == str(trial.params["gamma"])
-        assert run.data.params["loss"] == "mse" and run.data.metrics.get("value") == trial.value
+        runs = {x.data.tags["trial"]: x for x in found}
+        assert runs.keys() == {"none", "0", "1"} and len(found) == 3
+        mlflow.MlflowClient().update_run(runs["1"].info.run_id, status="RUNNING")
+    for trial in study.trials:
+        logged = runs[str(trial.number)]
+        assert logged.data.tags["mlflow.parentRunId"] == runs["none"].info.run_id
+        assert logged.data.tags["error"] == trial.user_attrs.get("error", "")
+        assert logged.data.params == {name: str(x) for name, x in (own | trial.params).items()}
+        assert logged.data.metrics.get("value") == trial.value
         name = "charts/episodic_return/seed-1"
-        steps = [x.step for x in mlflow.MlflowClient().get_metric_history(run.info.run_id, name)]
-        assert steps == [100 * (1 + i) for i in range(5 if number == "1" else 10)]
-    result = report(project)
-    assert parent.data.metrics["fresh_seeds/best"] == result["best"]["iqm"]
-    assert parent.data.tags["best/gamma"] == str(result["best_settings"]["gamma"])
-    files = {x.path for x in mlflow.MlflowClient().list_artifacts(parent.info.run_id)}
+        history = mlflow.MlflowClient().get_metric_history(logged.info.run_id, name)
+        assert [x.step for x in history] == [100 * (1 + i) for i in range(10 - 5 * trial.number)]
+    assert runs["none"].data.metrics["fresh_seeds/best"] == result["best"]["iqm"]
+    files = {x.path for x in mlflow.MlflowClient().list_artifacts(runs["none"].info.run_id)}
     assert files == {"best.json", "trials.csv", "best"}

@@ -1,10 +1,11 @@
-"""Stands in for a training script: ten iterations, at once.
+"""Stands in for a training script, ten iterations at once; as evaluate.py, for that one.
 
-It has a real one's files, lock, signals and --resume. What its agent returns is an exact function
-of its settings, which tune_fakes.py has too. MISBEHAVE is JSON: a part of a run's name -> how that
-run misbehaves. TRACE names a file that gets a line for what happens to each run.
+It has a real script's files, lock, signals and --resume. What its agents return is an exact
+function of the settings. MISBEHAVE is JSON: a part of a run's name -> how that run misbehaves.
+TRACE names a file that gets a line for what happens to each run.
 """
 
+import argparse
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import signal
 import sqlite3
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,6 @@ ITERATIONS = 10
 
 @dataclass
 class Args:
-    exp_name: str = "fake"
     seed: int = 1
     env_id: str = "Fake-v1"
     total_timesteps: int = 1000
@@ -34,12 +34,9 @@ class Args:
     seconds: float = 0.0  # of training
     runs_dir: str = "runs"
     run_name: str = ""
-    track: bool = False
     resume: str = ""
 
     def __post_init__(self) -> None:
-        if self.num_minibatches < 1 or 96 % self.num_minibatches:
-            raise ValueError(f"--num-minibatches must divide 96, not {self.num_minibatches}")
         if not 0 <= self.gamma <= 1:
             raise ValueError(f"--gamma must lie between 0 and 1, not {self.gamma}")
 
@@ -53,30 +50,31 @@ def parse_args() -> Args:
     """A named configuration may come first, as with a DQN."""
     words = sys.argv[1:]
     kind = Args
-    if words and words[0] == "short":
+    if words[:1] == ["short"]:
         kind = Short
         words.pop(0)
     if "tyro" in sys.modules:
         return sys.modules["tyro"].cli(kind, args=words)
-    values: dict[str, Any] = {}  # of what tune.py writes; tyro takes longer than all else here
-    while words:
-        flag = words.pop(0).removeprefix("--").replace("-", "_")
-        default = getattr(Args, flag.removeprefix("no_"))
-        if isinstance(default, bool):
-            values[flag.removeprefix("no_")] = not flag.startswith("no_")
-        elif isinstance(default, tuple):
-            end = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-            values[flag] = tuple(map(int, words[:end]))
-            words = words[end:]
-        else:
-            values[flag] = type(default)(words.pop(0))
-    return kind(**values)
+    parser = argparse.ArgumentParser()  # tyro takes longer than all else here
+    for x in fields(kind):
+        options: dict[str, Any] = {"type": type(x.default)}
+        if isinstance(x.default, bool):
+            options = {"action": argparse.BooleanOptionalAction}
+        if isinstance(x.default, tuple):
+            options = {"type": int, "nargs": "+"}
+        parser.add_argument(f"--{x.name.replace('_', '-')}", default=x.default, **options)
+    return kind(**vars(parser.parse_args(words)))
 
 
 def trace(folder: Path, what: str, **more: Any) -> None:
     event = {"run": folder.name, "what": what, "pid": os.getpid(), "place": str(folder)}
     with open(os.environ["TRACE"], "a") as file:
         file.write(json.dumps(event | more) + "\n")
+
+
+def recent(args: dict[str, Any]) -> float:
+    """The mean return of an iteration's episodes: best where the learning rate is 0.001."""
+    return -abs(math.log10(args["learning_rate"]) + 3)
 
 
 def train(args: Args) -> None:
@@ -87,49 +85,59 @@ def train(args: Args) -> None:
         saved = json.loads((folder / "checkpoint.npz").read_text())
         first = saved["iteration"]
         args = Args(**saved["args"])
-    plans = json.loads(os.environ.get("MISBEHAVE", "{}"))
+    plans = json.loads(os.environ["MISBEHAVE"])
     plan = next((plan for part, plan in plans.items() if part in folder.name), "")
-    if plan == "refuse":
-        print("a word before it\n--gamma must be\tsmaller \x1b[31m here")
-        sys.exit(2)
-    try:
-        folder.mkdir(parents=True, exist_ok=bool(first))
-        lock = sqlite3.connect(folder / "lock", timeout=0)
-        lock.execute("BEGIN EXCLUSIVE")
-    except (OSError, sqlite3.OperationalError) as error:
-        trace(folder, "locked out")
-        sys.exit(f"{folder} is there, or is in use: {error}")
-    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    if plan == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    folder.mkdir(parents=True, exist_ok=bool(first))
+    lock = sqlite3.connect(folder / "lock", timeout=0)
+    lock.execute("BEGIN EXCLUSIVE")
+    ignore = plan == "stubborn"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else lambda x, _: signals.append(x))
     trace(folder, "start", first=first, settings=asdict(args))
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True)[:first] if first else []
-    path.write_text("".join(lines))
-    with open(path, "a", buffering=1) as metrics:
-        for iteration in range(first, ITERATIONS):
-            time.sleep(args.seconds / ITERATIONS)
-            mean = -abs(math.log10(args.learning_rate) + 3)
-            row = {"charts/episodic_return": mean, "charts/episodes": 100.0, "losses/nan": None}
-            row["global_step"] = (iteration + 1) * args.total_timesteps // ITERATIONS
-            metrics.write(json.dumps(row) + "\n")
-            if iteration == 4 and plan in ("hang", "stubborn"):
-                for _ in range(3000):  # half a minute, and then the test has failed
-                    if not signals:
-                        time.sleep(0.01)
-            elif iteration == 4 and plan == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif iteration == 4 and plan == "crash":
-                raise RuntimeError("shapes do not match \N{SNOWMAN}")
-            if signals or iteration == ITERATIONS - 1:
-                own = {"args": asdict(args), "iteration": iteration + 1}
-                (folder / "checkpoint.npz").write_text(json.dumps(own))
-            if signals and iteration < ITERATIONS - 1:
-                trace(folder, "stop", done=iteration + 1)
-                sys.exit(128 + signals[0])
+    for iteration in range(first, ITERATIONS):
+        time.sleep(args.seconds / ITERATIONS)
+        row = {"charts/episodic_return": recent(asdict(args)), "charts/episodes": 100.0}
+        row["global_step"] = (iteration + 1) * args.total_timesteps // ITERATIONS
+        with open(folder / "metrics.jsonl", "a") as metrics:
+            metrics.write(json.dumps(row | {"losses/nan": None}) + "\n")
+        if iteration == 4 and plan == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if iteration == 4 and plan == "crash":
+            raise RuntimeError("shapes do\tnot match \N{SNOWMAN} \x1b[31m")
+        if iteration == 4 and plan in ("hang", "stubborn"):
+            while not signals:
+                time.sleep(0.01)
+        if signals or iteration == ITERATIONS - 1:
+            own = {"args": asdict(args), "iteration": iteration + 1}
+            (folder / "checkpoint.npz").write_text(json.dumps(own))
+        if signals and iteration < ITERATIONS - 1:
+            trace(folder, "stop", done=iteration + 1)
+            sys.exit(128 + signals[0])
     (folder / "run.json").write_text('{"versions": {"jax": "1"}}')
     trace(folder, "end")
 
 
+def greedy(args: dict[str, Any], seed: int, games: int) -> float:
+    """The mean return of the agent of a seed, in games from another."""
+    value = recent(args) - 0.5 * args["anneal_lr"]
+    return value + (1 + args["anneal_lr"]) * (seed * 37 % 11) ** 2 / 100 + games / 1e9
+
+
+def judge() -> None:
+    flag = next(i for i, word in enumerate(sys.argv) if word.startswith("--"))
+    options = dict(zip(sys.argv[flag::2], sys.argv[flag + 1 :: 2], strict=True))
+    assert options["--env-id"] == "Fake-v1" and Path(options["--script"]).is_file()
+    games, episodes = int(options["--seed"]), int(options["--episodes"])
+    for folder in map(Path, sys.argv[1:flag]):
+        args = json.loads((folder / "checkpoint.npz").read_text())["args"]
+        value = greedy(args, args["seed"], games)
+        if "diverged" in os.environ["MISBEHAVE"]:
+            value = math.nan
+        (folder / "evaluation.json").write_text(json.dumps({"return": {"mean": value}}))
+        trace(folder, "judge", games=games, episodes=episodes)
+
+
 if __name__ == "__main__":
-    train(parse_args())
+    if Path(sys.argv[0]).name == "evaluate.py":
+        judge()
+    else:
+        train(parse_args())

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -21,11 +20,6 @@ class WandbServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over clients that hang up, as W&B's do; report all else."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
 
     def run(self, run_id: str) -> dict[str, Any]:
         new = {"name": run_id, "state": "running", "config": "{}", "summary": "{}", "history": []}
@@ -96,6 +90,8 @@ class WandbServer(ThreadingHTTPServer):
     def upsert(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = self.run(variables["name"])
         run["name"] = variables["displayName"] or run["name"]
+        run["group"] = variables.get("groupName") or run.get("group")
+        run["notes"] = variables.get("notes") or run.get("notes")
         run["config"] = variables["config"] or run["config"]
         names = {"name": variables["name"], "displayName": run["name"], "project": PROJECT}
         empty = {"description": None, "config": "{}", "sweepName": None, "historyLineCount": 0}

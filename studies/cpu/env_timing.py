@@ -3,7 +3,7 @@
     python -m studies.cpu.env_timing --num-envs 32 --out studies/cpu/env_timing.json
 
 A measurement is one compiled call that steps all parallel environments through a rollout, with
-random actions, restarts and episode statistics, as training does. It prints JSON: the settings,
+random actions, restarts and episode statistics, as training does. It writes JSON: the settings,
 hardware and versions, and under "environments" one object per environment with the seconds that one
 step of all parallel environments takes: trimmed_mean, median, minimum and spread (interquartile
 range) over the repetitions, and compile, the seconds that the first call takes.
@@ -14,6 +14,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -24,14 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from analysis import machine
 from ppo_linen import VecEnv
+from studies import machine
 
 ENVIRONMENTS = (
     *("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "DiscountingChain-bsuite"),
     *("MemoryChain-bsuite", "UmbrellaChain-bsuite", "BernoulliBandit-misc", "GaussianBandit-misc"),
     *("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"),
 )
+NUM_STEPS = 256  # of a measurement
+REPEATS = 50  # measurements of an environment
 TRIM = 0.1  # of the fastest and of the slowest repetitions, for the trimmed mean
 
 
@@ -86,42 +89,27 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
+def measure_all(env_ids: Iterable[str], num_envs: int, num_steps: int, repeats: int) -> dict:
+    """Return what the module's docstring says."""
+    settings = {"num_envs": num_envs, "num_steps": num_steps, "repeats": repeats}
+    rows = []
+    for env_id in env_ids:
+        rows.append(measure(env_id, **settings))
+        print(f"{env_id:24} {rows[-1]['median'] * 1e6:10.1f} us", file=sys.stderr)
+    versions = {name: metadata.version(name) for name in ("jax", "gymnax")}
+    return settings | {"hardware": hardware(), "versions": versions, "environments": rows}
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m studies.cpu.env_timing", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--num-envs", type=int, default=32, help="parallel environments")
-    parser.add_argument("--num-steps", type=int, default=256, help="steps per measurement")
-    parser.add_argument("--repeats", type=int, default=50, help="measurements per environment")
-    parser.add_argument("--env-ids", nargs="+", default=ENVIRONMENTS, metavar="ENV_ID")
-    parser.add_argument("--out", type=Path, help="file to write; default: print")
-    args = parser.parse_args(arguments)
-    try:
-        for name in ("num_envs", "num_steps", "repeats"):
-            if getattr(args, name) < 1:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be positive, not {getattr(args, name)}")
-        if args.out and not (args.out.absolute().parent.is_dir() and not args.out.is_dir()):
-            raise ValueError(f"--out must be a file in an existing folder, not {args.out}")
-    except ValueError as error:
-        print(f"env_timing: {error}", file=sys.stderr)
-        sys.exit(2)
-    for env_id in args.env_ids:  # before the first minute has gone into measuring
-        VecEnv(env_id, args.num_envs)  # it ends the process where there is no such environment
-
-    settings = {name: getattr(args, name) for name in ("num_envs", "num_steps", "repeats")}
-    result = settings | {"hardware": hardware()}
-    result["versions"] = {name: metadata.version(name) for name in ("jax", "gymnax")}
-    result["environments"] = []
-    for env_id in args.env_ids:
-        row = measure(env_id, **settings)
-        print(f"{env_id:24} {row['median'] * 1e6:10.1f} us", file=sys.stderr)
-        result["environments"].append(row)
-    text = json.dumps(result, indent=2) + "\n"
-    if args.out:
-        args.out.write_text(text)
-    else:
-        print(text, end="")
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    args = parser.parse_args()
+    with open(args.out, "w") as file:  # before the first minute has gone into measuring
+        json.dump(measure_all(ENVIRONMENTS, args.num_envs, NUM_STEPS, REPEATS), file, indent=2)
+        file.write("\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 # By ppo_torch.py's names, so that the analysis knows what to compare. What a library does not do in
-# the same way (SBX, for one, never clips the value loss) is in docs/peers.md.
+# the same way (SBX, for one, never clips the value loss) is in README.md.
 SETTINGS: dict[str, Any] = {
     "learning_rate": 2.5e-4,
     "anneal_lr": True,
@@ -60,10 +60,6 @@ def parse_args(script: str, **own: str) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=0, help=meaning)
     args = parser.parse_args()
     args.run_name = args.run_name or f"{args.env_id}__{script}__{args.seed}__{time.time():.0f}"
-    if args.total_timesteps < BATCH_SIZE:
-        parser.error(f"--total-timesteps must be at least {BATCH_SIZE}")
-    if Path(args.runs_dir, args.run_name).exists():
-        parser.error(f"--run-name must be new in --runs-dir, not {args.run_name}")
     return argparse.Namespace(exp_name=script, **SETTINGS, **vars(args))
 
 
@@ -127,12 +123,14 @@ class RunLog(BaseCallback):
 
     def write(self) -> None:
         end = time.perf_counter()
-        row = {"iteration": self.iteration, "global_step": self.num_timesteps}
-        row |= {
+        row = {
+            "iteration": self.iteration,
+            "global_step": self.num_timesteps,
             "charts/episodes": len(self.episodes),
             "charts/SPS": BATCH_SIZE / (end - self.start),
+            "time/elapsed": end - self.begin,
+            "time/iteration": end - self.start,
         }
-        row |= {"time/elapsed": end - self.begin, "time/iteration": end - self.start}
         for name, key in {"return": "r", "length": "l"}.items():
             values = [float(x[key]) for x in self.episodes]
             for suffix, of in {"": fmean, "_min": min, "_max": max}.items():

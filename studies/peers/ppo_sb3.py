@@ -16,7 +16,7 @@
     uv run studies/peers/ppo_sb3.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-docs/peers.md says where it is not the same algorithm.
+README.md says where it is not the same algorithm.
 """
 
 import time

@@ -17,7 +17,7 @@
     uv run studies/peers/ppo_sbx.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-docs/peers.md says where it is not the same algorithm. SBX takes a clip_range_vf and does not read
+README.md says where it is not the same algorithm. SBX takes a clip_range_vf and does not read
 it, so none is given here.
 """
 

@@ -29,31 +29,23 @@ import argparse
 import json
 import os
 import random
-import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata, util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:  # processes that measure load nothing that they do not measure
-    pass
 
 GAMES = {  # name -> environment in gymnax, in Gymnasium
     "CartPole-v1": ("CartPole-v1", "CartPole-v1"),
     "Doors": ("envs.doors:Doors", "envs.doors_gymnasium:Doors-v0"),
 }
 WAYS = ("sync", "async", "vector", "envpool", "gymnax step", "gymnax scan")
-COLOURS = ("#E69F00", "#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#0072B2")
 ONLY_CARTPOLE = ("vector", "envpool")
 MOST_PROCESSES = 64  # of async: it has one for each environment
-SHOWN = (1, 64, 1024, 4096)  # environments, in the table
-STARTING = 1024
 
 
 # === One process ================================================================================
@@ -169,14 +161,7 @@ def race(sizes: list[int], num_steps: int, repeats: int) -> Iterator[dict[str, A
                 yield json.loads(line) | {"repeat": repeat}
 
 
-def usable_cpus() -> int | None:
-    """How many CPUs this process, and those that it starts, may run on."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS, where nothing keeps it from any
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def parse() -> argparse.Namespace:
+def main() -> None:
     name, lines = "python -m studies.vectorization.measure", (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(prog=name, description=lines[0])
     parser.add_argument("--num-envs", type=int, nargs="+", default=[4**i for i in range(7)])
@@ -184,14 +169,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="fresh processes of each way")
     parser.add_argument("--one", nargs=2, metavar=("GAME", "WAY"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    numbers = (*args.num_envs, args.num_steps, args.repeats)
-    if not 0 < min(numbers) <= max(numbers) <= 2**16:
-        parser.error("--num-envs, --num-steps and --repeats must lie between 1 and 65536")
-    return args
-
-
-def main() -> None:
-    args = parse()
     if args.one:
         measure(*args.one, args.num_envs, args.num_steps)
     else:
@@ -200,17 +177,12 @@ def main() -> None:
         settings = {name: getattr(args, name) for name in ("num_envs", "num_steps", "repeats")}
         packages = ["jax", "gymnax", "gymnasium", "numpy"]
         packages += ["envpool"] if util.find_spec("envpool") else []
-        settings["hardware"] = hardware() | {"usable_cpus": usable_cpus()}
+        settings["hardware"] = hardware() | {"usable_cpus": len(os.sched_getaffinity(0))}
         settings["versions"] = {name: metadata.version(name) for name in packages}
         print(json.dumps(settings), flush=True)
-        try:
-            for row in race(args.num_envs, args.num_steps, args.repeats):
-                print(json.dumps(row), flush=True)
-        except subprocess.CalledProcessError as error:
-            print(f"vectorization: this failed: {shlex.join(error.cmd)}", file=sys.stderr)
-            sys.exit(1)
+        for row in race(args.num_envs, args.num_steps, args.repeats):
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     main()

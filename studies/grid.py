@@ -1,6 +1,6 @@
 """Print the runs of a study, or of a grid that flags describe, for benchmark.sh.
 
-    python analysis/grid.py quick --repeats 2
+    python studies/grid.py quick --repeats 2
 
 The first line has the study, its repeats and the seed of its order; then there is a line for each
 command at its begin and its end, and one for each run: its place in the list, repeat, seconds that
@@ -23,14 +23,25 @@ ENVIRONMENTS = (
     *("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"),
 )
 OWN_ENVIRONMENT = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"
+SCRIPTS = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
 SIZES = {"small": [64] * 2, "medium": [256] * 3, "large": [1024] * 6, "own": []}
 # Seconds of an iteration on two cores, compiled and not; docs/benchmark.md has their source.
 COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "own": 0.25}
 UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "own": 15.7}
 STARTUP = 8  # seconds
 # What a grid may set for all its lines, and a line for its runs.
-DEFAULTS = {"repeats": "1", "iterations": "100", "steps": "", "seconds": "", "through": ""}
-DEFAULTS |= {"name": "", "track": "yes", "seeds": "1", "stride": "1", "block": "environment"}
+OPTIONS = {
+    "repeats": "1",
+    "iterations": "100",
+    "steps": "",  # of an iteration
+    "seconds": "",
+    "through": "",  # a module that runs the script
+    "name": "",
+    "track": "yes",
+    "seeds": "1",
+    "stride": "1",  # from a repeat's seed to the next one's
+    "block": "environment",  # or repeat: what is shuffled as one
+}
 
 
 def fail(reason: str) -> NoReturn:
@@ -52,22 +63,16 @@ def positive(text: str) -> int:
 
 
 def items(text: str) -> list[str]:
-    found = text.replace(",", " ").split()
-    if not found:
-        raise argparse.ArgumentTypeError("must name at least one")
-    return found
-
-
-def scripts(text: str) -> list[str]:
-    return [text] if Path(text).is_file() else items(text)  # a path may have spaces
+    if Path(text).is_file():
+        return [text]  # a script's path may have spaces
+    return text.replace(",", " ").split()
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("study", nargs="*")
-    parser.add_argument("--scripts", type=scripts)
-    parser.add_argument("--envs", type=items)
-    parser.add_argument("--sizes", type=items)
+    parser.add_argument("study", nargs="?")
+    for name in ("scripts", "envs", "sizes"):
+        parser.add_argument(f"--{name}", type=items)
     parser.add_argument("--sync", action="store_true")
     for name in ("iterations", "repeats", "to"):
         parser.add_argument(f"--{name}", type=positive)
@@ -80,73 +85,82 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     own = [f"--{x}" for x in ("scripts", "envs", "sizes", "sync") if getattr(args, x)]
     if own and args.study:
-        fail(f"{own[0]} makes a grid of your own, so leave out '{args.study[0]}', or use --only")
-    if len(args.study) > 1:
-        fail(f"there is one study, not both '{args.study[0]}' and '{args.study[1]}'")
-    if (args.repeats or 0) > 1000:
-        fail(f"--repeats must be at most 1000, not {args.repeats}")
-    if args.to and args.first > args.to:
-        fail(f"--from is {args.first}, which is after --to {args.to}")
-    try:
-        re.compile(args.only)
-    except re.error:
-        fail(f"--only must be a regular expression, not '{args.only}'")
-    args.own = bool(own)
+        fail(f"{own[0]} makes a grid of your own, so leave out '{args.study}', or use --only")
+    args.study = "custom" if own else args.study or "quick"
     return args
 
 
 # === The grid ===================================================================================
 class Grid:
-    def __init__(self) -> None:
-        self.defaults = dict(DEFAULTS)
-        self.scale = 1.0  # of the seconds that it says, by --iterations
-        self.named: dict[str, list[str]] = {}  # what a name stands for
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.options = dict(OPTIONS)
+        self.scripts: dict[str, list[str]] = {}  # the words that a name stands for
+        self.flags: dict[str, list[str]] = {}
         self.lines: list[list[str]] = []
-        self.begin: list[str] = []
-        self.end: list[str] = []
+        self.commands: list[tuple[str, str]] = []  # begin or end, and a command
+        if args.study == "custom":
+            self.make(args)
+        else:
+            self.read(args.study)
+        self.scale = 1.0  # of the seconds that it says
+        if args.iterations:
+            if all("iterations=" in " ".join(words) for words in self.lines):
+                fail(f"--iterations: each line of studies/{args.study}/grid has its own")
+            self.scale = args.iterations / int(self.options["iterations"])
+            self.options["iterations"] = str(args.iterations)
+        if args.repeats:
+            self.options["repeats"] = str(args.repeats)
+
+    def make(self, args: argparse.Namespace) -> None:
+        """A grid of one line, by the flags."""
+        names = [self.name_of(x) for x in args.scripts or SCRIPTS]
+        cells = [args.envs or ["CartPole-v1"], args.sizes or ["small"], names]
+        sync = ["name=sync", "--sync-for-timing"] if args.sync else []
+        self.lines.append([",".join(x) for x in cells] + sync)
 
     def read(self, study: str) -> None:
         path = ROOT / "studies" / study / "grid"
-        if not re.fullmatch(r"[\w-]+", study) or not path.is_file():
+        if not path.is_file():
             fail(f"there is no study '{study}'; see ./benchmark.sh --help")
         for line in path.read_text().splitlines():
             word, _, rest = line.strip().partition(" ")
             words = rest.split()
-            if word in DEFAULTS and len(words) == 1:
-                self.defaults[word] = words[0]
-            elif word in ("script", "flags") and words:
-                self.named.setdefault(words[0], []).extend(words[1:])
-            elif word == "begin":
-                self.begin.append(rest)
-            elif word == "end":
-                self.end.append(rest)
+            if not word or word.startswith("#"):
+                continue
+            if word in OPTIONS and len(words) == 1:
+                self.options[word] = words[0]
+            elif word == "script" and words:
+                self.scripts[words[0]] = words[1:]
+            elif word == "flags" and words:
+                self.flags.setdefault(words[0], []).extend(words[1:])
+            elif word in ("begin", "end"):
+                self.commands.append((word, rest))
             elif word == "include":
                 self.read(rest)
             elif word == "run" and len(words) >= 3:
                 self.lines.append(words)
-            elif word and word[0] != "#":
+            else:
                 fail(f"studies/{study}/grid: docs/benchmark.md has no such line: {line.strip()}")
 
-
-def make_grid(args: argparse.Namespace) -> Grid:
-    grid = Grid()
-    if args.own:
-        envs, sizes = args.envs or ["CartPole-v1"], args.sizes or ["small"]
-        names = args.scripts or ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
-        names = [own_script(grid, x) for x in names]
-        sync = ["name=sync", "--sync-for-timing"] if args.sync else []
-        grid.lines.append([",".join(envs), ",".join(sizes), ",".join(names), *sync])
-        args.study = "custom"
-    else:
-        args.study = args.study[0] if args.study else "quick"
-        grid.read(args.study)
-    if args.iterations:
-        if all("iterations=" in " ".join(words) for words in grid.lines):
-            fail(f"--iterations: each line of studies/{args.study}/grid has its own")
-        grid.scale = args.iterations / int(grid.defaults["iterations"])
-        grid.defaults["iterations"] = str(args.iterations)
-    grid.defaults["repeats"] = str(args.repeats or grid.defaults["repeats"])
-    return grid
+    def name_of(self, text: str) -> str:
+        """The name of a script that is given by name, by file name or by path."""
+        path = Path(text).absolute()
+        name = path.name.removesuffix(".py")
+        short = name.removeprefix("ppo_")
+        known = ROOT / file_of(short)
+        if known.is_file():
+            if "/" in text and not (path.is_file() and path.samefile(known)):
+                fail(f"--scripts: '{text}' has the name of a script of this project")
+            return short
+        if path.suffix != ".py" or not path.is_file():
+            fail(f"--scripts: '{text}' is neither a script of this project nor the path of one")
+        if not re.fullmatch(r"\w+", name, re.ASCII):
+            fail(
+                f"--scripts: runs are named after '{name}', so it must be of letters, digits and _"
+            )
+        if self.scripts.setdefault(name, [str(path)]) != [str(path)]:
+            fail(f"--scripts: '{path}' and '{self.scripts[name][0]}' have one name")
+        return name
 
 
 def file_of(script: str) -> str:
@@ -154,102 +168,90 @@ def file_of(script: str) -> str:
     return f"{script}.py" if script.startswith("dqn_") else f"ppo_{script.removesuffix('-none')}.py"
 
 
-def own_script(grid: Grid, text: str) -> str:
-    """The name of a script that is given by name, by file name or by path."""
-    path, name = Path(text).absolute(), Path(text).name.removesuffix(".py")
-    short = name.removeprefix("ppo_")
-    known = ROOT / file_of(short)
-    if known.is_file():
-        if "/" in text and not (path.is_file() and path.samefile(known)):
-            fail(f"--scripts: '{text}' has the name of a script of this project")
-        return short
-    if path.suffix != ".py" or not path.is_file():
-        fail(f"--scripts: '{text}' is neither a script of this project nor the path of one")
-    if not re.fullmatch(r"\w+", name, re.ASCII):
-        fail(f"--scripts: runs are named after '{name}', so it must be of letters, digits and _")
-    if grid.named.setdefault(name, [str(path)]) != [str(path)]:
-        fail(f"--scripts: '{path}' and '{grid.named[name][0]}' have one name")
-    return name
-
-
 def expand(grid: Grid, args: argparse.Namespace) -> list[dict[str, Any]]:
     """All runs, in their order."""
-    runs = {}
-    for repeat in range(1, int(grid.defaults["repeats"]) + 1):
-        for envs, sizes, names, *words in grid.lines:
-            own, flags = dict(grid.defaults), []
+    runs: dict[str, dict[str, Any]] = {}
+    for repeat in range(1, int(grid.options["repeats"]) + 1):
+        for envs, sizes, scripts, *words in grid.lines:
+            options = dict(grid.options)
+            flags = []
             for word in words:
                 key, _, value = word.partition("=")
                 if key == "flags":
-                    flags += grid.named[value]
-                elif key in DEFAULTS and value:
-                    own[key] = value
+                    flags += grid.flags[value]
+                elif key in OPTIONS and value:
+                    options[key] = value
                 else:
                     flags.append(word)
-            if repeat > int(own["repeats"]):
+            if repeat > int(options["repeats"]):
                 continue
             each = ENVIRONMENTS if envs == "all" else envs.split(",")
-            cells = product(each, sizes.split(","), names.split(","), own["seeds"].split(","))
-            for env, size, script, first in cells:
-                seed = int(first) + int(own["stride"]) * (repeat - 1)
-                run = describe(grid, args, own, flags, env, size, script, seed)
-                runs.setdefault(run["name"], run | {"repeat": repeat})
+            seeds = options["seeds"].split(",")
+            for cell in product(each, sizes.split(","), scripts.split(","), seeds):
+                run = describe(grid, args, options, flags, cell, repeat)
+                runs.setdefault(run["name"], run)
     blocks = list(dict.fromkeys(run["block"] for run in runs.values()))
-    place = {block: number for number, block in enumerate(blocks)}
 
     def order(run: dict[str, Any]) -> tuple[int, int, str]:
         salted = f"{args.seed} {run['name']}".encode()
-        return run["repeat"], place[run["block"]], hashlib.md5(salted).hexdigest()
+        return run["repeat"], blocks.index(run["block"]), hashlib.md5(salted).hexdigest()
 
     return sorted(runs.values(), key=order)
 
 
-def describe(grid, args, own, flags, env, size, script, seed) -> dict[str, Any]:
+def describe(grid, args, options, flags, cell, repeat) -> dict[str, Any]:
     """One run: its name, block and seconds, what --only looks at, and its command."""
+    env, size, script, first = cell
     if env[0] != "@" and env not in ENVIRONMENTS and not re.fullmatch(OWN_ENVIRONMENT, env):
         fail(f"--envs must be of: {' '.join(ENVIRONMENTS)}; or my_module:MyEnv; not '{env}'")
     if size not in SIZES:
         fail(f"--sizes must be of: {' '.join(SIZES)}; not '{size}'")
-    if script not in grid.named and not (ROOT / file_of(script)).is_file():
+    if script not in grid.scripts and not (ROOT / file_of(script)).is_file():
         fail(f"there is no script '{script}'")
-    iterations = int(own["iterations"])
+    iterations = int(options["iterations"])
+    seed = int(first) + int(options["stride"]) * (repeat - 1)
     # A dot for the colon of one's own: no other environment's name has one.
-    parts = [own["name"], env.replace(":", "."), size, script, f"{iterations}it", f"seed{seed}"]
+    parts = [options["name"], env.replace(":", ".")]
     if env[0] == "@":  # a line's name says more
-        parts[:2] = [own["name"] or env[1:]]
-    name = "__".join(filter(None, parts))
+        parts = [options["name"] or env[1:]]
+    name = "__".join(filter(None, [*parts, size, script, f"{iterations}it", f"seed{seed}"]))
 
-    words = list(grid.named.get(script, [file_of(script)]))
+    words = list(grid.scripts.get(script, [file_of(script)]))
     runner = [args.python]
     # A script looks for one's own environment in the folder that it runs in.
     if ":" in env and Path.cwd() != ROOT:
         runner = ["env", f"--chdir={Path.cwd()}", args.python]
         words[0] = str(ROOT / words[0])
-    if own["through"]:
-        words = ["-m", own["through"], *words]
+    if options["through"]:
+        words = ["-m", options["through"], *words]
     words += [env[1:]] if env[0] == "@" else ["--env-id", env]
     if SIZES[size]:
         words += ["--hidden-sizes", *map(str, SIZES[size])]
-    steps = int(own["steps"] or (5000 if script.startswith("dqn_") else 8192))
+    steps = int(options["steps"] or (5000 if script.startswith("dqn_") else 8192))
     words += [*flags, "--seed", str(seed), "--total-timesteps", str(iterations * steps)]
     seconds = STARTUP + iterations * COMPILED[size]
     if script.endswith("-none"):
         words.append("--no-jit-env" if script == "torch-none" else "--no-jit")
         seconds = iterations * UNCOMPILED[size]
-    if own["seconds"]:
-        seconds = int(own["seconds"])
-        if own["iterations"] == grid.defaults["iterations"]:
+    if options["seconds"]:
+        seconds = int(options["seconds"])
+        if options["iterations"] == grid.options["iterations"]:
             seconds *= grid.scale
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
-    if args.track and own["track"] == "yes":
+    if args.track and options["track"] == "yes":
         words.append("--track")
     folder = args.runs_dir
     if name.startswith("warmup__"):
         folder /= ".benchmark/warmup"  # out of the report's way
     words += ["--runs-dir", str(folder), "--run-name", name]
-    block = (own["name"], env, size, iterations) if own["block"] == "environment" else ()
-    run = {"name": name, "block": block, "key": key, "seconds": int(seconds)}
-    return run | {"command": " ".join(map(quoted, runner + words))}
+    return {
+        "name": name,
+        "repeat": repeat,
+        "block": (options["name"], env, size, iterations) if options["block"] != "repeat" else (),
+        "key": key,
+        "seconds": int(seconds),
+        "command": " ".join(map(quoted, runner + words)),
+    }
 
 
 def quoted(word: str) -> str:
@@ -263,25 +265,23 @@ def quoted(word: str) -> str:
 
 def main() -> None:
     args = parse_args()
-    grid = make_grid(args)
+    grid = Grid(args)
     try:
-        runs = expand(grid, args)
+        runs = [run for run in expand(grid, args) if re.search(args.only, run["key"])]
+    except re.error:
+        fail(f"--only must be a regular expression, not '{args.only}'")
     except (ValueError, KeyError) as error:
         fail(f"studies/{args.study}/grid has a number or a name that is none: {error}")
-    runs = [run for run in runs if re.search(args.only, run["key"])]
     if not runs:
         fail(f"nothing to run: no command matches --only '{args.only}'")
-    if args.first > len(runs):
-        fail(f"nothing to run: --from is {args.first}, but the list ends at line {len(runs)}")
-    print("study", args.study, grid.defaults["repeats"], args.seed, sep="\t")
-    for line in grid.begin:
-        print("begin", line, sep="\t")
-    for line in grid.end:
-        print("end", line, sep="\t")
-    for number, run in enumerate(runs[: args.to], 1):
-        if number >= args.first:
-            values = [run[x] for x in ("repeat", "seconds", "name", "command")]
-            print("run", number, *values, sep="\t")
+    chosen = list(enumerate(runs, 1))[args.first - 1 : args.to]
+    if not chosen:
+        fail(f"nothing to run: the list has {len(runs)} lines, and none from --from to --to")
+    print("study", args.study, grid.options["repeats"], args.seed, sep="\t")
+    for word, command in sorted(grid.commands, key=lambda x: x[0]):  # begin, then end
+        print(word, command, sep="\t")
+    for number, run in chosen:
+        print("run", number, run["repeat"], run["seconds"], run["name"], run["command"], sep="\t")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Print what a run's durations depend on, as JSON.
 
-    RUN_INFO=$(python analysis/machine.py ppo_linen.py) python ppo_linen.py
+    RUN_INFO=$(python studies/machine.py ppo_linen.py) python ppo_linen.py
 
 benchmark.sh does that for each run, and the run keeps it in run.json. What cannot be known is null:
 where a tool is missing, fails or does not answer, nothing that it says counts. Of a script that no

@@ -1,0 +1,192 @@
+"""Runs of the scripts' train(): how to start them, what they leave, and what they cost."""
+
+import gc
+import importlib
+import json
+import shutil
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
+BATCH = 128
+
+
+def command(name, run_name, iterations, *flags):
+    sizes = [*SMALL.split(), "--total-timesteps", BATCH * iterations]
+    return [sys.executable, ROOT / f"{name}.py", *sizes, "--run-name", run_name, *flags]
+
+
+def main(name, *flags):
+    """Run a script as from a command line, but in this process; its exit status."""
+    script, numbers = importlib.import_module(name), (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in numbers]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
+        try:
+            args = script.tyro.cli(script.Args)
+            script.train(script.args_of_run(args) if args.resume else args)
+        except SystemExit as stopped:
+            return stopped.code
+        finally:
+            for number, handler in zip(numbers, handlers, strict=True):
+                signal.signal(number, handler)
+            gc.collect()  # the run log, and with it the folder's lock
+    return 0
+
+
+def train(name, runs_dir, run_name, *flags, iterations=6, stops=None):
+    """Train, stopped by SIGTERM in iteration number stops; return the folder."""
+    script = importlib.import_module(name)
+    write = script.RunLog.write
+
+    def write_and_stop(log, *args):
+        if log.info["iteration"] + 1 == stops:
+            signal.raise_signal(signal.SIGTERM)
+        write(log, *args)
+
+    own = ["--runs-dir", runs_dir, "--run-name", run_name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script.RunLog, "write", write_and_stop)
+        status = main(name, *command(name, run_name, iterations)[2:], *own, *flags)
+    assert status == (0 if stops in (None, iterations) else 128 + signal.SIGTERM)
+    return Path(runs_dir, run_name)
+
+
+# === What a run leaves ==========================================================================
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def metrics(folder):
+    """What a run logged, without the durations."""
+    return [
+        {key: x for key, x in row.items() if not key.startswith("time/") and key != "charts/SPS"}
+        for row in rows(folder)
+    ]
+
+
+def assert_close(rows, expected):
+    """Equal but for rounding, and null where the other is."""
+    for row, other in zip(rows, expected, strict=True):
+        row = {key: np.nan if x is None else x for key, x in row.items()}
+        other = {key: np.nan if x is None else x for key, x in other.items()}
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def arrays(folder) -> dict[str, Any]:
+    """A checkpoint's arrays; the text info is one of them."""
+    with np.load(folder / "checkpoint.npz") as file:
+        return dict(file)
+
+
+def info(folder):
+    return json.loads((folder / "run.json").read_text())
+
+
+def content(folder):
+    """All there is in a folder, to see that nothing has changed."""
+    paths = sorted(Path(folder).rglob("*"))
+    return [(x, x.lstat().st_mtime_ns, x.is_file() and x.read_bytes()) for x in paths]
+
+
+# === What a run costs ===========================================================================
+class Counts:
+    """Compilations, and transfers to the host, between one RunLog.write and the next."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.per_iteration = Counter(), []
+        jax.monitoring.register_event_duration_secs_listener(self.on_event)
+        array: Any = type(jax.numpy.zeros(1))
+        monkeypatch.setattr(array, "_value", property(self.counted("transfers", array._value.fget)))
+        # Not numpy(), which is a view of a tensor on a CPU, and refuses one on a GPU.
+        for method in ("tolist", "item", "cpu", "__bool__", "__float__", "__int__"):
+            original = getattr(torch.Tensor, method)
+            monkeypatch.setattr(torch.Tensor, method, self.counted("transfers", original))
+
+    def counted(self, what, function):
+        def wrapped(*args, **kwargs):
+            self.now[what] += 1
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    def on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.now["compilations"] += 1
+            self.now[str(kwargs.get("fun_name"))] += 1
+
+    def watch(self, monkeypatch, script):
+        log = getattr(script, "RunLogs", script.RunLog)  # of many agents, or of one
+        write = log.write
+
+        def watched(log, *args):
+            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            self.per_iteration.append({**self.now, "graphs": graphs})
+            write(log, *args)
+            self.now.clear()
+
+        monkeypatch.setattr(log, "write", watched)
+
+
+# === A run to compare with ======================================================================
+AGENTS, SEED = 3, 2**32 - 1  # of many agents, the last has the highest seed that there is
+
+
+class WholeRun(NamedTuple):
+    """A run of four iterations, which saved a checkpoint after two."""
+
+    folder: Path
+    checkpoint: bytes  # after two iterations
+    counts: list[dict[str, int]]  # by iteration
+
+
+def flags_of(name):
+    many = ("--num-agents", AGENTS, "--seed", SEED - AGENTS + 1)
+    return (*(many if "vmap" in name else ("--seed", SEED)), "--save-every", 2, "--sync-for-timing")
+
+
+def op_by_op(monkeypatch, script):
+    """PyTorch without torch.compile, which takes long; and arrays for JAX as on a GPU, by DLPack.
+
+    An array from DLPack is committed to its device, and JAX compiles for that.
+    """
+    if hasattr(script, "compile_graph"):
+        monkeypatch.setattr(script, "compile_graph", lambda function, gpu: function)
+    if hasattr(script, "to_jax"):
+        monkeypatch.setattr(script, "to_jax", jax.dlpack.from_dlpack)
+
+
+def make_whole_run(name, runs_dir):
+    script, checkpoints = importlib.import_module(name), []
+    log = getattr(script, "RunLogs", script.RunLog)
+    save = log.save
+
+    def keep(log, **state):
+        save(log, **state)
+        checkpoints.append((runs_dir / "whole/checkpoint.npz").read_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        counts = Counts(patch)
+        counts.watch(patch, script)
+        op_by_op(patch, script)
+        patch.setattr(log, "save", keep)
+        folder = train(name, runs_dir, "whole", *flags_of(name), iterations=4)
+    return WholeRun(folder, checkpoints[0], counts.per_iteration)
+
+
+def rewind(run, folder):
+    """A copy of the run as if it had been killed in its fourth iteration, late, and not saved."""
+    shutil.copytree(run.folder, folder)
+    for path in folder.rglob("run.json"):
+        path.unlink()
+    (folder / "checkpoint.npz").write_bytes(run.checkpoint)
+    return folder
