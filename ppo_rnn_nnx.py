@@ -57,7 +57,7 @@ class Args:
     seed: int = 1  # seed of weights, actions, environments and shuffles
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
     total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
-    learning_rate: float = 2.5e-4  # Adam's learning rate
+    learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
     num_envs: int = 32  # parallel environments
     num_steps: int = 256  # steps per environment and rollout
