@@ -69,7 +69,7 @@ class Run(NamedTuple):
     script: Any
     args: Any  # the script's Args
     iteration: int  # how many the agent was trained for
-    get_logits: Callable  # (N, obs_dim) -> (N, num_actions); of a DQN, its values
+    act: Callable  # obs (N, obs_dim), memory -> logits (N, num_actions), or a DQN's values; memory
 
 
 def fail(reason: str) -> NoReturn:
@@ -124,35 +124,49 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
             fail(f"{folder}: {key} is not a number everywhere, so its agent cannot act")
         return array
 
-    get_logits = load_agent(script, args, partial(jax.tree.map_with_path, read))
-    return Run(Path(folder), script, args, info["iteration"], get_logits)
+    act = load_agent(script, args, partial(jax.tree.map_with_path, read))
+    return Run(Path(folder), script, args, info["iteration"], act)
 
 
 def load_agent(script: Any, args: Any, read: Callable) -> Callable:
-    """The function from obs to logits, or a DQN's values; read fills a tree with a checkpoint."""
+    """The function Run.act; read fills a tree with a checkpoint."""
+    if not hasattr(args, "gru_hidden_size"):
+        method = "__call__" if hasattr(script, "QNetwork") else "get_logits"
+        call = load_network(script, args, read, method)
+        return lambda obs, memory: (call(obs), memory)
+    call = load_network(script, args, read, "__call__")
+
+    def act(obs, memory):
+        logits, _, memory = call(memory, obs)
+        return logits, memory
+
+    return act
+
+
+def load_network(script: Any, args: Any, read: Callable, method: str) -> Callable:
+    """The network's method of this name, with a checkpoint's parameters."""
     env = make_env(script, args, 1)
-    is_dqn = hasattr(script, "QNetwork")
     if hasattr(script, "torch"):
         torch = script.torch
         network = script.make_agent(args, env, torch.device("cpu"))[0].requires_grad_(False)
-        name = "q_network" if is_dqn else "agent"
+        name = "q_network" if hasattr(script, "QNetwork") else "agent"
         arrays = read({"tensors": {name: network.state_dict()}})["tensors"][name]
         network.load_state_dict({key: torch.as_tensor(x) for key, x in arrays.items()})
-        get_logits = network if is_dqn else network.get_logits
-        return lambda obs: get_logits(torch.from_numpy(np.array(obs))).numpy()
+        call = getattr(network, method)
+        return lambda *inputs: call(*(torch.tensor(np.asarray(x)) for x in inputs))
     make = partial(script.make_agent, args, env, jax.random.PRNGKey(0))
     if hasattr(script, "nnx"):
         agent, _ = script.nnx.eval_shape(make)
         template = {"state": {"agent": script.nnx.state(agent)}}
         script.nnx.update(agent, read(template)["state"]["agent"])
-        return jax.jit(agent.get_logits)
+        return jax.jit(getattr(agent, method))
     shapes = jax.eval_shape(make)
     if hasattr(script, "eqx"):
         agent = read({"train_state": {"agent": shapes.agent}})["train_state"]["agent"]
-        return jax.jit(lambda obs: agent.get_logits(obs))
+        call = getattr(agent, method)
+        return jax.jit(lambda *inputs: call(*inputs))
     params = read({"train_state": {"params": shapes.params}})["train_state"]["params"]
-    method = None if is_dqn else "get_logits"
-    return jax.jit(lambda obs: shapes.apply_fn(params, obs, method=method))
+    return jax.jit(partial(shapes.apply_fn, params, method=method))
 
 
 def make_env(script: Any, args: Any, num_envs: int, seed: int = 0) -> Any:
@@ -182,8 +196,10 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     returns = np.zeros(num_envs)
     lengths = np.zeros(num_envs)
     over = np.full(num_envs, False)
+    memory = np.zeros((num_envs, getattr(run.args, "gru_hidden_size", 0)), np.float32)
     while not over.all() and lengths.max() < args.max_steps:
-        logits = np.asarray(run.get_logits(obs))
+        logits, memory = run.act(obs, memory)
+        logits = np.asarray(logits)
         if args.sample:
             logits = logits + rng.gumbel(size=logits.shape)  # whose largest is a draw from softmax
         action = logits.argmax(-1).astype(np.int32)

@@ -56,6 +56,11 @@ def weights_in(folder: Path) -> Weights:
         return to_weights([file[x].T if "tensors" in x else file[x] for x in names])
 
 
+def num_shuffled(args: Any) -> int:
+    """Steps are shuffled, or with memory environments."""
+    return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
+
+
 def floats(metrics: dict[str, Any]) -> Metrics:
     return {name: float(x) for name, x in metrics.items()}
 
@@ -111,9 +116,8 @@ class Linen:
     def orders(self, seed: int) -> list[np.ndarray]:
         """The permutations that update(..., seed) shuffles by."""
         keys = jax.random.split(jax.random.key(seed), self.args.update_epochs)
-        return [
-            np.array(self.script.shuffle(key, self.args.batch_size)).astype(int) for key in keys
-        ]
+        size = num_shuffled(self.args)
+        return [np.array(self.script.shuffle(key, size)).astype(int) for key in keys]
 
     def update(self, storage: tuple, seed: int) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
@@ -224,7 +228,7 @@ class Torch:
     def orders(self, seed: int) -> list[np.ndarray]:
         """The permutations that update(..., seed) shuffles by."""
         torch.manual_seed(seed)
-        size = self.args.batch_size
+        size = num_shuffled(self.args)
         return [torch.randperm(size).numpy() for _ in range(self.args.update_epochs)]
 
     def update(self, storage: tuple, seed: int) -> Metrics:
@@ -251,6 +255,42 @@ class TorchGymnasium(Torch):
         return storage
 
 
+# === Memory =====================================================================================
+class Memory:
+    """What is another with memory."""
+
+    def rollout(self: Any, seed: int) -> Any:
+        memory = jnp.zeros((self.args.num_envs, self.args.gru_hidden_size))
+        carry = self.obs, memory, self.env_state, jax.random.key(seed)
+        return self.rollout_fn(self.state, *carry)[-1]
+
+
+class LinenMemory(Memory, Linen):
+    pass
+
+
+class NNXMemory(Memory, NNX):
+    pass
+
+
+class EquinoxMemory(Memory, Equinox):
+    pass
+
+
+class TorchMemory(Torch):
+    def tensors(self) -> list[torch.nn.Parameter]:
+        named = dict(self.agent.named_parameters())
+        names = [x for x in sorted(named) if "gru" not in x]
+        names += [f"gru.{x}_{y}_l0" for y in ("ih", "hh") for x in ("bias", "weight")]
+        return [named[x] for x in names]
+
+    def rollout(self, seed: int) -> Any:
+        torch.manual_seed(seed)
+        memory = torch.zeros(self.args.num_envs, self.args.gru_hidden_size)
+        carry = self.obs, memory, self.env_state, self.step_fn
+        return self.script.rollout(self.policy_fn, *carry, self.env, self.args)[-1]
+
+
 LEARNERS: dict[str, Any] = {
     "ppo_linen": Linen,
     "ppo_linen_gymnasium": LinenGymnasium,
@@ -260,6 +300,10 @@ LEARNERS: dict[str, Any] = {
     "ppo_torch": Torch,
     "ppo_torch_compile": Torch,
     "ppo_torch_gymnasium": TorchGymnasium,
+    "ppo_rnn_linen": LinenMemory,
+    "ppo_rnn_nnx": NNXMemory,
+    "ppo_rnn_equinox": EquinoxMemory,
+    "ppo_rnn_torch": TorchMemory,
 }
 
 

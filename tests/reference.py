@@ -75,15 +75,16 @@ def unflatten(vector: np.ndarray, like: dict) -> dict:
     return weights
 
 
-def gradient(weights: dict, batch: tuple, args: Any, step: float = 1e-6) -> np.ndarray:
+def gradient(weights: dict, batch: tuple, args: Any, loss_fn: Any = ppo_loss) -> np.ndarray:
     """Central differences, flat."""
+    step = 1e-6
     vector = flatten(weights)
     grads = np.zeros_like(vector)
     for i in range(len(vector)):
         bump = np.zeros_like(vector)
         bump[i] = step
-        above, _ = ppo_loss(unflatten(vector + bump, weights), batch, args)
-        below, _ = ppo_loss(unflatten(vector - bump, weights), batch, args)
+        above, _ = loss_fn(unflatten(vector + bump, weights), batch, args)
+        below, _ = loss_fn(unflatten(vector - bump, weights), batch, args)
         grads[i] = (above - below) / (2 * step)
     return grads
 
@@ -108,7 +109,14 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
     rows = args.num_steps * args.num_envs
     batch = [obs, action, logprob, value, advantage, advantage + value]
     batch = [x.reshape(rows, *x.shape[2:]) for x in batch]
+    weights, metrics = train(weights, batch, orders, args)
+    metrics |= episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
+    return weights, metrics
 
+
+def train(weights: dict, batch: list, orders: list, args: Any, loss_fn: Any = ppo_loss) -> tuple:
+    """Weights after an epoch in each order of the batch's first axis, and the mean losses."""
     vector = flatten(weights)
     mean, square, count, losses = np.zeros_like(vector), np.zeros_like(vector), 0, []
     total = args.num_iterations * args.update_epochs * args.num_minibatches
@@ -116,8 +124,8 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
         for rows_of_one in np.split(order, args.num_minibatches):
             minibatch = tuple(x[rows_of_one] for x in batch)
             current = unflatten(vector, weights)
-            losses.append(ppo_loss(current, minibatch, args)[1])
-            grads = gradient(current, minibatch, args)
+            losses.append(loss_fn(current, minibatch, args)[1])
+            grads = gradient(current, minibatch, args, loss_fn)
             grads *= min(1.0, args.max_grad_norm / np.linalg.norm(grads))
             rate = args.learning_rate * (1 - count / total if args.anneal_lr else 1)
             count += 1
@@ -126,6 +134,4 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
             root = np.sqrt(square / (1 - 0.999**count)) + args.adam_eps
             vector = vector - rate * mean / (1 - 0.9**count) / root
     metrics = {name: np.mean([x[name] for x in losses]) for name in losses[0]}
-    metrics |= episode_statistics(storage)
-    metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
     return unflatten(vector, weights), metrics

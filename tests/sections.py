@@ -19,8 +19,9 @@ TORCH_SCRIPTS = SCRIPTS[:2]
 NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap", "ppo_nnx_tree")
 GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
 VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap")
+RNN_SCRIPTS = ("ppo_rnn_linen", "ppo_rnn_nnx", "ppo_rnn_equinox", "ppo_rnn_torch")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
-PPO_SCRIPTS = (*ALL_SCRIPTS, *VMAP_SCRIPTS)
+PPO_SCRIPTS = (*ALL_SCRIPTS, *VMAP_SCRIPTS, *RNN_SCRIPTS)
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Training", "Run log"]
 VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
@@ -32,32 +33,35 @@ DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymn
 DQN_SCRIPTS = tuple(name for pair in DQN_PAIRS for name in pair)
 DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
 OTHERS = (*TORCH_SCRIPTS, *JAX_SCRIPTS[1:])  # that are like ppo_linen where frameworks are not seen
-STORAGE = [
-    (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
-    (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2]),
-]
+IN_TORCH = (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2])
+IN_JAX = (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2])
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
-    "Arguments": [("ppo_linen", *OTHERS), GYMNASIUM_SCRIPTS[::-1], VMAP_SCRIPTS],
+    "Arguments": [("ppo_linen", *OTHERS), GYMNASIUM_SCRIPTS[::-1], VMAP_SCRIPTS, RNN_SCRIPTS],
     "Environment": [
         ("ppo_linen", *OTHERS, *VMAP_SCRIPTS),
         (*GYMNASIUM_SCRIPTS[::-1], *DQN_GYMNASIUM_SCRIPTS),
+        RNN_SCRIPTS,
     ],
     "Agent": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
     "Replay": DQN_PAIRS,
     "Act": DQN_PAIRS,
-    "Storage": STORAGE,
+    "Storage": [IN_TORCH, IN_JAX, RNN_SCRIPTS[:3]],
     "Rollout": [TORCH_SCRIPTS, LINEN_SCRIPTS[::2], NNX_SCRIPTS],
-    "GAE": STORAGE,
+    "GAE": [(*IN_TORCH, RNN_SCRIPTS[3]), (*IN_JAX, *RNN_SCRIPTS[:3])],
     "Loss": [
-        (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2]),
+        IN_TORCH,
         LINEN_SCRIPTS,
         (*NNX_SCRIPTS, "ppo_equinox"),
+        RNN_SCRIPTS[1:3],
         *DQN_PAIRS,
     ],
     "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS[:3], *DQN_PAIRS],
-    "Run log": [("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *VMAP_SCRIPTS), DQN_SCRIPTS],
+    "Run log": [
+        ("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *VMAP_SCRIPTS, *RNN_SCRIPTS),
+        DQN_SCRIPTS,
+    ],
     "Run logs": [VMAP_SCRIPTS],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.

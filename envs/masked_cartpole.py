@@ -1,0 +1,36 @@
+"""CartPole without its velocities, for gymnax and for Gymnasium: only memory can tell them.
+
+    python ppo_rnn_linen.py --env-id envs.masked_cartpole:MaskedCartPole
+    python ppo_torch_gymnasium.py --env-id envs.masked_cartpole:MaskedCartPole-v0
+
+All is as in CartPole-v1, but the agent sees where the cart is and how the pole leans, and not how
+fast they move. A velocity is what changed from one observation to the next.
+"""
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnax.environments import spaces
+from gymnax.environments.classic_control.cartpole import CartPole, EnvParams, EnvState
+
+
+class MaskedCartPole(CartPole):
+    """For gymnax."""
+
+    def get_obs(self, state: EnvState, params=None, key=None) -> jax.Array:
+        return jnp.array([state.x, state.theta])
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        return spaces.Box(-jnp.inf, jnp.inf, (2,), jnp.float32)
+
+
+def make_masked(**options) -> gymnasium.Env:
+    """For Gymnasium."""
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    env = CartPoleEnv(**options)
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[[0, 2]], space)
+
+
+gymnasium.register("MaskedCartPole-v0", make_masked, max_episode_steps=500)

@@ -1,0 +1,15 @@
+"""gymnax's MemoryChain of 30 steps, instead of 5.
+
+    python ppo_rnn_linen.py --env-id envs.memory_chain:MemoryChain30
+
+The first observation holds a bit, and the action that repeats it at the end of the episode is worth
+1, the other one -1.
+"""
+
+from gymnax.environments.bsuite.memory_chain import EnvParams, MemoryChain
+
+
+class MemoryChain30(MemoryChain):
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams(memory_length=30)

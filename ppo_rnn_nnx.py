@@ -1,0 +1,680 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO with memory in JAX and Flax NNX: a GRU between the observation and the two heads.
+
+    python ppo_rnn_nnx.py --env-id MemoryChain-bsuite --seed 1
+
+Read Agent to Training first. What to look at:
+- Agent is asked in parts: encode what is seen, remember it, then say what to do and its value.
+- rollout carries each environment's memory on, and empties it where an episode ends.
+- update shuffles environments and not steps: a minibatch is of whole sequences.
+- unroll goes through a sequence as the rollout did, from the memory that the rollout began with.
+Diff me with ppo_nnx.py to see what memory changes, with ppo_rnn_linen.py to see what NNX does.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import difflib
+import importlib
+import io
+import json
+import math
+import os
+import platform
+import signal
+import sqlite3
+import sys
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import nnx
+from gymnax.environments.spaces import Discrete
+from jax.nn.initializers import orthogonal
+from tensorboard.summary import Writer
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of weights, actions, environments and shuffles
+    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
+    total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
+    learning_rate: float = 1e-3  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
+    num_envs: int = 32  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    num_minibatches: int = 8  # minibatches per epoch, each of num_envs / num_minibatches sequences
+    update_epochs: int = 10  # passes over each rollout
+    norm_adv: bool = True  # normalise the advantages of each minibatch
+    clip_coef: float = 0.2  # clipping range of the probability ratio and of the value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
+    hidden_sizes: tuple[int, ...] = (64,)  # hidden layers of the encoder
+    gru_hidden_size: int = 64  # how many numbers the memory of an environment has
+    feed_back: bool = False  # observe the last action and reward too, which a bandit's memory needs
+    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    jit: bool = True  # compile with XLA; off: run op by op
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
+    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+
+    def __post_init__(self) -> None:
+        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        self.batch_size = self.num_envs * self.num_steps
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.num_envs % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide --num-envs, which is {self.num_envs}")
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
+
+
+# === Environment ================================================================================
+class EnvState(NamedTuple):
+    key: jax.Array  # split at every step
+    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the running episode
+    episode_length: jax.Array  # (N,)
+
+
+class VecEnv:
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+
+    def __init__(self, env_id: str, num_envs: int, feed_back: bool = False) -> None:
+        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+            module, name = env_id.split(":")
+            sys.path.append(os.getcwd())
+            self.env = getattr(importlib.import_module(module), name)()
+            self.params = self.env.default_params
+        elif env_id in gymnax.registered_envs:
+            self.env, self.params = gymnax.make(env_id)
+        else:
+            (closest,) = difflib.get_close_matches(env_id, gymnax.registered_envs, 1, cutoff=0)
+            fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
+        if not isinstance(self.env.action_space(self.params), Discrete):
+            fail(f"--env-id: the actions of {env_id} are continuous, and must be discrete")
+        self.num_envs = num_envs
+        self.feed_back = feed_back
+        self.num_actions = self.env.action_space(self.params).n
+        self.obs_shape = self.env.observation_space(self.params).shape
+        self.obs_dim = math.prod(self.obs_shape)
+        if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
+            self.obs_dim += self.num_actions + 1
+            self.obs_shape = (self.obs_dim,)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
+        """Start every environment; return obs (N, obs_dim) and the state."""
+        key, reset_key = jax.random.split(key)
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
+        # astype drops weak types: some environments reset to them and step to others, and whatever
+        # takes the state would compile again at its second call.
+        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        zeros = jnp.zeros(self.num_envs)
+        nothing = jnp.zeros((self.num_envs, self.num_actions + 1))
+        return self.flatten(obs, nothing), EnvState(key, inner, zeros, zeros)
+
+    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
+        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
+        key, step_key = jax.random.split(state.key)
+        keys = jax.random.split(step_key, self.num_envs)
+        step = jax.vmap(partial(self.env.step, params=self.params))
+        obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
+        reward = reward.astype(jnp.float32)
+        feedback = jnp.column_stack([jax.nn.one_hot(action, self.num_actions), reward])
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + 1
+        result = {
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": self.flatten(info["final_observation"], feedback),
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        done = terminated | truncated
+        obs = self.flatten(obs, jnp.where(done[:, None], 0, feedback))
+        episode_return = jnp.where(done, 0, episode_return)
+        episode_length = jnp.where(done, 0, episode_length)
+        return obs, EnvState(key, inner, episode_return, episode_length), result
+
+    def flatten(self, obs: jax.Array, feedback: jax.Array) -> jax.Array:
+        obs = obs.reshape(self.num_envs, -1).astype(jnp.float32)
+        return jnp.column_stack([obs, feedback]) if self.feed_back else obs
+
+
+# === Agent ======================================================================================
+class MLP(nnx.Module):
+    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale, rngs):
+        sizes = (num_inputs, *hidden_sizes)
+        make = partial(nnx.Linear, kernel_init=orthogonal(math.sqrt(2)), rngs=rngs)
+        self.hidden = nnx.List([make(m, n) for m, n in pairwise(sizes)])
+        self.output = make(sizes[-1], num_outputs, kernel_init=orthogonal(output_scale))
+
+    def __call__(self, x):
+        for layer in self.hidden:
+            x = nnx.tanh(layer(x))
+        return self.output(x)
+
+
+class Agent(nnx.Module):
+    def __init__(self, obs_dim, hidden_sizes, num_actions, gru_hidden_size, rngs):
+        size = gru_hidden_size
+        self.encoder = MLP(obs_dim, hidden_sizes, 3 * size, output_scale=1.0, rngs=rngs)
+        self.recurrent = MLP(size, (), 3 * size, output_scale=1.0, rngs=rngs)
+        self.actor = MLP(size, (), num_actions, output_scale=0.01, rngs=rngs)
+        self.critic = MLP(size, (), 1, output_scale=1.0, rngs=rngs)
+
+    def encode(self, obs):
+        return self.encoder(obs)  # (..., obs_dim) -> (..., 3 H), H = gru_hidden_size
+
+    def remember(self, memory, encoded):
+        """A step of the GRU (Cho et al. 2014): (..., H), (..., 3 H) -> (..., H)."""
+        from_obs = jnp.split(encoded, 3, axis=-1)
+        from_memory = jnp.split(self.recurrent(memory), 3, axis=-1)
+        reset = nnx.sigmoid(from_obs[0] + from_memory[0])
+        keep = nnx.sigmoid(from_obs[1] + from_memory[1])
+        new = nnx.tanh(from_obs[2] + reset * from_memory[2])
+        return (1 - keep) * new + keep * memory
+
+    def get_logits(self, memory):
+        return self.actor(memory)  # (..., H) -> (..., num_actions)
+
+    def get_value(self, memory):
+        return self.critic(memory).squeeze(-1)  # (..., H) -> (...)
+
+    def __call__(self, memory, obs):
+        memory = self.remember(memory, self.encode(obs))
+        return self.get_logits(memory), self.get_value(memory), memory
+
+
+def make_agent(args: Args, env: VecEnv, key: jax.Array) -> tuple[Agent, nnx.Optimizer]:
+    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    sizes = (env.obs_dim, args.hidden_sizes, env.num_actions, args.gru_hidden_size)
+    agent = Agent(*sizes, nnx.Rngs(key))
+    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
+    learning_rate = decay if args.anneal_lr else args.learning_rate
+    adam = optax.adam(learning_rate, eps=args.adam_eps)
+    tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
+    return agent, nnx.Optimizer(agent, tx, wrt=nnx.Param)
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout of T = num_steps in N = num_envs environments."""
+
+    obs: jax.Array  # (T, N, obs_dim), what the action was drawn from
+    action: jax.Array  # (T, N) int32
+    logprob: jax.Array  # (T, N)
+    memory: jax.Array  # (T, N, H), H = gru_hidden_size, once obs is in it
+    first_memory: jax.Array  # (N, H), before the first obs
+    reward: jax.Array  # (T, N), a result of the action, as everything below
+    terminated: jax.Array  # (T, N) bool
+    truncated: jax.Array  # (T, N) bool
+    next_obs: jax.Array  # (T, N, obs_dim), before any restart
+    episode_return: jax.Array  # (T, N), up to and with this step
+    episode_length: jax.Array  # (T, N)
+
+
+class Batch(NamedTuple):
+    """What the loss reads: whole sequences; B = num_envs, or those of a minibatch."""
+
+    first_memory: jax.Array  # (B, H)
+    done: jax.Array  # (B, T) bool
+    obs: jax.Array  # (B, T, obs_dim)
+    action: jax.Array  # (B, T) int32
+    logprob: jax.Array  # (B, T)
+    value: jax.Array  # (B, T)
+    advantage: jax.Array  # (B, T)
+    target: jax.Array  # (B, T), what the critic should say
+
+
+# === Rollout ====================================================================================
+def rollout(agent, obs, memory, env_state, key, env: VecEnv, args: Args):
+    """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
+    noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
+
+    def step(carry, step_noise):
+        obs, memory, env_state = carry
+        logits, _, memory = agent(memory, obs)
+        action = (logits + step_noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
+        new_obs, env_state, result = env.step(env_state, action)
+        new_memory = forget(memory, result["terminated"] | result["truncated"])
+        return (new_obs, new_memory, env_state), (obs, action, logits, memory, result)
+
+    # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
+    last, steps = jax.lax.scan(step, (obs, memory, env_state), noise)
+    all_obs, action, logits, memories, result = steps
+    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
+    return *last, Storage(all_obs, action, logprob, memories, memory, **result)
+
+
+def forget(memory, done):
+    """Empty the memory (N, H) of environments whose episode is done (N,)."""
+    return jnp.where(done[:, None], 0.0, memory)
+
+
+def log_prob_of(action, log_probs):
+    """(...), (..., num_actions) -> (...)."""
+    return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
+    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+
+    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
+    advantages flow from one episode into the one before.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * jnp.where(no_future, 0.0, next_value) - value
+    decay = jnp.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    def step(next_advantage, inputs):
+        step_delta, step_decay = inputs
+        advantage = step_delta + step_decay * next_advantage
+        return advantage, advantage
+
+    return jax.lax.scan(step, jnp.zeros(args.num_envs), (delta, decay), reverse=True)[1]
+
+
+# === Loss =======================================================================================
+def ppo_loss(agent, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
+    memory = unroll(agent, batch)
+    logits = agent.get_logits(memory)
+    value = agent.get_value(memory)
+    log_probs = jax.nn.log_softmax(logits)
+    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    ratio = jnp.exp(log_ratio)
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).mean(),
+    }
+
+
+def unroll(agent, batch: Batch) -> jax.Array:
+    """The memory (B, T, H) at each step of the sequences, with its parameters now."""
+    encoded = agent.encode(batch.obs)  # of all steps at once, out of the loop
+
+    def step(memory, inputs):
+        encoded, done = inputs
+        memory = agent.remember(memory, encoded)
+        return forget(memory, done), memory
+
+    inputs = (encoded.swapaxes(0, 1), batch.done.swapaxes(0, 1))  # a scan goes over the first axis
+    return jax.lax.scan(step, batch.first_memory, inputs)[1].swapaxes(0, 1)
+
+
+# === Update =====================================================================================
+def update(agent, optimizer, storage: Storage, key, args: Args):
+    """Train on a rollout for update_epochs, in place; return what to log."""
+    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
+    value = agent.get_value(storage.memory)
+    _, next_value, _ = agent(storage.memory, storage.next_obs)  # where it was cut off, too
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    done = storage.terminated | storage.truncated
+    steps = (done, storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(storage.first_memory, *(x.swapaxes(0, 1) for x in steps))
+
+    # lax.scan carries arrays. To split and merge objects costs time only while it is compiled.
+    graphdef, train_state = nnx.split((agent, optimizer))
+
+    def minibatch_step(train_state, minibatch):
+        agent, optimizer = nnx.merge(graphdef, train_state)
+        grads, losses = nnx.grad(ppo_loss, has_aux=True)(agent, minibatch, args)
+        optimizer.update(agent, grads)
+        return nnx.state((agent, optimizer)), losses
+
+    def epoch(train_state, key):
+        order = shuffle(key, args.num_envs)  # one gather per epoch beats one per minibatch
+        shape = (args.num_minibatches, args.num_envs // args.num_minibatches)
+        minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
+        return jax.lax.scan(minibatch_step, train_state, minibatches)
+
+    keys = jax.random.split(key, args.update_epochs)
+    train_state, losses = jax.lax.scan(epoch, train_state, keys)
+    nnx.update((agent, optimizer), train_state)
+    metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return metrics
+
+
+def shuffle(key, size: int) -> jax.Array:
+    """A random order of the indices 0 to size - 1, (size,) uint32.
+
+    Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
+    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
+    1 in 64 neighbours at the defaults, keep their order.
+    """
+    index_bits = (size - 1).bit_length()
+    numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
+    return jnp.sort(numbers | jnp.arange(size, dtype=jnp.uint32)) & (2**index_bits - 1)
+
+
+def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
+    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    done = storage.terminated | storage.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
+    device = jax.devices()[0]
+    env = VecEnv(args.env_id, args.num_envs, args.feed_back)
+    log = RunLog(args, "nnx", "jit" if args.jit else "none", device.device_kind)
+
+    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
+    # keys are folded in from its number, so resuming needs none.
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
+    agent, optimizer = make_agent(args, env, agent_key)
+    obs, env_state = jax.jit(env.reset)(env_key)
+    memory = jnp.zeros((args.num_envs, args.gru_hidden_size))
+    objects = {"agent": agent, "optimizer": optimizer}
+    if args.resume:
+        state = nnx.state(objects)
+        saved = log.load(state=state, obs=obs, memory=memory, env_state=env_state)
+        state, obs, memory, env_state = saved
+        nnx.update(objects, state)
+
+    # env and args are bound: to the compiler they are constants. Donating would save no time.
+    jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
+    rollout_fn = partial(jit(partial(rollout, env=env, args=args)), agent)
+    update_fn = partial(jit(partial(update, args=args)), agent, optimizer)
+    with jax.disable_jit(not args.jit):
+        for iteration in range(log.info["iteration"], args.num_iterations):
+            start = time.perf_counter()
+            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            acted = rollout_fn(obs, memory, env_state, rollout_key)
+            obs, memory, env_state, storage = acted
+            if args.sync_for_timing:
+                jax.block_until_ready(storage)  # sync
+            middle = time.perf_counter()
+            metrics = update_fn(storage, update_key)
+            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+            log.write(metrics, start, middle, time.perf_counter())
+            if log.must_save():
+                state = nnx.state(objects)
+                log.save(state=state, obs=obs, memory=memory, env_state=env_state)
+    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+class RunLog:
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # the number of one that came
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.lock = sqlite3.connect(self.dir / "lock", timeout=0)
+        try:
+            self.lock.execute("BEGIN EXCLUSIVE")  # until the process ends, however it does
+        except sqlite3.OperationalError:
+            fail(f"{self.dir} is in use by another process")
+
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_checkpoint(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        self.open_files()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)
+            os.truncate(path, len(b"".join(lines[: self.info["iteration"]])))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = Writer(str(self.dir))
+        self.wandb = self.start_wandb() if self.args.track else None
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = run.id
+        return run
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+
+    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+        """Log an iteration, in which the rollout went over to the update at middle."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if args.sync_for_timing:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(row) + "\n")
+        for name, x in row.items():
+            if "/" in name and x is not None:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
+        if self.wandb:
+            self.wandb.log(row, step=iteration)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            mean = row["charts/episodic_return"]
+            text = "no episode ended" if mean is None else f"return {mean:.4g}"
+            if row["losses/value_loss"] is None:
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
+        self.tensorboard.flush()
+        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        file = io.BytesIO()
+        np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        replace_file(self.dir / "checkpoint.npz", file.getvalue())
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            runner = "uv run" if "UV" in os.environ else "python"
+            print(f"Stopped after {done} iterations.")
+            own = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+            print(f"To go on: {runner} {sys.argv[0]} --resume {self.dir}{own}")
+            sys.exit(128 + self.signal)
+
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        status = Path("/proc/self/status")
+        if status.exists():  # on Linux
+            peak = status.read_text().partition("VmHWM:")[2].split()[0]
+            self.info["peak_host_bytes"] = 1024 * int(peak)
+        replace_file(self.dir / "run.json", json.dumps(self.info, indent=2).encode())
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        self.metrics.close()
+        self.tensorboard.close()
+        self.lock.close()
+        print(f"Written to {self.dir}; python evaluate.py {self.dir} plays it")
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            arrays = dict(file)
+        info = json.loads(arrays["info"].item())
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if info["script"] != Path(__file__).stem:
+        fail(f"{folder} is a run of {info['script']}.py")
+
+    def read(path, x):
+        array = arrays.get(name_of(path))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(path)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
+    new = path.with_suffix(".new")
+    with open(new, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+def args_of_run(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume."""
+    info, _ = load_checkpoint(given.resume)
+    args = Args(**info["args"] | {"resume": given.resume})
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    if tyro.cli(Args, default=args) != args:  # the command line says otherwise
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    train(args_of_run(args) if args.resume else args)

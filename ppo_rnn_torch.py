@@ -1,0 +1,741 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnax==1.0.1", "six==1.17.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO with memory in eager PyTorch: a GRU between the observation and the two heads.
+
+    python ppo_rnn_torch.py --env-id MemoryChain-bsuite --seed 1
+
+Read Agent to Training first. What to look at:
+- Agent has a torch.nn.GRU, which goes through a whole sequence at one call.
+- rollout carries each environment's memory on, and empties it where an episode ends.
+- update shuffles environments and not steps: a minibatch is of whole sequences.
+- unroll cuts the sequences at the ends of episodes, since a GRU cannot forget on its way.
+Diff me with ppo_torch.py to see what memory changes, with ppo_rnn_linen.py to see JAX.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import difflib
+import importlib
+import io
+import json
+import math
+import os
+import platform
+import signal
+import sqlite3
+import sys
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import tyro
+from gymnax.environments.spaces import Discrete
+from tensorboard.summary import Writer
+from torch import nn
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of weights, actions, environments and shuffles
+    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
+    total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
+    learning_rate: float = 1e-3  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
+    num_envs: int = 32  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    num_minibatches: int = 8  # minibatches per epoch, each of num_envs / num_minibatches sequences
+    update_epochs: int = 10  # passes over each rollout
+    norm_adv: bool = True  # normalise the advantages of each minibatch
+    clip_coef: float = 0.2  # clipping range of the probability ratio and of the value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
+    hidden_sizes: tuple[int, ...] = (64,)  # hidden layers of the encoder
+    gru_hidden_size: int = 64  # how many numbers the memory of an environment has
+    feed_back: bool = False  # observe the last action and reward too, which a bandit's memory needs
+    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    jit_env: bool = True  # compile the environments' step with XLA; off: run it op by op
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
+    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+
+    def __post_init__(self) -> None:
+        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        self.batch_size = self.num_envs * self.num_steps
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.num_envs % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide --num-envs, which is {self.num_envs}")
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
+
+
+# === Environment ================================================================================
+class EnvState(NamedTuple):
+    key: jax.Array  # split at every step
+    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the running episode
+    episode_length: jax.Array  # (N,)
+
+
+class VecEnv:
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+
+    def __init__(self, env_id: str, num_envs: int, feed_back: bool = False) -> None:
+        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+            module, name = env_id.split(":")
+            sys.path.append(os.getcwd())
+            self.env = getattr(importlib.import_module(module), name)()
+            self.params = self.env.default_params
+        elif env_id in gymnax.registered_envs:
+            self.env, self.params = gymnax.make(env_id)
+        else:
+            (closest,) = difflib.get_close_matches(env_id, gymnax.registered_envs, 1, cutoff=0)
+            fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
+        if not isinstance(self.env.action_space(self.params), Discrete):
+            fail(f"--env-id: the actions of {env_id} are continuous, and must be discrete")
+        self.num_envs = num_envs
+        self.feed_back = feed_back
+        self.num_actions = self.env.action_space(self.params).n
+        self.obs_shape = self.env.observation_space(self.params).shape
+        self.obs_dim = math.prod(self.obs_shape)
+        if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
+            self.obs_dim += self.num_actions + 1
+            self.obs_shape = (self.obs_dim,)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
+        """Start every environment; return obs (N, obs_dim) and the state."""
+        key, reset_key = jax.random.split(key)
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
+        # astype drops weak types: some environments reset to them and step to others, and whatever
+        # takes the state would compile again at its second call.
+        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        zeros = jnp.zeros(self.num_envs)
+        nothing = jnp.zeros((self.num_envs, self.num_actions + 1))
+        return self.flatten(obs, nothing), EnvState(key, inner, zeros, zeros)
+
+    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
+        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
+        key, step_key = jax.random.split(state.key)
+        keys = jax.random.split(step_key, self.num_envs)
+        step = jax.vmap(partial(self.env.step, params=self.params))
+        obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
+        reward = reward.astype(jnp.float32)
+        feedback = jnp.column_stack([jax.nn.one_hot(action, self.num_actions), reward])
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + 1
+        result = {
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": self.flatten(info["final_observation"], feedback),
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        done = terminated | truncated
+        obs = self.flatten(obs, jnp.where(done[:, None], 0, feedback))
+        episode_return = jnp.where(done, 0, episode_return)
+        episode_length = jnp.where(done, 0, episode_length)
+        return obs, EnvState(key, inner, episode_return, episode_length), result
+
+    def flatten(self, obs: jax.Array, feedback: jax.Array) -> jax.Array:
+        obs = obs.reshape(self.num_envs, -1).astype(jnp.float32)
+        return jnp.column_stack([obs, feedback]) if self.feed_back else obs
+
+
+def to_torch(arrays):
+    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
+
+    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
+    memory again once the view is gone, without waiting for torch: keep it until torch has read it.
+    """
+    return jax.tree.map(torch.from_dlpack, arrays)
+
+
+def to_jax(tensor):
+    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later."""
+    # On a CPU, NumPy's view costs a quarter of what DLPack's does.
+    return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
+
+
+# === Agent ======================================================================================
+class MLP(nn.Module):
+    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale):
+        super().__init__()
+        sizes = (num_inputs, *hidden_sizes)
+        self.hidden = nn.ModuleList(linear(m, n, math.sqrt(2)) for m, n in pairwise(sizes))
+        self.output = linear(sizes[-1], num_outputs, output_scale)
+
+    def forward(self, x):
+        for layer in self.hidden:
+            x = layer(x).tanh()
+        return self.output(x)
+
+
+def linear(num_inputs, num_outputs, scale):
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, scale)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, obs_dim, hidden_sizes, num_actions, gru_hidden_size):
+        super().__init__()
+        *sizes, size = hidden_sizes
+        self.encoder = MLP(obs_dim, sizes, size, output_scale=math.sqrt(2))
+        self.gru = nn.GRU(size, gru_hidden_size)
+        for name, x in self.gru.named_parameters():
+            nn.init.orthogonal_(x) if "weight" in name else nn.init.zeros_(x)
+        self.actor = MLP(gru_hidden_size, (), num_actions, output_scale=0.01)
+        self.critic = MLP(gru_hidden_size, (), 1, output_scale=1.0)
+
+    def encode(self, obs):
+        return self.encoder(obs).tanh()  # (..., obs_dim) -> (..., hidden_sizes[-1])
+
+    def get_logits(self, memory):
+        return self.actor(memory)  # (..., H) -> (..., num_actions), H = gru_hidden_size
+
+    def get_value(self, memory):
+        return self.critic(memory).squeeze(-1)  # (..., H) -> (...)
+
+    def forward(self, memory, obs):
+        """A step: (N, H), (N, obs_dim) -> logits, value, memory."""
+        memory = self.gru(self.encode(obs)[None], memory[None])[0][0]  # [None]: a sequence of one
+        return self.get_logits(memory), self.get_value(memory), memory
+
+
+def make_agent(args: Args, env: VecEnv, device: torch.device):
+    """Initialise the parameters and Adam."""
+    sizes = (env.obs_dim, args.hidden_sizes, env.num_actions, args.gru_hidden_size)
+    agent = Agent(*sizes).to(device)
+    adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
+    for x in agent.parameters():  # or they would be made by the first step: too late to resume
+        adam.state[x] = {
+            "step": torch.zeros((), device=device),
+            "exp_avg": torch.zeros_like(x),
+            "exp_avg_sq": torch.zeros_like(x),
+        }
+    return agent, adam
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout of T = num_steps in N = num_envs environments."""
+
+    obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from
+    action: torch.Tensor  # (T, N) int32
+    logprob: torch.Tensor  # (T, N)
+    memory: torch.Tensor  # (T, N, H), H = gru_hidden_size, once obs is in it
+    first_memory: torch.Tensor  # (N, H), before the first obs
+    reward: torch.Tensor  # (T, N), a result of the action, as everything below
+    terminated: torch.Tensor  # (T, N) bool
+    truncated: torch.Tensor  # (T, N) bool
+    next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
+    episode_return: torch.Tensor  # (T, N), up to and with this step
+    episode_length: torch.Tensor  # (T, N)
+
+
+class Batch(NamedTuple):
+    """What the loss reads: whole sequences; B = num_envs, or those of a minibatch."""
+
+    first_memory: torch.Tensor  # (B, H)
+    done: torch.Tensor  # (B, T) bool
+    obs: torch.Tensor  # (B, T, obs_dim)
+    action: torch.Tensor  # (B, T) int32
+    logprob: torch.Tensor  # (B, T)
+    value: torch.Tensor  # (B, T)
+    advantage: torch.Tensor  # (B, T)
+    target: torch.Tensor  # (B, T), what the critic should say
+
+
+# === Rollout ====================================================================================
+def rollout(policy_fn, obs, memory, env_state, step_fn, env: VecEnv, args: Args):
+    """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
+    noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
+    noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
+
+    first_memory = memory
+    steps, results = [], []
+    for step_noise in noise:
+        logits, action, memory = policy_fn(memory, obs, step_noise)
+        new_obs, env_state, result = step_fn(env_state, to_jax(action))
+        steps.append((obs, action, logits, memory))
+        results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
+        obs = to_torch(new_obs)  # on a CPU, sync
+        done = to_torch(result["terminated"]) | to_torch(result["truncated"])
+        memory = torch.where(done[:, None], 0.0, memory)  # empty where an episode is done
+
+    all_obs, action, logits, memories = map(torch.stack, zip(*steps, strict=True))
+    logprob = log_prob_of(action, logits.log_softmax(-1))
+    result = to_torch(stack(results))
+    storage = Storage(all_obs, action, logprob, memories, first_memory, **result)
+    return obs, memory, env_state, storage
+
+
+@jax.jit
+def stack(results):
+    """num_steps results of VecEnv.step -> one, each array (T, N, ...)."""
+    return jax.tree.map(lambda *steps: jnp.stack(steps), *results)
+
+
+@torch.no_grad()
+def policy(agent, memory, obs, noise):
+    """(N, H), (N, obs_dim), (N, num_actions) -> logits, action (N,) int32, memory."""
+    logits, _, memory = agent(memory, obs)
+    action = (logits + noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
+    return logits, action.int(), memory
+
+
+def log_prob_of(action, log_probs):
+    """(...), (..., num_actions) -> (...)."""
+    return log_probs.gather(-1, action[..., None].long()).squeeze(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
+    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+
+    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
+    advantages flow from one episode into the one before.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
+    decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    advantage = [torch.zeros_like(delta[0])]
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):
+        advantage.append(step_delta + step_decay * advantage[-1])
+    return torch.stack(advantage[:0:-1])
+
+
+# === Loss =======================================================================================
+def ppo_loss(agent, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
+    memory = unroll(agent, batch)
+    logits = agent.get_logits(memory)
+    value = agent.get_value(memory)
+    log_probs = logits.log_softmax(-1)
+    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    ratio = log_ratio.exp()
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = torch.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    losses = {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
+    }
+    return loss, {name: x.detach() for name, x in losses.items()}
+
+
+def unroll(agent, batch: Batch) -> torch.Tensor:
+    """The memory (B, T, H) at each step of the sequences, with its parameters now."""
+    # A GRU cannot forget on its way, so each episode's part of a sequence is one of its own.
+    begins = batch.done.roll(1, dims=1)
+    begins[:, 0] = True
+    part = begins.flatten().cumsum(0) - 1  # (B T,), which of the S parts a step belongs to
+    first = begins.flatten().nonzero().squeeze(-1)  # (S,), where each begins; sync
+    place = torch.arange(len(part), device=part.device) - first[part]  # (B T,), steps since then
+    memory = batch.first_memory.new_zeros(len(first), batch.first_memory.shape[-1])
+    memory[part.view_as(begins)[:, 0]] = batch.first_memory
+
+    encoded = agent.encode(batch.obs).flatten(0, 1)
+    parts = encoded.new_zeros(int(place.max()) + 1, len(first), encoded.shape[-1])  # sync
+    parts[place, part] = encoded
+    memories, _ = agent.gru(parts, memory[None])  # (longest, S, H)
+    return memories[place, part].view(*begins.shape, -1)
+
+
+# === Update =====================================================================================
+def update(agent, epoch_fn, storage: Storage, args: Args):
+    """Train on a rollout for update_epochs, in place; return what to log."""
+    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
+    with torch.no_grad():
+        value = agent.get_value(storage.memory)
+        # One step on from each, where it was cut off, too. As if all steps were environments.
+        flat = (x.flatten(0, 1) for x in (storage.memory, storage.next_obs))
+        next_value = agent(*flat)[1].view_as(value)
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    done = storage.terminated | storage.truncated
+    steps = (done, storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(storage.first_memory, *(x.swapaxes(0, 1) for x in steps))
+
+    losses = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(args.num_envs, device=value.device)
+        losses.append(epoch_fn(batch, order))
+    losses = jax.tree.map(lambda *x: torch.stack(x).mean(), *losses)
+    metrics = losses | episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return metrics
+
+
+def epoch(minibatch_fn, batch: Batch, order, args: Args):
+    """Train on a batch in this order, in place; return each loss, (num_minibatches,), by name."""
+    shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
+    losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
+    return jax.tree.map(lambda *x: torch.stack(x), *losses)
+
+
+def minibatch_step(agent, adam, counter, minibatch: Batch, args: Args):
+    """Train on a minibatch, in place; counter gives the steps done so far. Return its losses."""
+    loss, losses = ppo_loss(agent, minibatch, args)
+    adam.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    decay = 1 - next(counter) / args.num_optimizer_steps if args.anneal_lr else 1.0
+    adam.param_groups[0]["lr"] = args.learning_rate * decay
+    adam.step()
+    return losses
+
+
+def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
+    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    done = storage.terminated | storage.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = torch.where(done, x, torch.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = torch.where(done, x, -torch.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def choose_device() -> torch.device:
+    """The GPU if torch and JAX both see it; otherwise the CPU, for both."""
+    torch_gpu, jax_gpu = torch.cuda.is_available(), jax.default_backend() == "gpu"
+    if torch_gpu != jax_gpu:
+        sees, blind = ("torch", "jax[cuda13]") if torch_gpu else ("JAX", "torch, a CUDA build")
+        print(f"Only {sees} sees a GPU, so both use the CPU; to use the GPU install {blind}.")
+        jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
+
+
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    device = choose_device()
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
+    env = VecEnv(args.env_id, args.num_envs, args.feed_back)
+    log = RunLog(args, "torch", "env.jit" if args.jit_env else "none", gpu or "cpu")
+
+    torch.manual_seed(args.seed)
+    agent, adam = make_agent(args, env, device)
+    generators = [torch, torch.cuda] if gpu else [torch]
+    # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
+    jax_device = jax.devices(device.type)[0]
+    obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(args.seed), jax_device))
+
+    memory = torch.zeros(args.num_envs, args.gru_hidden_size, device=device)
+
+    # These tensors train in place, so a checkpoint's numbers are copied into them.
+    moments = {name: adam.state[x] for name, x in agent.named_parameters()}
+    tensors = {"agent": agent.state_dict(), "adam": moments}
+    if args.resume:
+        states = [x.get_rng_state() for x in generators]
+        playing = {"obs": obs, "memory": memory, "env_state": env_state}
+        saved = log.load(tensors=tensors, generators=states, **playing)
+        arrays, states, obs, memory, env_state = saved
+        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_rng_state(torch.as_tensor(state))
+        obs, env_state = jax.device_put((obs, env_state), jax_device)
+    obs = to_torch(obs)
+    memory = torch.as_tensor(memory, device=device)
+
+    step_fn = jax.jit(env.step)
+    policy_fn = partial(policy, agent)
+    counter = count(log.info["iteration"] * args.update_epochs * args.num_minibatches)
+    epoch_fn = partial(epoch, partial(minibatch_step, agent, adam, counter, args=args), args=args)
+
+    with jax.disable_jit(not args.jit_env):
+        for _ in range(log.info["iteration"], args.num_iterations):
+            start = time.perf_counter()
+            state = (obs, memory, env_state)
+            obs, memory, env_state, storage = rollout(policy_fn, *state, step_fn, env, args)
+            if args.sync_for_timing and gpu:
+                torch.cuda.synchronize()  # sync
+            middle = time.perf_counter()
+            metrics = update(agent, epoch_fn, storage, args)
+            values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+            metrics = dict(zip(metrics, values, strict=True))
+            log.write(metrics, start, middle, time.perf_counter())
+            if log.must_save():
+                on_host = {"tensors": tensors, "obs": obs, "memory": memory}
+                on_host = jax.tree.map(torch.Tensor.cpu, on_host)  # sync
+                states = [x.get_rng_state() for x in generators]
+                log.save(**on_host, generators=states, env_state=env_state)
+    jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+class RunLog:
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # the number of one that came
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.lock = sqlite3.connect(self.dir / "lock", timeout=0)
+        try:
+            self.lock.execute("BEGIN EXCLUSIVE")  # until the process ends, however it does
+        except sqlite3.OperationalError:
+            fail(f"{self.dir} is in use by another process")
+
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_checkpoint(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        self.open_files()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)
+            os.truncate(path, len(b"".join(lines[: self.info["iteration"]])))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = Writer(str(self.dir))
+        self.wandb = self.start_wandb() if self.args.track else None
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = run.id
+        return run
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+
+    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+        """Log an iteration, in which the rollout went over to the update at middle."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if args.sync_for_timing:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(row) + "\n")
+        for name, x in row.items():
+            if "/" in name and x is not None:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
+        if self.wandb:
+            self.wandb.log(row, step=iteration)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            mean = row["charts/episodic_return"]
+            text = "no episode ended" if mean is None else f"return {mean:.4g}"
+            if row["losses/value_loss"] is None:
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
+        self.tensorboard.flush()
+        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        file = io.BytesIO()
+        np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        replace_file(self.dir / "checkpoint.npz", file.getvalue())
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            runner = "uv run" if "UV" in os.environ else "python"
+            print(f"Stopped after {done} iterations.")
+            own = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+            print(f"To go on: {runner} {sys.argv[0]} --resume {self.dir}{own}")
+            sys.exit(128 + self.signal)
+
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        status = Path("/proc/self/status")
+        if status.exists():  # on Linux
+            peak = status.read_text().partition("VmHWM:")[2].split()[0]
+            self.info["peak_host_bytes"] = 1024 * int(peak)
+        replace_file(self.dir / "run.json", json.dumps(self.info, indent=2).encode())
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        self.metrics.close()
+        self.tensorboard.close()
+        self.lock.close()
+        print(f"Written to {self.dir}; python evaluate.py {self.dir} plays it")
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            arrays = dict(file)
+        info = json.loads(arrays["info"].item())
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if info["script"] != Path(__file__).stem:
+        fail(f"{folder} is a run of {info['script']}.py")
+
+    def read(path, x):
+        array = arrays.get(name_of(path))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(path)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
+    new = path.with_suffix(".new")
+    with open(new, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+def args_of_run(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume."""
+    info, _ = load_checkpoint(given.resume)
+    args = Args(**info["args"] | {"resume": given.resume})
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    if tyro.cli(Args, default=args) != args:  # the command line says otherwise
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    train(args_of_run(args) if args.resume else args)

@@ -1,0 +1,146 @@
+"""PPO with memory: the GRU and its resets, loss, gradient and update against NumPy, in all scripts.
+
+Weights travel as {"actor": layers, "critic": []}, five layers (kernel, bias) in the order of their
+names: actor, critic, the encoder's two (the last of which feeds the GRU), and the recurrent one.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from frameworks import make_learner
+from sections import RNN_SCRIPTS
+
+N, T, OBS_DIM, HIDDEN, H, NUM_ACTIONS = 4, 12, 4, 5, 3, 2
+EACH = pytest.mark.parametrize("name", RNN_SCRIPTS)
+
+
+def make(name: str, **flags: Any) -> Any:
+    sizes = {"num_envs": N, "num_steps": T, "hidden_sizes": (HIDDEN,), "gru_hidden_size": H}
+    learner = make_learner(name, **sizes | flags, num_minibatches=2, total_timesteps=640)
+    learner.set_weights(random_weights())
+    return learner
+
+
+def random_weights() -> dict:
+    rng = np.random.default_rng(0)
+    sizes = [(H, NUM_ACTIONS), (H, 1), (OBS_DIM, HIDDEN), (HIDDEN, 3 * H), (H, 3 * H)]
+    layers = [(rng.normal(size=(m, n)) / m**0.5, rng.normal(size=n) / 5) for m, n in sizes]
+    return {"actor": [(k.astype("f"), b.astype("f")) for k, b in layers], "critic": []}
+
+
+def random_steps(done_rate: float = 0.15) -> dict[str, np.ndarray]:
+    """In the order of Storage, but for the memory after each step."""
+    rng = np.random.default_rng(1)
+    return {
+        "obs": rng.normal(size=(T, N, OBS_DIM)).astype("f"),
+        "action": rng.integers(0, NUM_ACTIONS, (T, N)).astype("i"),
+        "logprob": np.log(rng.uniform(0.2, 0.8, (T, N))).astype("f"),
+        "first_memory": rng.uniform(-1, 1, size=(N, H)).astype("f"),
+        "reward": rng.normal(size=(T, N)).astype("f"),
+        "terminated": rng.random((T, N)) < done_rate,
+        "truncated": rng.random((T, N)) < done_rate,
+        "next_obs": rng.normal(size=(T, N, OBS_DIM)).astype("f"),
+        "episode_return": rng.normal(size=(T, N)).astype("f"),
+        "episode_length": rng.integers(1, 9, (T, N)).astype("f"),
+    }
+
+
+# === NumPy ======================================================================================
+def gru(weights: dict, memory: np.ndarray, obs: np.ndarray) -> np.ndarray:
+    """A step, with the reset after the product, as PyTorch documents its GRU."""
+    *_, hidden, given, recurrent = weights["actor"]
+    x = np.tanh(obs @ hidden[0] + hidden[1]) @ given[0] + given[1]
+    h = memory @ recurrent[0] + recurrent[1]
+    reset = 1 / (1 + np.exp(-x[..., :H] - h[..., :H]))
+    keep = 1 / (1 + np.exp(-x[..., H : 2 * H] - h[..., H : 2 * H]))
+    new = np.tanh(x[..., 2 * H :] + reset * h[..., 2 * H :])
+    return (1 - keep) * new + keep * memory
+
+
+def unroll(weights: dict, first_memory: np.ndarray, done: np.ndarray, obs: np.ndarray):
+    """The memory (B, T, H) after each step, an environment and an episode at a time."""
+    memories = np.zeros((*done.shape, H))
+    for n, t in np.ndindex(*done.shape):
+        before = memories[n, t - 1] if t else first_memory[n].astype(float)
+        if t and done[n, t - 1]:
+            before = np.zeros(H)
+        memories[n, t] = gru(weights, before, obs[n, t])
+    return memories
+
+
+def loss(weights: dict, batch: tuple, args: Any) -> tuple[float, dict[str, float]]:
+    memory = unroll(weights, *batch[:3]).reshape(-1, H)
+    actor, critic = weights["actor"][:2]
+    rest = [x.reshape(-1) for x in batch[3:]]
+    return reference.ppo_loss({"actor": [actor], "critic": [critic]}, (memory, *rest), args)
+
+
+def batch_of(weights: dict, steps: dict[str, np.ndarray], args: Any) -> list[np.ndarray]:
+    """The batch of an update, its arrays (N, T, ...), with advantages and targets."""
+    done = steps["terminated"] | steps["truncated"]
+    memory = unroll(weights, steps["first_memory"], done.T, steps["obs"].swapaxes(0, 1))
+    memory = memory.swapaxes(0, 1)
+    kernel, bias = weights["actor"][1]
+    value = (memory @ kernel + bias)[..., 0]
+    next_value = (gru(weights, memory, steps["next_obs"]) @ kernel + bias)[..., 0]
+    ends = (steps[x] for x in ("reward", "terminated", "truncated"))
+    advantage = reference.gae(*ends, value, next_value, args)
+    parts = [done, steps["obs"], steps["action"], steps["logprob"], value, advantage]
+    parts = [x.swapaxes(0, 1) for x in (*parts, advantage + value)]
+    return [steps["first_memory"], *parts]
+
+
+def storage_of(weights: dict, steps: dict[str, np.ndarray]) -> tuple:
+    done = steps["terminated"] | steps["truncated"]
+    memory = unroll(weights, steps["first_memory"], done.T, steps["obs"].swapaxes(0, 1))
+    values = list(steps.values())
+    return (*values[:3], memory.swapaxes(0, 1).astype("f"), *values[3:])
+
+
+# === The scripts ================================================================================
+@EACH
+@pytest.mark.parametrize("done_rate", [0.0, 0.15, 1.0])
+def test_loss_and_gradient_through_time_equal_numpy(name, done_rate):
+    """Where episodes end, the next one begins with an empty memory."""
+    learner, weights = make(name), random_weights()
+    batch = batch_of(weights, random_steps(done_rate), learner.args)
+    batch = [x.astype("f") if x.dtype == "float64" else x for x in batch]
+    found, losses, grads = learner.loss_and_grads(tuple(batch))
+    expected, expected_losses = loss(weights, tuple(batch), learner.args)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert losses == pytest.approx(expected_losses, rel=1e-4, abs=1e-6)
+    grads = {"actor": grads["actor"] + grads["critic"], "critic": []}
+    numeric = reference.gradient(weights, tuple(batch), learner.args, loss)
+    np.testing.assert_allclose(reference.flatten(grads), numeric, rtol=1e-3, atol=1e-5)
+
+
+@EACH
+def test_update_equals_numpy(name):
+    """What was cut off is worth what the critic says with the memory that it had."""
+    learner, weights, steps = make(name), random_weights(), random_steps()
+    metrics = learner.update(storage_of(weights, steps), seed=5)
+    batch = batch_of(weights, steps, learner.args)
+    expected, losses = reference.train(weights, batch, learner.orders(5), learner.args, loss)
+    actual = learner.get_weights()
+    actual = {"actor": actual["actor"] + actual["critic"], "critic": []}
+    np.testing.assert_allclose(reference.flatten(actual), reference.flatten(expected), atol=1e-5)
+    assert {x: metrics[x] for x in losses} == pytest.approx(losses, rel=1e-4, abs=1e-6)
+
+
+@EACH
+def test_the_update_sees_what_the_rollout_saw(name):
+    """Ratios are 1 before anything is learnt, also after the end of an episode."""
+    learner = make(name, num_steps=64)
+    storage = learner.rollout(3)
+    steps = {x: np.asarray(getattr(storage, x)) for x in storage._fields}
+    done = steps["terminated"] | steps["truncated"]
+    assert done.any(0).all()
+    weights = random_weights()
+    memory = unroll(weights, steps["first_memory"], done.T, steps["obs"].swapaxes(0, 1))
+    np.testing.assert_allclose(steps["memory"].swapaxes(0, 1), memory, atol=1e-6)
+    kernel, bias = weights["actor"][0]
+    log_probs = reference.log_softmax(memory.swapaxes(0, 1) @ kernel + bias)
+    logprob = np.take_along_axis(log_probs, steps["action"][..., None], -1)[..., 0]
+    np.testing.assert_allclose(np.exp(logprob - steps["logprob"]), 1, atol=1e-5)
