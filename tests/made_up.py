@@ -259,7 +259,7 @@ def write_study(folder: Path, runs: pd.DataFrame, iterations: pd.DataFrame) -> P
     return folder
 
 
-def run_command(*arguments: object) -> tuple[int, str, str]:
+def run_command(*arguments: object) -> tuple[Any, str, str]:
     """Run the analysis in this process, as a user would; return its status, output and errors."""
     out = io.StringIO()
     err = io.StringIO()

@@ -133,8 +133,9 @@ def test_what_is_no_good_file_is_a_reason_and_never_hangs(tmp_path):
 
 def test_text_from_strangers_is_clean_once_loaded_and_speaks_for_nobody_else(tmp_path):
     names = ("script", "framework", "compile_mode", "started", "device", "cpu", "os", "git_commit")
-    info = run_info(versions={"jax": HOSTILE, HOSTILE: "1"}) | dict.fromkeys(names, HOSTILE)
-    info["args"] |= {"env_id": HOSTILE, HOSTILE: HOSTILE, "run_name": "x"}
+    args = {"env_id": HOSTILE, HOSTILE: HOSTILE, "run_name": "x"}
+    info = run_info(versions={"jax": HOSTILE, HOSTILE: "1"}, args=args)
+    info |= dict.fromkeys(names, HOSTILE)
     good = write_plain(tmp_path)
     rows = [row | {HOSTILE: HOSTILE, "run": good.name} for row in metrics_rows(info)]
     path = write_run(tmp_path, info, rows)
