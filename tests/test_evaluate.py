@@ -98,7 +98,7 @@ def test_a_ppo_agent_is_that_of_the_checkpoint(name, whole_run):
     run = evaluate.load_run(str(folder))
     obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     expected = reference.forward(weights_in(folder)["actor"], obs)
-    np.testing.assert_allclose(run.get_logits(obs), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run.act(obs, None)[0], expected, rtol=1e-4, atol=1e-5)
     result = play(run, episodes=3)
     assert (result["script"], result["iteration"], result["global_step"]) == (name, 4, 512)
     assert len(result["returns"]) == 3 and result["returns"] == result["lengths"]
@@ -111,7 +111,7 @@ def test_a_dqn_agent_is_that_of_the_checkpoint(name, dqn_run):
     obs = np.random.default_rng(0).normal(size=(20, np.prod(DQN[name]))).astype(np.float32)
     params = dqn.parameters(dqn.layers_in(dqn_run(name)))
     expected = dqn.q_values(params, obs, DQN[name]).detach()
-    np.testing.assert_allclose(run.get_logits(obs), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(run.act(obs, None)[0], expected, rtol=1e-3, atol=1e-4)
     if name == "dqn_torch":
         env = evaluate.make_env(run.script, run.args, 1)
         assert (env.num_actions, env.params.max_steps_in_episode) == (6, 99)

@@ -140,7 +140,7 @@ def test_a_run_is_judged_as_it_learns_by_the_network_that_it_saves(name, tmp_pat
     assert rows["iteration"].tolist() == [5, 10, 12]
     assert rows["global_step"].tolist() == [640, 1280, 1536]
     run = evaluate.load_run(str(tmp_path / "doors-4__it"), (info["args"]["env_id"],))
-    np.testing.assert_allclose(run.get_logits(squares), seen[2], atol=1e-6)
+    np.testing.assert_allclose(run.act(squares, None)[0], seen[2], atol=1e-6)
 
 
 # === Peers ======================================================================================
