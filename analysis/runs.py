@@ -385,6 +385,8 @@ def measure(info: dict[str, Any]) -> dict[str, float]:
 
 def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
     """Return the mean return of about the last LAST_EPISODES episodes, if so many ended."""
+    if not metrics:  # of a run that tune.py is watching
+        return None
     names = ("charts/episodic_return", "charts/episodes")
     means, counts = np.array([[row.get(x) for row in metrics] for x in names], float)
     last = float(running_return(means, counts)[-1])

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,8 +83,11 @@ def command(monkeypatch, capsys):
 def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1):
     """A run without a checkpoint, whose policy is the same in every state."""
     args = SimpleNamespace(env_id=env_id, seed=seed, num_envs=4, num_steps=32)
-    tile = partial(np.tile, logits)
-    return evaluate.Run(Path(folder), ppo_linen, args, 6, lambda obs: tile((len(obs), 1)))
+
+    def act(obs, memory):
+        return np.tile(logits, (len(obs), 1)), memory
+
+    return evaluate.Run(Path(folder), ppo_linen, args, 6, act)
 
 
 def play(run, **flags):
