@@ -369,7 +369,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
     For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
-    1 in 64 neighbours at the defaults, keep their order.
+    1 in 64 neighbours of 8192, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits

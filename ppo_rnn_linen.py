@@ -207,7 +207,7 @@ class Agent(nn.Module):
         return self.encoder(obs)  # (..., obs_dim) -> (..., 3 H), H = gru_hidden_size
 
     def remember(self, memory, encoded):
-        """A step of the GRU (Cho et al. 2014): (..., H), (..., 3 H) -> (..., H)."""
+        """A step of a GRU, as torch.nn.GRU does it: (..., H), (..., 3 H) -> (..., H)."""
         from_obs = jnp.split(encoded, 3, axis=-1)
         from_memory = jnp.split(self.recurrent(memory), 3, axis=-1)
         reset = nn.sigmoid(from_obs[0] + from_memory[0])
@@ -286,7 +286,7 @@ def rollout(train_state, obs, memory, env_state, key, env: VecEnv, args: Args):
     last, steps = jax.lax.scan(step, (obs, memory, env_state), noise)
     all_obs, action, logits, memories, result = steps
     logprob = log_prob_of(action, jax.nn.log_softmax(logits))
-    return *last, Storage(all_obs, action, logprob, memories, memory, **result)
+    return *last, Storage(all_obs, action, logprob, memories, first_memory=memory, **result)
 
 
 def forget(memory, done):
@@ -371,7 +371,8 @@ def update(train_state, storage: Storage, key, args: Args):
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     apply = partial(train_state.apply_fn, train_state.params)
     value = apply(storage.memory, method="get_value")
-    _, next_value, _ = apply(storage.memory, storage.next_obs)  # where it was cut off, too
+    # From the memory before forget(): a truncated episode goes on with the one that it had.
+    _, next_value, _ = apply(storage.memory, storage.next_obs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     done = storage.terminated | storage.truncated
@@ -401,7 +402,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
     For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
-    1 in 64 neighbours at the defaults, keep their order.
+    1 in 64 neighbours of 8192, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits

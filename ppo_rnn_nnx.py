@@ -205,7 +205,7 @@ class Agent(nnx.Module):
         return self.encoder(obs)  # (..., obs_dim) -> (..., 3 H), H = gru_hidden_size
 
     def remember(self, memory, encoded):
-        """A step of the GRU (Cho et al. 2014): (..., H), (..., 3 H) -> (..., H)."""
+        """A step of a GRU, as torch.nn.GRU does it: (..., H), (..., 3 H) -> (..., H)."""
         from_obs = jnp.split(encoded, 3, axis=-1)
         from_memory = jnp.split(self.recurrent(memory), 3, axis=-1)
         reset = nnx.sigmoid(from_obs[0] + from_memory[0])
@@ -282,7 +282,7 @@ def rollout(agent, obs, memory, env_state, key, env: VecEnv, args: Args):
     last, steps = jax.lax.scan(step, (obs, memory, env_state), noise)
     all_obs, action, logits, memories, result = steps
     logprob = log_prob_of(action, jax.nn.log_softmax(logits))
-    return *last, Storage(all_obs, action, logprob, memories, memory, **result)
+    return *last, Storage(all_obs, action, logprob, memories, first_memory=memory, **result)
 
 
 def forget(memory, done):
@@ -349,7 +349,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 def unroll(agent, batch: Batch) -> jax.Array:
-    """The memory (B, T, H) at each step of the sequences, with its parameters now."""
+    """The memory (B, T, H) at each step of the sequences, with the agent's parameters now."""
     encoded = agent.encode(batch.obs)  # of all steps at once, out of the loop
 
     def step(memory, inputs):
@@ -366,7 +366,8 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     value = agent.get_value(storage.memory)
-    _, next_value, _ = agent(storage.memory, storage.next_obs)  # where it was cut off, too
+    # From the memory before forget(): a truncated episode goes on with the one that it had.
+    _, next_value, _ = agent(storage.memory, storage.next_obs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     done = storage.terminated | storage.truncated
@@ -401,7 +402,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
     For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
-    1 in 64 neighbours at the defaults, keep their order.
+    1 in 64 neighbours of 8192, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits

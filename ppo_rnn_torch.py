@@ -11,7 +11,7 @@ Read Agent to Training first. What to look at:
 - Agent has a torch.nn.GRU, which goes through a whole sequence at one call.
 - rollout carries each environment's memory on, and empties it where an episode ends.
 - update shuffles environments and not steps: a minibatch is of whole sequences.
-- unroll cuts the sequences at the ends of episodes, since a GRU cannot forget on its way.
+- unroll cuts the sequences at the ends of episodes, within which nn.GRU cannot be reset.
 Diff me with ppo_torch.py to see what memory changes, with ppo_rnn_linen.py to see JAX.
 """
 
@@ -381,8 +381,8 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 def unroll(agent, batch: Batch) -> torch.Tensor:
-    """The memory (B, T, H) at each step of the sequences, with its parameters now."""
-    # A GRU cannot forget on its way, so each episode's part of a sequence is one of its own.
+    """The memory (B, T, H) at each step of the sequences, with the agent's parameters now."""
+    # nn.GRU cannot be reset within a sequence, so each episode's part is a sequence of its own.
     begins = batch.done.roll(1, dims=1)
     begins[:, 0] = True
     part = begins.flatten().cumsum(0) - 1  # (B T,), which of the S parts a step belongs to
@@ -392,9 +392,9 @@ def unroll(agent, batch: Batch) -> torch.Tensor:
     memory[part.view_as(begins)[:, 0]] = batch.first_memory
 
     encoded = agent.encode(batch.obs).flatten(0, 1)
-    parts = encoded.new_zeros(int(place.max()) + 1, len(first), encoded.shape[-1])  # sync
-    parts[place, part] = encoded
-    memories, _ = agent.gru(parts, memory[None])  # (longest, S, H)
+    padded = encoded.new_zeros(int(place.max()) + 1, len(first), encoded.shape[-1])  # sync
+    padded[place, part] = encoded  # zeros behind the end of each part
+    memories, _ = agent.gru(padded, memory[None])  # (longest, S, H)
     return memories[place, part].view(*begins.shape, -1)
 
 
@@ -404,7 +404,7 @@ def update(agent, epoch_fn, storage: Storage, args: Args):
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value = agent.get_value(storage.memory)
-        # One step on from each, where it was cut off, too. As if all steps were environments.
+        # From the memory before it is emptied: a truncated episode goes on with the one it had.
         flat = (x.flatten(0, 1) for x in (storage.memory, storage.next_obs))
         next_value = agent(*flat)[1].view_as(value)
     advantage = compute_gae(storage, value, next_value, args)
@@ -513,7 +513,7 @@ def train(args: Args) -> None:
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter()
             metrics = update(agent, epoch_fn, storage, args)
-            values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+            values = torch.stack([*metrics.values()]).tolist()  # sync: all in one
             metrics = dict(zip(metrics, values, strict=True))
             log.write(metrics, start, middle, time.perf_counter())
             if log.must_save():
