@@ -54,7 +54,8 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
         for mode, own in values.items():
             row = key | {"mode": mode, "runs": len(own), "mean": own.mean(), "margin": margin}
             row |= stats.median_interval(own)._asdict() | {"verdict": ""}
-            twin = next(x for x in values if sorted(values[x]) == sorted(own))
+            known = sorted(values, key=lambda x: x != bench.baseline)  # the baseline comes first
+            twin = next(x for x in known if sorted(values[x]) == sorted(own))
             if np.ptp(own) and mode not in (twin, bench.baseline):
                 row["verdict"] = f"as {twin}"
             elif mode != bench.baseline and bench.baseline in values:

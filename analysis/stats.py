@@ -15,7 +15,7 @@ from scipy import stats
 BLOCK = ("mode", "platform", "settings", "sync", "env_id", "size", "repeat")
 WHOLE_RUN = ("total", "process", "final_return")  # depend on its iterations
 CONFIDENCE = 0.95
-LEAST_RUNS = 5  # of each side: with 3, a third of the claims of equivalence can be wrong
+LEAST_RUNS = 5  # of each side: fewer say nothing of a failure that is rare
 
 
 class Interval(NamedTuple):
