@@ -72,7 +72,7 @@ def test_a_mode_with_the_same_returns_counts_once_if_they_are_not_all_at_a_cap()
     assert np.isnan(found[CARTPOLE, CACHED]["minus_estimate"])
     assert np.isfinite(found[CARTPOLE, NNX]["minus_estimate"])
     assert np.isfinite(found["Acrobot-v1", CACHED]["minus_estimate"])
-    of_cached = by(learning.returns(only_bench(frame, CACHED), KNOWN), "env_id", "mode")
+    of_cached = by(learning.returns(only_bench(frame, baseline=CACHED), KNOWN), "env_id", "mode")
     assert of_cached[CARTPOLE, NNX]["verdict"] == "as ppo_nnx_cached"
 
 
