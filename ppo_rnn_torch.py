@@ -87,9 +87,12 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+        sizes = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "gru_hidden_size")
+        for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if min(self.hidden_sizes, default=0) < 1:
+            raise ValueError("--hidden-sizes must be one size or several, each 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps

@@ -97,11 +97,16 @@ def pack(args: argparse.Namespace) -> int:
 def update_study(args: argparse.Namespace) -> int:
     if not (args.folder / "study.py").exists():
         raise SourceError(f"{args.folder} has no study.py")
+    study = docs.study_of(args.folder)
+    if not hasattr(study, "update"):
+        raise SourceError(f"{args.folder} has no figure of its own")
     out = args.folder
     if args.runs:
+        if not args.runs.is_dir():
+            raise SourceError(f"{args.runs} is not a folder of runs")
         out = args.out or args.runs / "report"
         out.mkdir(parents=True, exist_ok=True)
-    docs.study_of(args.folder).update(args.runs or args.folder, out)
+    study.update(args.runs or args.folder, out)
     return 0
 
 

@@ -296,7 +296,8 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
         raise SourceError(f"status is {info['status']}")
     batch_size = args["num_envs"] * args["num_steps"]
     num_iterations = args["total_timesteps"] // batch_size
-    if [row["iteration"] for row in metrics] != list(range(num_iterations)):
+    iterations = [row["iteration"] for row in metrics]
+    if len(iterations) != num_iterations or iterations != list(range(num_iterations)):
         raise SourceError(f"{len(metrics)} iterations instead of {num_iterations}, from 0 on")
     values = dict(info)
     for part in ("args", "durations", "versions", "evaluations"):
@@ -311,7 +312,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
         "algorithm": algorithm,
         "mode": name_mode(info),
         "env_id": name_environment(args),
-        "size": SIZES.get(tuple(hidden), "x".join(map(str, hidden))),
+        "size": SIZES.get(tuple(hidden), "x".join(map(str, hidden)) or "none"),
         "settings": json.dumps(settings),
         "batch_size": batch_size,
         "platform": describe_platform(info),
@@ -418,13 +419,17 @@ def read_table(path: Path) -> Data:
             iterations = open_table(beside, ITERATIONS)
         for beside in path.parent.glob("about.json"):
             about = parse(beside)
-    notes = about["notes"]
+    try:
+        left_out = {str(run): str(reason) for run, reason in about["left_out"].items()}
+        notes = list(map(str, about["notes"]))
+    except FOREIGN:
+        raise SourceError(f"{path.parent}/about.json is not a study's") from None
     unread = [x for x in table if x not in {y.name for y in RUNS}]
     if unread:
         words = f"{path.name} has columns that are not read"
         notes = [f"{words}: {', '.join(unread[:10])}", *notes]
     data = check(table, iterations)
-    return data._replace(left_out=about["left_out"] | data.left_out, notes=tuple(notes))
+    return data._replace(left_out=left_out | data.left_out, notes=tuple(notes))
 
 
 def open_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:

@@ -271,7 +271,7 @@ def main() -> None:
     grid = Grid(args)
     try:
         runs = [run for run in expand(grid, args) if re.search(args.only, run["key"])]
-    except re.error:
+    except (re.error, OverflowError):
         fail(f"--only must be a regular expression, not '{args.only}'")
     except (ValueError, KeyError) as error:
         fail(f"studies/{args.study}/grid has a number or a name that is none: {error}")

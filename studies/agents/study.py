@@ -48,7 +48,7 @@ def programs(runs: pd.DataFrame) -> pd.DataFrame:
     Its repeat is the block of 1,000 seeds that the seed of its first agent is in.
     """
     runs = timed(runs).dropna(subset=["process"])
-    runs = runs[runs["mode"].str.partition(", ")[0].isin(SCRIPTS)]
+    runs = runs[runs["mode"].str.split(", ").str[0].isin(SCRIPTS)]
     beside = runs["mode"].str.endswith(BESIDE)
     folder = runs["run"].str.rpartition("/")[0]  # that processes of a group share
     rows = []
