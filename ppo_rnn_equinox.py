@@ -62,7 +62,7 @@ class Args:
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
-    num_minibatches: int = 8  # minibatches per epoch, each of num_envs / num_minibatches sequences
+    num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # clipping range of the probability ratio and of the value

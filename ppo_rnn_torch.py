@@ -63,7 +63,7 @@ class Args:
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
-    num_minibatches: int = 8  # minibatches per epoch, each of num_envs / num_minibatches sequences
+    num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_adv: bool = True  # normalise the advantages of each minibatch
     clip_coef: float = 0.2  # clipping range of the probability ratio and of the value
@@ -225,7 +225,10 @@ class Agent(nn.Module):
         self.encoder = MLP(obs_dim, sizes, size, output_scale=math.sqrt(2))
         self.gru = nn.GRU(size, gru_hidden_size)
         for name, x in self.gru.named_parameters():
-            nn.init.orthogonal_(x) if "weight" in name else nn.init.zeros_(x)
+            if "weight" in name:
+                nn.init.orthogonal_(x)
+            else:
+                nn.init.zeros_(x)
         self.actor = MLP(gru_hidden_size, (), num_actions, output_scale=0.01)
         self.critic = MLP(gru_hidden_size, (), 1, output_scale=1.0)
 
