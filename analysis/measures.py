@@ -24,6 +24,7 @@ MODES = (
     *("ppo_torch_compile", "ppo_torch"),
     *("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap"),
     *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
+    *("ppo_rnn_linen", "ppo_rnn_nnx", "ppo_rnn_equinox", "ppo_rnn_torch", "sb3_recurrent"),
     *("sbx", "sb3", "sb3 --threads 1"),
     *("dqn_linen", "dqn_torch --compile", "dqn_torch", "dqn_linen_gymnasium"),
     *("dqn_torch_gymnasium --compile", "dqn_torch_gymnasium"),

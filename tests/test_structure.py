@@ -96,10 +96,10 @@ def changed_lines(first, second):
         ("ppo_linen", "ppo_linen_gymnasium", 298),
         ("ppo_torch", "ppo_torch_gymnasium", 320),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 300),
-        ("ppo_linen", "ppo_rnn_linen", 177),
+        ("ppo_linen", "ppo_rnn_linen", 181),
         ("ppo_rnn_linen", "ppo_rnn_nnx", 125),
         ("ppo_rnn_linen", "ppo_rnn_equinox", 121),
-        ("ppo_torch", "ppo_rnn_torch", 185),
+        ("ppo_torch", "ppo_rnn_torch", 189),
     ],
 )
 def test_diff_budgets(first, second, budget):

@@ -19,6 +19,7 @@ from conftest import ROOT
 
 import evaluate
 import ppo_linen_vmap
+import ppo_rnn_torch
 import ppo_torch
 from analysis.runs import NOT_SETTINGS, load
 from studies.agents import one_scan, side_by_side
@@ -156,7 +157,8 @@ class BaseCallback:
 
 class PPO:
     def __init__(self, policy, envs, **settings):
-        del settings["policy_kwargs"]["activation_fn"]
+        for name in ("activation_fn", "features_extractor_class"):
+            settings["policy_kwargs"].pop(name, None)
         with open(os.environ["CALLED_WITH"], "w") as file:
             json.dump(settings, file)
 
@@ -170,45 +172,71 @@ class PPO:
         callback._on_training_end()
 
 
-for name in ("sbx", "stable_baselines3", *("stable_baselines3.common" + x for x in ("", ".utils",
-             ".callbacks", ".env_util"))):
+for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.common" + x for x in
+             ("", ".utils", ".callbacks", ".env_util", ".torch_layers"))):
     sys.modules[name] = module = ModuleType(name)
-    module.PPO, module.BaseCallback = PPO, BaseCallback
+    module.PPO = module.RecurrentPPO = PPO
+    module.BaseCallback, module.BaseFeaturesExtractor = BaseCallback, object
     module.make_vec_env = lambda *args, **flags: None
     module.LinearSchedule = lambda *args: args
 """
 
 
-@pytest.mark.parametrize(("name", "flags"), [("sb3", ["--threads", "1"]), ("sbx", [])])
-def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, flags, tmp_path):
+# Where a library has another name for it.
+NAMES = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
+NAMES["clip_coef"] = "clip_range"
+
+
+def run_peer(file, tmp_path, *flags):
+    """Train with the library that does nothing; the run as the analysis reads it, and the call."""
     (tmp_path / "library.py").write_text(LIBRARY)
-    file = ROOT / f"studies/peers/ppo_{name}.py"
     code = f"import library, runpy, sys; sys.path[0] = {str(file.parent)!r}\n"
     code += f"runpy.run_path({str(file)!r}, run_name='__main__')"
     own = {"PYTHONPATH": str(tmp_path), "CALLED_WITH": str(tmp_path / "called.json")}
     own["RUN_INFO"] = '{"cpu": "Fast", "cores": 3}'  # as benchmark.sh does
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
-    words += ["--total-timesteps", str(3 * 8192 + 1), "--hidden-sizes", "8", "9"]
+    words += ["--total-timesteps", str(3 * 8192 + 1)]
     subprocess.run([sys.executable, "-c", code, *words], env=os.environ | own, check=True)
+    return load(tmp_path / "runs"), json.loads((tmp_path / "called.json").read_text())
+
+
+def assert_given(called, expected):
+    for ours in (*NAMES, "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"):
+        assert called[NAMES.get(ours, ours)] == expected[ours], ours
+    assert called["batch_size"] * expected["num_minibatches"] == 8192
+    assert called["learning_rate"] == [expected["learning_rate"], 0, 1]
+    assert called["policy_kwargs"]["optimizer_kwargs"] == {"eps": expected["adam_eps"]}
+
+
+@pytest.mark.parametrize(("name", "flags"), [("sb3", ["--threads", "1"]), ("sbx", [])])
+def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, flags, tmp_path):
+    file = ROOT / f"studies/peers/ppo_{name}.py"
+    found, called = run_peer(file, tmp_path, "--hidden-sizes", "8", "9", *flags)
     args = asdict(ppo_torch.Args(run_name="usual"))
     expected = {x: y for x, y in args.items() if x not in NOT_SETTINGS}
-    found = load(tmp_path / "runs")
     [run] = found.runs.to_dict("records")
     assert json.loads(run["settings"]) == expected
     assert (run["mode"], run["script"], run["framework"]) == (" ".join([name, *flags]), name, name)
     assert (run["repeat"], run["size"], run["platform"]) == (7, "8x9", "Linux, Fast, 3 cores")
     assert (run["num_iterations"], run["batch_size"], run["final_return"]) == (3, 8192, 20)
     assert list(found.iterations["charts/episodes"]) == [2, 2, 2]
-    called = json.loads((tmp_path / "called.json").read_text())
-    names = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
-    names["clip_coef"] = "clip_range"
-    for ours in (*names, "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"):
-        assert called[names.get(ours, ours)] == expected[ours], ours
-    assert called["batch_size"] * expected["num_minibatches"] == 8192
-    assert called["learning_rate"] == [expected["learning_rate"], 0, 1]
+    assert_given(called, expected)
     assert called["policy_kwargs"]["net_arch"] == {"pi": [8, 9], "vf": [8, 9]}
-    assert called["policy_kwargs"]["optimizer_kwargs"] == {"eps": expected["adam_eps"]}
     assert called.get("clip_range_vf") == {"sb3": 0.2, "sbx": None}[name]
+
+
+def test_recurrent_ppo_has_the_settings_of_our_scripts_with_memory(tmp_path):
+    file = ROOT / "studies/memory/ppo_sb3_recurrent.py"
+    sizes = ["--hidden-sizes", "8", "--gru-hidden-size", "9"]
+    found, called = run_peer(file, tmp_path, *sizes)
+    args = asdict(ppo_rnn_torch.Args(run_name="usual", gru_hidden_size=9))
+    expected = {x: y for x, y in args.items() if x not in (*NOT_SETTINGS, "feed_back")}
+    [run] = found.runs.to_dict("records")
+    assert json.loads(run["settings"]) == expected
+    assert (run["mode"], run["size"]) == ("sb3_recurrent", "8")
+    assert_given(called, expected)
+    assert called["policy_kwargs"]["lstm_hidden_size"] == 9
+    assert called["policy_kwargs"]["features_extractor_kwargs"] == {"size": 8}
 
 
 UV = """#!/bin/sh
@@ -224,7 +252,8 @@ def test_peers_are_installed_once_and_then_run_without_the_network(tmp_path):
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)
     own = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    for words in (["install"], ["install"], ["ppo.py", "--seed", "1"]):
+    (tmp_path / "ppo_peer.py").touch()
+    for words in (["install", "."], ["install", "."], ["ppo.py", "--seed", "1"]):
         command = [sys.executable, "-m", "studies.peers.run", *words]
         subprocess.run(command, cwd=tmp_path, env=os.environ | own, check=True)
     calls = (tmp_path / "calls").read_text()
