@@ -1,0 +1,37 @@
+"""Count the kernels that PyTorch's GRU launches on a CPU, forwards and backwards.
+
+python -m studies.memory.kernels --out studies/memory/kernels.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+STEPS, BATCH = 256, 4  # a minibatch of the scripts
+
+
+def count(size: int) -> int:
+    gru = torch.nn.GRU(size, size)
+    x = torch.randn(STEPS, BATCH, size)
+    gru(x)[0].sum().backward()  # makes the gradients
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        gru(x)[0].sum().backward()
+    named = [event for event in seen.events() if event.name.startswith("aten::")]
+    return sum(not event.cpu_children for event in named)  # those that call no other
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    args = parser.parse_args()
+    found = {"torch": torch.__version__, "steps": STEPS, "batch": BATCH}
+    found["kernels"] = {size: count(size) for size in (64, 256)}
+    args.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(args.out.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What memory costs and what it brings: tables, and the figure, of ./benchmark.sh memory.
+
+Scripts with memory have other arguments than those without, for which the analysis would compare
+them apart. Here a run's size is that of its hidden layers, which its memory has, too.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import figures, learning, stats
+from analysis.measures import Bench, in_order, measure
+from analysis.page import Table
+from analysis.runs import load
+from analysis.tables import across, span, table_of, text, value
+from analysis.words import number
+
+BASELINE, LIBRARY = "ppo_rnn_linen", "sb3_recurrent"
+MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
+SIZES = {"small": "64", "256x256": "256"}  # of two layers, as of one and a memory
+NAMES = {
+    MASKED_CARTPOLE: "CartPole without velocities",
+    "MemoryChain-bsuite": "MemoryChain, 5 steps",
+    "envs.memory_chain:MemoryChain30": "MemoryChain, 30 steps",
+    "UmbrellaChain-bsuite": "UmbrellaChain",
+}
+LAST = 10  # iterations, whose mean return is what a run has learned
+
+
+def read(source: Path) -> Bench:
+    """Return all runs as one bench."""
+    data = load(source)
+    runs = data.runs.assign(settings="").replace({"size": SIZES})
+    return Bench("", runs, runs.head(0), data.iterations, BASELINE)
+
+
+def cost_table(source: Path) -> Table:
+    runs = read(source).runs
+    runs = runs[runs["env_id"] == MASKED_CARTPOLE]
+    frame = measure(runs, ("startup", "steady"), BASELINE)
+    library = measure(runs, ("steady",), LIBRARY)
+    for end in stats.Interval._fields:
+        frame[f"library_{end}"] = library[f"steady_{end}"]
+    frame = frame.sort_values("size", key=lambda x: x.astype(int), kind="stable")
+    columns = {
+        "script": text("mode"),
+        "runs": text("runs"),
+        "startup (s)": value("startup"),
+        "iteration (ms)": value("steady", 1000),
+        f"times as long as {BASELINE}": span("steady_"),
+        f"as {LIBRARY}": span("library_"),
+    }
+    return table_of("memory_costs", "What memory costs", frame, columns)
+
+
+def learning_table(source: Path) -> Table:
+    """A row per script, and a column per environment: the mean over seeds, and the least seed."""
+    bench = read(source)
+    rows = bench.iterations.sort_values("iteration")
+    last = rows.groupby("run").tail(LAST).groupby("run")["charts/episodic_return"].mean()
+    runs = bench.runs.assign(last=bench.runs["run"].map(last))
+    runs = in_order(runs[(runs["mode"] != LIBRARY) & (runs["size"] == "64")])
+    runs = runs.sort_values("env_id", key=lambda x: x.map(list(NAMES).index), kind="stable")
+    frame = runs.groupby(["env_id", "mode"], sort=False)["last"].agg(["mean", "min"]).reset_index()
+    shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
+    frame = frame.replace({"env_id": NAMES}).rename(columns={"mode": "script"})
+    cells = across(frame, shown, ["script"], "env_id")
+    return Table("memory_learning", "What it learns", frame, cells)
+
+
+def draw(bench: Bench) -> Figure:
+    """Plot the return on CartPole without its velocities against steps, and against seconds."""
+    runs = bench.runs[(bench.runs["env_id"] == MASKED_CARTPOLE) & (bench.runs["size"] == "64")]
+    rows = learning.curves(bench._replace(runs=runs))
+    points = []
+    for (mode, steps), part in rows.groupby(["mode", "steps"]):
+        found = stats.mean(part["return"].to_numpy())._asdict()
+        points.append({"panel": "against steps", "mode": mode, "x": steps} | found)
+        seconds = part["seconds"].mean()
+        points.append({"panel": "against seconds", "mode": mode, "x": seconds} | found)
+    looks = figures.looks(in_order(runs).drop_duplicates("mode"))
+    return figures.bands(pd.DataFrame(points), looks, "", "return of an iteration's episodes")
+
+
+BLOCKS = {"memory_costs": cost_table, "memory_learning": learning_table}
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the figure of a folder of runs, or of the study."""
+    (out / "memory.png").write_bytes(figures.png(draw(read(source))))
