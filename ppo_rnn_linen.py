@@ -61,7 +61,7 @@ class Args:
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 32  # parallel environments
     num_steps: int = 256  # steps per environment and rollout
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.98  # discount factor
     gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
     num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
@@ -69,7 +69,7 @@ class Args:
     clip_coef: float = 0.2  # clipping range of ratio and value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
+    vf_coef: float = 0.02  # weight of the value loss, whose gradient shapes the memory too
     max_grad_norm: float = 0.5  # largest global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0

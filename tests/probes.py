@@ -79,6 +79,30 @@ class ProbeSignal(Probe):
         return jnp.bool_(False)
 
 
+class Recall1(Probe):
+    """Seen at the start alone: the action that is worth 1 at the end; the other one is worth -1."""
+
+    steps = 1  # from the signal to the end
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        right = jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
+        return jnp.where(state.time == self.steps, right, 0.0)
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return jnp.where(state.time == 0, state.signal, 0.0)[None]
+
+    def is_terminated(self, state: State, params: Params) -> jax.Array:
+        return state.time > self.steps
+
+
+class Recall5(Recall1):
+    steps = 5
+
+
+class Recall30(Recall1):
+    steps = 30
+
+
 class GymnasiumSignal(gymnasium.Env):
     """The same for Gymnasium, which cuts it off."""
 

@@ -49,7 +49,7 @@ def parse_args(script: str, **own: str) -> argparse.Namespace:
 
     own are a peer's own numbers, 0 if not given, and what they mean.
     """
-    parser = argparse.ArgumentParser(prog=f"studies/peers/ppo_{script}.py")
+    parser = argparse.ArgumentParser(prog=f"ppo_{script}.py")
     parser.add_argument("--env-id", default="CartPole-v1", help="a Gymnasium environment")
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[64, 64])
     parser.add_argument("--seed", type=int, default=1)
@@ -57,21 +57,27 @@ def parse_args(script: str, **own: str) -> argparse.Namespace:
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--run-name")
     for name, meaning in own.items():
-        parser.add_argument(f"--{name}", type=int, default=0, help=meaning)
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=0, help=meaning)
     args = parser.parse_args()
     args.run_name = args.run_name or f"{args.env_id}__{script}__{args.seed}__{time.time():.0f}"
     return argparse.Namespace(exp_name=script, **SETTINGS, **vars(args))
 
 
 def train(
-    args: argparse.Namespace, start: float, compile_mode: str, make_model: Callable[[Any], Any]
+    args: argparse.Namespace,
+    start: float,
+    compile_mode: str,
+    make_model: Callable[[Any], Any],
+    make_env: Callable[[], Any] | None = None,
 ) -> None:
     """Train what make_model makes of the environments, for whole iterations.
 
-    start is when the script began, before its imports.
+    start is when the script began, before its imports. make_env makes an environment, if env_id
+    does not name it.
     """
     log = RunLog(args, start, compile_mode)
-    envs = make_vec_env(args.env_id, args.num_envs, seed=args.seed)  # a DummyVecEnv
+    envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)  # a DummyVecEnv
     make_model(envs).learn(args.total_timesteps // BATCH_SIZE * BATCH_SIZE, callback=log)
     log.finish()
 

@@ -1,7 +1,9 @@
 """Run a peer in the environment that uv makes of its file's first lines.
 
-python -m studies.peers.run install      # makes the environments: a timed run must find them
-python -m studies.peers.run studies/peers/ppo_sb3.py --seed 1
+    python -m studies.peers.run install studies/peers
+    python -m studies.peers.run studies/peers/ppo_sb3.py --seed 1
+
+The first makes the environments of a folder's peers, which a timed run must find.
 """
 
 import os
@@ -44,10 +46,9 @@ def main() -> None:
     if not shutil.which("uv"):
         sys.exit("sb3 and sbx need uv, which makes an environment for each: pip install uv")
     os.environ["UV_PYTHON"] = sys.executable
-    if sys.argv[1:] != ["install"]:
+    if sys.argv[1] != "install":
         os.execvp("uv", [*RUN, *sys.argv[1:]])
-    for path in sorted(Path(__file__).parent.glob("ppo_*.py")):
-        file = os.path.relpath(path)
+    for file in sorted(map(str, Path(sys.argv[2]).glob("ppo_*.py"))):
         if not is_installed(file):
             try:
                 install(file)

@@ -1,0 +1,98 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["sb3-contrib==2.9.2", "stable-baselines3==2.9.2", "torch==2.13.0",
+#   "gymnasium==1.3.0", "numpy==2.4.6"]
+#
+# [tool.uv.sources]  # the build without CUDA's gigabytes
+# torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
+#
+# [[tool.uv.index]]
+# name = "pytorch-cpu"
+# url = "https://download.pytorch.org/whl/cpu"
+# explicit = true
+# ///
+"""A peer: sb3-contrib's RecurrentPPO, used as its documentation says, with our sizes.
+
+    uv run studies/memory/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
+    ./benchmark.sh memory
+
+README.md says where it is not the same algorithm.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import LinearSchedule
+
+sys.path.append(str(Path(__file__).parents[1] / "peers"))
+
+from peer import parse_args, train
+
+MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"  # which imports JAX, so it is made here
+
+
+def make_masked_cartpole() -> gymnasium.Env:
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    env = gymnasium.make("CartPole-v1")
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[[0, 2]], space)
+
+
+class Encoder(BaseFeaturesExtractor):
+    """The layer before the memory."""
+
+    def __init__(self, space: gymnasium.spaces.Box, size: int) -> None:
+        super().__init__(space, size)
+        self.layer = torch.nn.Linear(space.shape[0], size)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.layer(obs).tanh()
+
+
+def main() -> None:
+    args = parse_args("sb3_recurrent", gru_hidden_size="how many numbers the LSTM's memory has")
+    args.learning_rate = 1e-3
+    make_env = make_masked_cartpole if args.env_id == MASKED_CARTPOLE else None
+
+    def make_model(envs):
+        return RecurrentPPO(
+            "MlpLstmPolicy",
+            envs,
+            learning_rate=LinearSchedule(args.learning_rate, 0.0, 1.0),
+            n_steps=args.num_steps,
+            batch_size=args.num_envs * args.num_steps // args.num_minibatches,
+            n_epochs=args.update_epochs,
+            gamma=args.gamma,
+            gae_lambda=args.gae_lambda,
+            clip_range=args.clip_coef,
+            clip_range_vf=args.clip_coef,
+            normalize_advantage=args.norm_adv,
+            ent_coef=args.ent_coef,
+            vf_coef=args.vf_coef,
+            max_grad_norm=args.max_grad_norm,
+            policy_kwargs={
+                "features_extractor_class": Encoder,
+                "features_extractor_kwargs": {"size": args.hidden_sizes[0]},
+                "lstm_hidden_size": args.gru_hidden_size,
+                "shared_lstm": True,  # for actor and critic; by default, each has one of its own
+                "enable_critic_lstm": False,
+                "net_arch": [],
+                "optimizer_kwargs": {"eps": args.adam_eps},
+            },
+            seed=args.seed,
+            device="cpu",
+        )
+
+    train(args, START, "eager", make_model, make_env)
+
+
+if __name__ == "__main__":
+    main()
