@@ -68,8 +68,7 @@ def diff(old: Path, new: Path, functions: list[str]) -> str:
     """Return the lines of some functions that differ between two scripts, fenced."""
     lines = []
     for name in functions:
-        sides = [lines_of(path, name) for path in (old, new)]
-        changes = difflib.unified_diff(*sides, n=0, lineterm="")
+        changes = difflib.unified_diff(lines_of(old, name), lines_of(new, name), n=0, lineterm="")
         lines += [f"@@ {name} @@", *(x for x in changes if not x.startswith(("---", "+++", "@@")))]
     return "\n".join(["```diff", *lines, "```"])
 
