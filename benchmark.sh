@@ -3,33 +3,42 @@
 # shellcheck disable=SC2329 # some functions are called by traps
 set -euo pipefail
 
-usage() {
-  local grid name line
-  echo "Usage: ./benchmark.sh [STUDY] [FLAGS]"
-  echo
-  echo "Studies, and how long they take on two cores; default quick, and studies/NAME/grid lists the runs:"
-  for grid in studies/*/grid; do
-    name=${grid#*/}
-    read -r line <"$grid"
-    printf '  %-8s %s\n' "${name%/grid}" "${line#\# }"
-  done
-  cat <<'END'
-Or your own grid, each as LIST or one,two,...:
-  --scripts LIST    torch-none torch torch_compile linen-none linen nnx-none nnx nnx_cached nnx_tree
-                    equinox-none equinox, and what else lies here as ppo_NAME.py, or dqn_NAME.py as
-                    dqn_NAME; path/to/mine.py, your own, whose runs are named mine
-  --envs LIST       default CartPole-v1; my_module:MyEnv, your own, where you call this from
-  --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024), own (the script's); default small
-  --sync            wait for the device after each rollout, to time both phases
+usage() { # and with ALL every flag, and what each study has
+  local grid line names=(studies/*/grid)
+  names=("${names[@]#studies/}")
+  cat <<END
+Usage: ./benchmark.sh [STUDY] [FLAGS]
 
-  --iterations N    of 8192 steps each, DQN's 5000; default 100, or what the study says
-  --repeats N       the whole grid N times, at most 1000; default 1, or what the study says
-  --seed N          seed of the order inside each (environment, size) block; default 1
-  --only REGEX      keep the commands that match; folders and --track do not count
-  --from I, --to I  the first and last line of the list to run
-  --list, --count   print the commands, or how many they are, on any machine, and run nothing
-  --dry-run         check --runs-dir and --gpus; print which runs are done and which would run
+Without a study or scripts: quick, five scripts on CartPole-v1 in 2.4 minutes.
+Studies: ${names[*]%/grid}
+
+A grid of your own, each LIST as one,two,...:
+  --scripts LIST    linen nnx nnx_cached nnx_tree equinox torch torch_compile,
+                    or path/to/mine.py
+  --envs LIST       default CartPole-v1; my_module:MyEnv is your own
+  --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024), own (the
+                    script's); default small
+
+  --iterations N    of 8192 steps each; default 100, or what the study says
+  --repeats N       each run with N seeds; default 1, or what the study says
+  --only REGEX      keep the commands that match
+  --list, --count   print the commands, or how many they are, and run nothing
+  --dry-run         print which runs are missing, and how long they take
   --runs-dir DIR    default runs; what is complete there is not run again
+  --help-all        the other flags, and what each study has
+
+The same command again runs what is missing.
+END
+  if [[ ! ${1:-} ]]; then return; fi
+  cat <<'END'
+
+More flags:
+  --scripts LIST    also torch-none, linen-none, nnx-none and equinox-none, which compile less, and
+                    what else lies here as ppo_NAME.py, or dqn_NAME.py as dqn_NAME
+  --iterations N    DQN's have 5000 steps
+  --sync            wait for the device after each rollout, to time both phases
+  --seed N          seed of the order inside each (environment, size) block; default 1
+  --from I, --to I  the first and last line of the list to run
   --timeout S       seconds after which a run counts as hanging; default 86400, a day
   --gpus 0,1        spread the runs over these GPUs, one at a time on each: numbers or UUIDs
                     that nvidia-smi -L lists
@@ -38,9 +47,15 @@ Or your own grid, each as LIST or one,two,...:
   --notes TEXT      kept in benchmark.jsonl, and with each run in W&B
   --no-report       leave out the report, and what else the study does at its end
 
-The same command again resumes the grid: what was not complete starts anew, since durations must be
-those of one process. Exit status: 0 all runs complete, 1 some failed, 2 wrong usage.
+What was not complete starts anew, since durations must be those of one process.
+Exit status: 0 all runs complete, 1 some failed, 2 wrong usage.
+
+Studies, and how long they take on two cores; studies/NAME/grid lists the runs:
 END
+  for grid in studies/*/grid; do
+    read -r line <"$grid"
+    printf '  %-8s %s\n' "$(basename "${grid%/grid}")" "${line#\# }"
+  done
 }
 
 # === Arguments ==================================================================================
@@ -87,6 +102,7 @@ while (($# > 0)); do
   case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
   case $1 in
   -h | --help) cd -- "$here" && usage && exit ;;
+  --help-all) cd -- "$here" && usage all && exit ;;
   --sync) grid_flags+=("$1") ;;
   --track) track=yes grid_flags+=("$1") ;;
   --no-report) report="" ;;
@@ -384,16 +400,14 @@ main() {
   for gpu in "${gpus[@]}"; do work "$gpu" & done
   wait || true
 
-  if [[ $report ]]; then finish; fi
   offline=("$runs_dir"/*/wandb/offline-run-*)
   if [[ $track && -e ${offline[0]} ]]; then
     printf 'To send the offline runs to W&B: %q sync %q/*/wandb/offline-run-*\n' "${python%python}wandb" "$runs_dir"
   fi
   for i in "${!names[@]}"; do if ! is_done "${paths[$i]}"; then failed+=("${names[$i]}"); fi; done
-  if ((${#failed[@]} == 0)); then
-    echo "Runs complete: $total of $total, in $runs_dir."
-    return
-  fi
+  if ((${#failed[@]} == 0)); then echo "Runs complete: $total of $total, in $runs_dir."; fi
+  if [[ $report ]]; then finish; fi
+  if ((${#failed[@]} == 0)); then return; fi
   echo "Runs not complete: ${#failed[@]} of $total:"
   for name in "${failed[@]}"; do
     echo "    $name: $(cat "$state/$name.failed" 2>/dev/null || echo "not run"); output in $state/$name.log"

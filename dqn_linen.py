@@ -55,14 +55,14 @@ from tensorboard.summary import Writer
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of weights, actions, environments and batches
+    seed: int = 1  # seed of all random numbers
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
     sticky_actions: float = 0.0  # chance that an environment repeats its last action instead
     full_actions: bool = False  # MinAtar's games: all six actions, also those without effect
     max_episode_steps: int = 0  # steps after which an episode is truncated; 0: the environment's
-    total_timesteps: int = 500_000  # environment steps in all, rounded down to whole iterations
+    total_timesteps: int = 500_000  # environment steps, in whole iterations
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
-    anneal_lr: bool = True  # decay the learning rate linearly to 0, per iteration
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
     num_steps: int = 625  # steps of each environment per iteration, a line of the log
     gamma: float = 0.99  # discount factor
@@ -83,7 +83,7 @@ class Args:
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
+    track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
     resume: str = ""  # folder of a stopped run to go on with, by its own arguments
 
@@ -116,8 +116,8 @@ class MinAtar(Args):
     sticky_actions: float = 0.1  # chance that an environment repeats its last action instead
     full_actions: bool = True  # MinAtar's games: all six actions, also those without effect
     max_episode_steps: int = 2**31 - 1  # steps after which an episode is truncated: no limit
-    total_timesteps: int = 5_000_000  # environment steps in all, rounded down to whole iterations
-    anneal_lr: bool = False  # decay the learning rate linearly to 0, per iteration
+    total_timesteps: int = 5_000_000  # environment steps, in whole iterations
+    anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 1  # parallel environments
     num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
     buffer_size: int = 100_000  # environment steps that the replay holds
@@ -138,7 +138,7 @@ class Doors(Args):
     """Settings that solve all 225 layouts of envs/doors.py, in 640,000 steps: docs/doors.md."""
 
     env_id: str = "envs.doors:Doors"  # the module is beside this file
-    total_timesteps: int = 640_000  # environment steps in all, rounded down to whole iterations
+    total_timesteps: int = 640_000  # environment steps, in whole iterations
     learning_rate: float = 3e-4  # the optimizer's learning rate
     num_envs: int = 64  # parallel environments
     num_steps: int = 80  # steps of each environment per iteration, a line of the log

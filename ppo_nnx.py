@@ -54,32 +54,32 @@ from tensorboard.summary import Writer
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of weights, actions, environments and shuffles
+    seed: int = 1  # seed of all random numbers
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    total_timesteps: int = 819_200  # environment steps in all, rounded down to whole rollouts
+    total_timesteps: int = 819_200  # environment steps, in whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
-    anneal_lr: bool = True  # decay the learning rate linearly to 0, per optimizer step
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 32  # parallel environments
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation
+    gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
     num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
-    norm_adv: bool = True  # normalise the advantages of each minibatch
-    clip_coef: float = 0.2  # clipping range of the probability ratio and of the value
+    norm_adv: bool = True  # normalise advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of ratio and value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor, and of the critic
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
     jit: bool = True  # compile with XLA; off: run op by op
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases too, which reads WANDB_PROJECT, WANDB_MODE, ...
+    track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
     resume: str = ""  # folder of a stopped run to go on with, by its own arguments
 

@@ -60,12 +60,12 @@ def make_report(args: argparse.Namespace) -> int:
         raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
     old = load(args.against) if args.against else None
     out = args.out or default_out(args.runs)
-    print(report.write_report(data, out, args.baseline, old))
+    answers = report.write_report(data, out, args.baseline, old)
     for note in data.notes if only else ():
         print(f"{note}.")
     for name, reason in data.left_out.items():
         print(f"left out {name}: {reason}", file=sys.stderr)
-    print(f"\nReport: {out / 'report.html'}")
+    print(f"Report: {out / 'report.html'}\n\n{answers}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Write the numbers of README.md, docs/ and studies/ from the studies.
+"""Write the numbers of README.md, docs/ and studies/ from the studies, and diffs from the scripts.
 
 A block begins with a comment such as <!-- answer of studies/cpu in CartPole-v1 --> and ends with
 <!-- end -->: what lies between comes from the data, and is not written by hand. A study may have
@@ -6,6 +6,8 @@ blocks of its own, in the dict BLOCKS of its study.py.
 """
 
 import argparse
+import ast
+import difflib
 import importlib
 import re
 from collections.abc import Callable
@@ -13,9 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from analysis import page, report, schema, tables
+from analysis import page, report, tables
 from analysis.measures import Bench, benches
 from analysis.page import Table
 from analysis.runs import load
@@ -23,7 +23,7 @@ from analysis.schema import SourceError
 from analysis.words import join
 
 ROOT = Path(__file__).parent.parent
-FILES = ("README.md", "docs/*.md", "studies/*/README.md", "analysis/README.md")
+FILES = ("README.md", "docs/*.md", "studies/*/README.md")
 BLOCK = re.compile(
     r"(?P<start><!-- (?P<name>\w+) of (?P<source>\S+)(?: in (?P<where>.+?))?"
     r"(?: over (?P<baseline>\S+))? -->\n).*?(?P<end><!-- end -->)",
@@ -49,10 +49,8 @@ def bench_of(source: str, where: str | None) -> Bench:
 
 def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
     """Return what belongs into a block, in Markdown."""
-    if name == "columns":
-        return schema.dictionary(schema.RUNS if source == "runs" else schema.ITERATIONS)
-    if name == "environments":
-        return page.markdown_table(pd.read_csv(ROOT / source, dtype="str", keep_default_na=False))
+    if name == "diff" and where and baseline:
+        return diff(ROOT / baseline, ROOT / source, where.split())
     if name == "against" and baseline:
         found = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
         return page.markdown_table(next(x.cells for x in found.blocks if isinstance(x, Table)))
@@ -64,6 +62,24 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     if name not in own:
         raise SourceError(f"no block is called {name}")
     return page.markdown_table(own[name](ROOT / source).cells)
+
+
+def diff(old: Path, new: Path, functions: list[str]) -> str:
+    """Return the lines of some functions that differ between two scripts, fenced."""
+    lines = []
+    for name in functions:
+        changes = difflib.unified_diff(lines_of(old, name), lines_of(new, name), n=0, lineterm="")
+        lines += [f"@@ {name} @@", *(x for x in changes if not x.startswith(("---", "+++", "@@")))]
+    return "\n".join(["```diff", *lines, "```"])
+
+
+def lines_of(script: Path, function: str) -> list[str]:
+    """Return the lines of the function that has a name, at any depth."""
+    text = script.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return text.splitlines()[node.lineno - 1 : node.end_lineno]
+    raise SourceError(f"{script.name} has no function {function}")
 
 
 def own_blocks(source: str) -> dict[str, Callable[[Path], Table]]:

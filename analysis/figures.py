@@ -19,12 +19,13 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis import schema
 from analysis.words import number
 
 WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
+BARS = 4.6  # so that 9 points can be read on a phone
 FAMILIES = {"torch": "#D55E00", "linen": "#0072B2", "nnx": "#009E73"}  # framework -> hue
 FAMILIES |= {"equinox": "#CC79A7", "sb3": "#8C564B", "sbx": "#7F7F00"}
 STRANGERS = ("#E69F00", "#56B4E9", "#666666")
@@ -86,13 +87,12 @@ def looks(modes: pd.DataFrame) -> dict[str, Look]:
 
 
 def make_panels(
-    titles: Iterable[object], columns: int, height: float, sharey: bool = True
+    titles: Iterable[object], columns: int, height: float, width: float, sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each title; height is that of a row, in inches."""
     titles = [short(title) for title in titles]
     rows = math.ceil(len(titles) / columns)
-    size = LONE if columns == 1 else WIDTH, rows * height + 0.6
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(width, rows * height + 0.6), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
     for panel in panels[len(titles) :]:
         panel.remove()
@@ -133,7 +133,7 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
     places = np.arange(len(modes))
     pales = dict(zip(reversed(parts), np.linspace(0, 0.7, len(parts)), strict=True))
     titles = [f"{size} network" for size in sizes]
-    figure, panels = make_panels(titles, min(len(sizes), 3), 0.8 + 0.3 * len(modes))
+    figure, panels = make_panels(titles, 1, 0.5 + 0.3 * len(modes), BARS)
     for axes, size in zip(panels, sizes, strict=True):
         own = rows[rows["size"] == size].set_index("mode").reindex(modes)
         left = np.zeros(len(modes))
@@ -146,11 +146,12 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
         for place, total, high in zip(places, left, ends[1], strict=True):
             at = (max(total, np.nan_to_num(high)), place)
             axes.annotate(number(total), at, (6, 0), textcoords="offset points", va="center")
-        axes.set_yticks(places, [short(mode) for mode in modes])
+        axes.set_yticks(places, [short(mode, 26) for mode in modes])
         axes.set_ylim(len(modes) - 0.38, -0.5)  # the first on top
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlim(0, axes.get_xlim()[1] * 1.15)  # room for the totals
+        axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_xlabel(xlabel)
     if len(sizes) == 1:
         panels[0].set_title("")
@@ -173,8 +174,8 @@ def bands(
     """
     panels = list(points["panel"].unique())
     looks = {mode: look for mode, look in looks.items() if mode in set(points["mode"])}
-    height = 4.4 if len(panels) == 1 else 3.0
-    figure, axs = make_panels(panels, min(len(panels), 3), height, sharey=False)
+    height, width = (4.4, LONE) if len(panels) == 1 else (3.0, WIDTH)
+    figure, axs = make_panels(panels, min(len(panels), 3), height, width, False)
     for axes, panel in zip(axs, panels, strict=True):
         own = points[points["panel"] == panel]
         for mode, look in looks.items():

@@ -84,7 +84,7 @@ def answer(bench: Bench) -> list[Block]:
     parts = {"all": "geometric mean"}
     if value == "process" and (frame["startup"] < frame["process"]).all():
         frame["rest"] = frame["process"] - frame["startup"]
-        parts = {"startup": "startup, iteration 0 included", "rest": "later iterations"}
+        parts = {"startup": "startup", "rest": "later iterations"}
     figure = figures.bars(frame, looks_of(bench), parts, f"{what} ({unit})")
     caption = f"A {what}; whiskers: its ratio to {bench.baseline}'s, at 95%"
     return [sentence, Plot("answer", figure, caption)]

@@ -43,7 +43,6 @@ class Column(NamedTuple):
     kind: str  # a key of KINDS
     must: str  # "table" if no table can be without it
     source: str  # where run.json has it: "args.seed"; "" if it is worked out
-    meaning: str  # for the data dictionary, in Markdown
 
 
 def read_columns(table: str) -> tuple[Column, ...]:
@@ -109,12 +108,3 @@ def to_number(cell: object) -> float:
         return float(str(cell).strip() or "nan")
     except ValueError:
         return math.inf
-
-
-def dictionary(columns: Iterable[Column]) -> str:
-    """Return the columns as a table in Markdown; those that every table needs are in bold."""
-    lines = ["| column | type | meaning |", "|---|---|---|"]
-    for column in columns:
-        name = f"**`{column.name}`**" if column.must else f"`{column.name}`"
-        lines.append(f"| {name} | {column.kind} | {column.meaning} |")
-    return "\n".join(lines)

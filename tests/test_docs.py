@@ -5,8 +5,10 @@ import re
 
 import pytest
 from conftest import ROOT
+from sections import read
+from test_structure import changed_lines
 
-from analysis import docs
+from analysis import docs, tables
 from analysis.checks import problems
 from analysis.runs import load
 from analysis.schema import SourceError
@@ -37,8 +39,57 @@ def test_links_lead_to_files_and_headings(path):
             assert not anchor or anchor in anchors(file), link
 
 
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().split()) <= 1500
+def test_the_pages_are_short():
+    written = "".join(path.read_text() for path in DOCUMENTS)
+    generated = "".join(block[0] for block in docs.BLOCK.finditer(written))
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+    assert len((ROOT / "docs/ease.md").read_text().split()) <= 800
+    assert len(written.split()) <= 14_000
+    assert len(generated.split()) <= len(written.split()) / 4
+
+
+def words_of(name):
+    """A page's text, without its line ends."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+def column(table, title, source, where=None):
+    """A column of one of a study's tables, by script."""
+    cells = tables.make(table, docs.bench_of(source, where)).cells
+    return cells.set_index("script")[title]
+
+
+def test_the_readme_answers_with_the_numbers_of_the_studies():
+    page = words_of("README.md")
+    training = column("answer", "100 iterations (s)", "studies/peers")
+    jax = sorted(training[["ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_equinox"]], key=float)
+    torch = training["ppo_torch"]
+    assert f"take {jax[0]} to {jax[-1]} s with them, and {torch} s with PyTorch" in page
+    of_gymnasium = ("studies/cpu/gymnasium", "CartPole-v1")
+    scripts = ["ppo_linen_gymnasium", "ppo_torch_gymnasium"]
+    linen, torch = column("answer", "iteration (ms)", *of_gymnasium)[scripts]
+    assert f"at {linen} ms an iteration against PyTorch's {torch}." in page
+    linen, torch = column("answer", "20 iterations (s)", *of_gymnasium)[scripts]
+    assert f"{linen} against {torch} s" in page
+    startup = column("answer", "startup (s)", "studies/peers")
+    assert f"It starts in {startup['ppo_torch']} s;" in page
+    assert f"compiled it starts in {startup['ppo_torch_compile']} s" in page
+    bench = docs.bench_of("studies/cpu", "CartPole-v1 small")
+    [crossing] = tables.make("break_even", bench).cells["after iterations"]
+    assert f"ahead only after {crossing.split()[0]} iterations" in page
+    assert f"after {crossing} iterations" in words_of("studies/cpu/README.md")
+
+
+@pytest.mark.parametrize("name", ["linen", "nnx", "equinox", "torch", "torch_compile"])
+def test_the_table_of_ease_counts_right(name):
+    script = f"ppo_{name}"
+    lesson = len(read(script).partition("# === Run log")[0].splitlines())
+    times = [
+        column("startup", x, "studies/peers")[script] for x in ("startup (s)", "iteration 0 (s)")
+    ]
+    numbers = [lesson, changed_lines("ppo_linen", script), *times]
+    row = " | ".join(map(str, [script, *numbers]))
+    assert f"| {row} |" in words_of("docs/ease.md")
 
 
 def test_every_number_in_the_documents_is_what_the_studies_give(capsys):

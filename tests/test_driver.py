@@ -399,9 +399,12 @@ def test_a_small_real_grid(tmp_path):
         assert run["status"] == "completed" and run["peak_host_bytes"] > 0
         assert len(run["machine"]) == 8 and run["cores"] == psutil.cpu_count(logical=False)
     assert sorted(load(runs).runs["mode"]) == ["mine", "ppo_linen"]
-    report, send, end = said[-3:]
-    assert report == f"Report: {runs}/report/report.html"
+    place = said.index(f"Report: {runs}/report/report.html")
+    send, end = said[place - 2 : place]
     assert end == f"Runs complete: 2 of 2, in {runs}."
+    # The last is the answer: a sentence, then the table.
+    assert said[place + 2].startswith("On CartPole-v1, 1 iteration took ")
+    assert [line.split()[0] for line in said[-2:]] == ["ppo_linen", "mine"]
     what, _, command = send.partition(": ")
     assert what == "To send the offline runs to W&B"
     words = subprocess.check_output(["bash", "-c", f"echo {command}"], cwd=ROOT, text=True)

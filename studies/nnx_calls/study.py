@@ -19,8 +19,8 @@ HUES = {
     "jax.jit, split and merge": "jax",
     "jax.jit, plain arrays": "jax",
 }
-MOST_CALLS = 80  # one for each minibatch: what the first table and the figure are about
-PPO_ARRAYS = 12  # what the second table is about
+MOST_CALLS = 80  # one for each minibatch: what the figure is about
+PPO_ARRAYS = 12  # what the table is about
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -35,29 +35,18 @@ def read(path: Path) -> pd.DataFrame:
     return frame.sort_values(["flax", "way"], key=lambda x: x.map(order.index), kind="stable")
 
 
-def wide(frame: pd.DataFrame, name: str, unit: str) -> pd.DataFrame:
-    """Return a row of text per version of Flax and way, with a column for each count of name."""
-    titles = [f"{counted([x], name)} ({unit})" for x in frame[f"{name}s"]]
-    return across(frame.assign(title=titles), texts(frame), ["flax", "way"], "title")
-
-
-def calls(path: Path) -> Table:
-    """Return the microseconds of a call, by the number of parameter arrays."""
-    frame = read(path)
-    frame = frame[frame["calls"] == MOST_CALLS]
-    return Table("calls", "Microseconds of one call", frame, wide(frame, "array", "us"))
-
-
 def iterations(path: Path) -> Table:
-    """Return the milliseconds of an iteration, by the number of calls that make it up."""
+    """Return the milliseconds of an iteration, by the number of calls, with the first Flax."""
     frame = read(path)
-    frame = frame[frame["arrays"] == PPO_ARRAYS]
+    frame = frame[(frame["arrays"] == PPO_ARRAYS) & (frame["flax"] == frame["flax"].iloc[0])]
     for name in ("estimate", "low", "high"):
         frame[name] *= frame["calls"] / 1000
-    return Table("iterations", "Milliseconds of 80 steps", frame, wide(frame, "call", "ms"))
+    frame["title"] = [f"{counted([x], 'call')} (ms)" for x in frame["calls"]]
+    cells = across(frame, texts(frame), ["way"], "title")
+    return Table("iterations", "Milliseconds of 80 steps", frame, cells)
 
 
-BLOCKS = {"calls": calls, "iterations": iterations}
+BLOCKS = {"iterations": iterations}
 
 
 def update(source: Path, out: Path) -> None:

@@ -1,8 +1,7 @@
-"""Our scripts beside libraries that a user would pick instead: their times, and targets."""
+"""Our scripts beside libraries that a user would pick instead."""
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from analysis import stats
@@ -10,10 +9,8 @@ from analysis.measures import Bench, benches, measure, timed
 from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import span, table_of, text, value
-from analysis.words import number
 
 LINEN, LIBRARY = "ppo_linen", "sb3"
-TARGETS = {"ppo_linen": 0.14, "ppo_torch": 0.56, "ppo_torch_compile": 0.34}  # of sb3, at most
 
 
 def peers(bench: Bench) -> pd.DataFrame:
@@ -37,7 +34,6 @@ def peer_table(source: Path) -> Table:
         "iteration (ms)": value("steady", 1000),
         f"times as long as {LINEN}": span("steady_"),
         f"as {LIBRARY}": span("library_"),
-        "target": lambda row: number(TARGETS.get(row["mode"], np.nan), 2),
         "whole training (s)": value("process"),
         "median final return": span("return_"),
     }

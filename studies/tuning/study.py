@@ -56,7 +56,7 @@ def verdict_table(folder: Path) -> Table:
 def draw(frame: pd.DataFrame) -> Figure:
     """A panel per study: the returns of fresh seeds, their means, and what the study claimed."""
     studies = list(frame["study"].unique())
-    figure, panels = figures.make_panels(studies, len(studies), 3.6, sharey=False)
+    figure, panels = figures.make_panels(studies, len(studies), 3.6, figures.WIDTH, False)
     for axes, study in zip(panels, studies, strict=True):
         sides = frame[frame["study"] == study].iloc[:2]  # the third is their difference
         offsets = np.linspace(-0.18, 0.18, len(sides["returns"].iloc[0]))
