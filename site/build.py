@@ -1,0 +1,318 @@
+"""Build the page that shows the scripts side by side, their idioms, and which one is done first.
+
+    python site/build.py --out site.html    # one file, which makes no network requests
+
+It is page.html with page.css, page.js, the scripts, docs/notes.toml, idioms.toml and the studies in
+it. A line that scripts share is held once. The page itself compares scripts and counts seconds.
+"""
+
+import argparse
+import ast
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+import pandas as pd
+from pygments.lexers import PythonLexer
+from pygments.token import Token, _TokenType
+from scipy.stats import t as student
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.append(str(ROOT))
+
+from analysis import measures, page, runs, stats
+
+FRAMEWORKS = {
+    "torch": "PyTorch",
+    "linen": "Flax Linen",
+    "nnx": "Flax NNX",
+    "equinox": "Equinox",
+}
+# What a choice is grouped by: the first pattern that a script's name matches.
+GROUPS = {
+    "PPO with memory": r"ppo_rnn_",
+    "PPO, many agents in one program": r"ppo_.*_vmap",
+    "PPO, environments in Gymnasium": r"ppo_.*_gymnasium",
+    "PPO": r"ppo_",
+    "DQN": r"dqn_",
+}
+BANNER = re.compile(r"^# === ([\w ]+?) =+$")
+HEAD = "Docstring and imports"  # what stands above the first banner
+# A kind of token -> its letter in the page, which has a colour for it; all others are plain.
+LETTERS = {
+    Token.Comment: "c",
+    Token.Literal.String: "s",
+    Token.Literal.Number: "n",
+    Token.Keyword: "k",
+    Token.Operator.Word: "k",
+    Token.Name.Function: "f",
+    Token.Name.Class: "f",
+    Token.Name.Decorator: "d",
+    Token.Name.Builtin: "b",
+}
+PLAIN = "p"
+BETWEEN = "¦"  # tokens of a line; no script has it
+Line = list[tuple[str, str]]  # letters and texts
+
+
+class BuildError(Exception):
+    """Says what the page would need and does not find."""
+
+
+# === Scripts ====================================================================================
+def letter_of(kind: _TokenType) -> str:
+    return next((letter for group, letter in LETTERS.items() if kind in group), PLAIN)
+
+
+def highlight(code: str) -> list[Line]:
+    """Return code as lines of tokens; neighbours of one letter are one token."""
+    lines: list[Line] = [[]]
+    for kind, text in PythonLexer(stripnl=False).get_tokens(code):
+        letter = letter_of(kind)
+        for i, part in enumerate(text.split("\n")):
+            if i:
+                lines.append([])
+            if part and lines[-1] and lines[-1][-1][0] == letter:
+                part = lines[-1].pop()[1] + part
+            if part:
+                lines[-1].append((letter, part))
+    return lines[: code.count("\n") + 1]
+
+
+def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return every script's sections as numbers of lines, and the lines that these number."""
+    numbers: dict[str, int] = {}
+    scripts = {}
+    for path in [*sorted(root.glob("ppo_*.py")), *sorted(root.glob("dqn_*.py"))]:
+        code = path.read_text().rstrip("\n")
+        if BETWEEN in code:
+            raise BuildError(f"{path.name} has the character {BETWEEN}, which stands between tokens")
+        sections: list[dict[str, Any]] = [{"title": HEAD, "start": 1, "lines": []}]
+        for i, (line, tokens) in enumerate(zip(code.split("\n"), highlight(code), strict=True)):
+            banner = BANNER.match(line)
+            if banner:
+                sections.append({"title": banner[1], "start": i + 2, "lines": []})
+                continue
+            packed = BETWEEN.join(letter + text for letter, text in tokens)
+            sections[-1]["lines"].append(numbers.setdefault(packed, len(numbers)))
+        for section in sections:
+            while section["lines"] and section["lines"][-1] == numbers.get("", -1):
+                section["lines"].pop()  # blank lines before the next banner
+        group = next(x for x, pattern in GROUPS.items() if re.match(pattern, path.stem))
+        framework = next((x for x in FRAMEWORKS if x in path.stem.split("_")), "")
+        scripts[path.stem] = {"group": group, "framework": framework, "sections": sections}
+    return scripts, list(numbers)
+
+
+def read_notes(root: Path, scripts: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return what a framework, or a script of its own, asks for in each section."""
+    notes = tomllib.loads((root / "docs/notes.toml").read_text())
+    sections = {x["title"] for script in scripts.values() for x in script["sections"]}
+    for name, own in notes.items():
+        if name not in FRAMEWORKS and name not in scripts:
+            raise BuildError(f"docs/notes.toml: no framework and no script is called {name}")
+        if not set(own) <= sections:
+            raise BuildError(f"docs/notes.toml: {name}: no section {set(own) - sections}")
+        notes[name] = {section: prose(note) for section, note in own.items()}
+    return notes
+
+
+def prose(text: str) -> str:
+    """Return a sentence of this project's own as HTML, with its `code`."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+# === Idioms =====================================================================================
+def excerpt(root: Path, source: dict[str, str]) -> str:
+    """Return lines of a file: a function or class by name, or of it those from one text to another.
+
+    source has the keys file and name (as "Agent.get_value"), and may have from and to.
+    """
+    code = (root / source["file"]).read_text()
+    where = f"{source['file']}: {source['name']}"
+    node: Any = ast.parse(code)
+    for name in source["name"].split("."):
+        inside = [x for x in ast.walk(node) if getattr(x, "name", None) == name and x is not node]
+        if not inside:
+            raise BuildError(f"{where} is not there")
+        node = inside[0]
+    first = min(x.lineno for x in [node, *node.decorator_list])
+    lines = code.splitlines()[first - 1 : node.end_lineno]
+    if "from" in source:
+        start = find(lines, source["from"], 0, where)
+        end = find(lines, source.get("to", source["from"]), start, where)
+        lines = lines[start : end + 1]
+    return textwrap.dedent("\n".join(lines))
+
+
+def find(lines: Sequence[str], text: str, start: int, where: str) -> int:
+    """Return the first line from start on that has the text."""
+    for i in range(start, len(lines)):
+        if text in lines[i]:
+            return i
+    raise BuildError(f"{where} has no line with {text!r}")
+
+
+def read_idioms(root: Path) -> list[dict[str, Any]]:
+    return tomllib.loads((root / "site/idioms.toml").read_text())["idiom"]
+
+
+def idiom_cell(root: Path, sources: list[dict[str, str]], link: str) -> str:
+    """Return the cell of a framework: excerpts, each with a link to its file."""
+    parts = []
+    for source in sources:
+        lines = highlight(excerpt(root, source))
+        code = "\n".join("".join(map(token_html, line)) for line in lines)
+        name = html.escape(f"{source['file']}, {source['name']}")
+        address = html.escape(f"{link}/{source['file']}")
+        parts.append(f'<pre tabindex="0">{code}</pre><a href="{address}">{name}</a>')
+    return "".join(parts)
+
+
+def token_html(token: tuple[str, str]) -> str:
+    letter, text = token
+    text = html.escape(text)
+    return text if letter == PLAIN else f'<span class="{letter}">{text}</span>'
+
+
+def idioms_html(root: Path, link: str) -> str:
+    """Return the table of idioms, a row each, frameworks as columns."""
+    heads = "".join(f'<th scope="col">{title}</th>' for title in FRAMEWORKS.values())
+    rows = [f'<thead><tr><th scope="col">Idiom</th>{heads}</tr></thead>']
+    for idiom in read_idioms(root):
+        cells = "".join(
+            f'<td data-title="{title}">{idiom_cell(root, idiom[name], link)}</td>'
+            for name, title in FRAMEWORKS.items()
+        )
+        note = prose(idiom["note"])
+        head = f"<th scope=row><h3>{html.escape(idiom['title'])}</h3><p>{note}</p></th>"
+        rows.append(f"<tr>{head}{cells}</tr>")
+    return f'<table class="idioms">{"".join(rows)}</table>'
+
+
+# === Studies ====================================================================================
+class Cell(NamedTuple):
+    """Runs that were measured in turn: of one study, machine, environment, network and length."""
+
+    study: str  # its folder, from the project's root on
+    runs: pd.DataFrame
+
+
+def read_cells(root: Path) -> list[Cell]:
+    """Return what the studies have measured of single trainings of PPO, the largest first."""
+    cells = []
+    for path in sorted((root / "studies").rglob("runs.*")):
+        if path.name not in runs.TABLES:
+            continue
+        study = str(path.parent.relative_to(root))
+        for bench in measures.benches(runs.load(path.parent)):
+            every = measures.timed(bench.runs).dropna(subset=["steady", "process"])
+            alone = every["num_agents"].isna() & ~every["mode"].str.contains("side by side")
+            every = every[alone & ~every["sync"] & (every["algorithm"] == "ppo")]
+            for _, part in every.groupby(["env_id", "size"]):
+                part = stats.of_length(part)
+                if part["mode"].nunique() > 1:
+                    cells.append(Cell(study, measures.in_order(part)))
+    cells.sort(key=lambda x: len(x.runs), reverse=True)
+    return [x for i, x in enumerate(cells) if not any(is_part(x, y) for y in cells[:i])]
+
+
+def is_part(cell: Cell, other: Cell) -> bool:
+    """Return whether another study has all of the cell's runs, too."""
+    keys = ["mode", "env_id", "size", "platform", "repeat", "process", "steady"]
+    return len(cell.runs.merge(other.runs[keys], on=keys)) == len(cell.runs)
+
+
+def text(value: object) -> str:
+    """Return a study's text as HTML that shows it as it is; page.escape() sees to that."""
+    return page.HTML.renderInline(page.escape(value))
+
+
+def pack(cell: Cell, link: str) -> dict[str, Any]:
+    """Return a cell for the page, its texts as HTML."""
+    first = cell.runs.iloc[0]
+    modes = []
+    for mode, part in cell.runs.groupby("mode", sort=False):
+        seconds = part[["repeat", "steady", "process"]]
+        rows = [[float(f"{x:.5g}") for x in row] for row in seconds.to_numpy()]
+        framework = part["framework"].iloc[0]
+        known = framework if framework in FRAMEWORKS else "other"
+        modes.append({"name": text(mode), "framework": known, "runs": rows})
+    return {
+        "device": text(first["platform"]),
+        "on_gpu": bool(first["device"] != "cpu"),
+        "size": text(first["size"]),
+        "env": text(first["env_id"]),
+        "study": text(cell.study),
+        "link": html.escape(f"{link}/{cell.study}"),
+        "commit": text(first["commit"][:7]),
+        "iterations": int(first["num_iterations"]),
+        "batch": int(first["batch_size"]),
+        "modes": modes,
+    }
+
+
+# === The page ===================================================================================
+def build(root: Path, link: str) -> str:
+    """Return the page; link leads to the project's root, where files are."""
+    scripts, lines = read_scripts(root)
+    cells = [pack(x, link) for x in read_cells(root)]
+    most = max([len(mode["runs"]) for x in cells for mode in x["modes"]], default=2)
+    data = {
+        "link": link,
+        "frameworks": FRAMEWORKS,
+        "scripts": scripts,
+        "lines": lines,
+        "notes": read_notes(root, scripts),
+        "cells": cells,
+        # Student's quantiles by degrees of freedom, from 1 on.
+        "t": [round(float(student.ppf((1 + stats.CONFIDENCE) / 2, x)), 4) for x in range(1, most)],
+        "farthest": measures.FARTHEST,
+    }
+    packed = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    css = (HERE / "page.css").read_text()
+    js = (HERE / "page.js").read_text()
+    return Template((HERE / "page.html").read_text()).substitute(
+        css=css,
+        js=js,
+        css_hash=digest(css),
+        js_hash=digest(js),
+        data=packed.replace("<", "\\u003c"),
+        idioms=idioms_html(root, link),
+        link=html.escape(link),
+    )
+
+
+def digest(code: str) -> str:
+    """Return what a Content-Security-Policy calls a style or a script by."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("site.html"), help="file to write")
+    parser.add_argument("--link", help="address of the project's files; by default, on this disk")
+    args = parser.parse_args()
+    link = args.link or os.path.relpath(ROOT, args.out.resolve().parent)
+    try:
+        content = build(ROOT, link)
+    except BuildError as error:
+        sys.exit(f"site: {error}")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(content)
+    print(f"{args.out}: {len(content.encode()) / 1000:,.0f} KB")
+
+
+if __name__ == "__main__":
+    main()
