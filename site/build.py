@@ -171,13 +171,22 @@ def read_idioms(root: Path) -> list[dict[str, Any]]:
 def idiom_cell(root: Path, sources: list[dict[str, str]], link: str) -> str:
     """Return the cell of a framework: excerpts, each with a link to its file."""
     parts = []
-    for source in sources:
-        lines = highlight(excerpt(root, source))
-        code = "\n".join("".join(map(token_html, line)) for line in lines)
-        name = html.escape(f"{source['file']}, {source['name']}")
-        address = html.escape(f"{link}/{source['file']}")
-        parts.append(f'<pre tabindex="0">{code}</pre><a href="{address}">{name}</a>')
+    for i, source in enumerate(sources):
+        lines = map(line_html, highlight(excerpt(root, source)))
+        parts.append(f'<pre tabindex="0">{"".join(lines)}</pre>')
+        places = [(x["file"], x["name"]) for x in sources[i : i + 2]]
+        if len(set(places)) == len(places):  # the next is not from the same place
+            name = html.escape(", ".join(places[0]))
+            address = html.escape(f"{link}/{source['file']}")
+            parts.append(f'<a href="{address}">{name}</a>')
     return "".join(parts)
+
+
+def line_html(line: Line) -> str:
+    """Return a line of an excerpt, with a class by which it is indented where it wraps."""
+    text = "".join(text for _, text in line)
+    indent = len(text) - len(text.lstrip())
+    return f'<span class="line in{indent}">{"".join(map(token_html, line))}</span>'
 
 
 def token_html(token: tuple[str, str]) -> str:

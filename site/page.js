@@ -1,10 +1,9 @@
 // What is compared and counted in the page. Part 1: the answer. Part 2: side by side.
 "use strict";
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
-const NARROW = matchMedia("(max-width: 719px)"); // there, one script's lines stand above the other's
-
 const $ = (id) => document.getElementById(id);
+const DATA = JSON.parse($("data").textContent);
+const NARROW = matchMedia("(max-width: 719px)"); // there, one script's lines stand above the other's
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -13,8 +12,8 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Text from studies is HTML already: the build escapes it, by analysis/page.py.
-function foreign(tag, html, attributes = {}) {
+// Notes and text from studies are HTML already: the build escapes them, these by analysis/page.py.
+function prose(tag, html, attributes = {}) {
   const made = element(tag, attributes);
   made.innerHTML = html;
   return made;
@@ -23,7 +22,6 @@ function foreign(tag, html, attributes = {}) {
 // === The answer ================================================================================
 const STEPS = [51200, 102400, 204800, 409600, 819200, 1638400, 3276800, 6553600, 13107200];
 const COSTS = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((x) => x * 1e-6); // seconds
-const BEFORE_ANYBODY = "nobody"; // a device that no study has
 
 // The one formula. A run is [repeat, iteration, whole training], in seconds; what its iterations
 // leave of the whole is spent once: imports, compiling, first iterations that take longer.
@@ -60,10 +58,7 @@ function count(cell, secondsOf) {
   return rows;
 }
 
-function number(x) {
-  if (x >= 100) return Math.round(x).toLocaleString("en");
-  return x.toPrecision(3);
-}
+const number = (x) => (x >= 100 ? Math.round(x).toLocaleString("en") : x.toPrecision(3));
 
 function duration(s) {
   if (s < 120) return `${number(s)} s`;
@@ -83,19 +78,17 @@ function familyOf({ name, framework }) {
 function sentenceOf(rows, steps) {
   const families = Map.groupBy(rows, (row) => familyOf(row.mode));
   const parts = [...families].map(([family, own]) => {
-    const ends = [...new Set([own[0], own[own.length - 1]].map((x) => duration(x.time.mean)))];
-    const color = family === "JAX" ? "linen" : own[0].mode.framework;
-    return `<b class="${color}">${family}</b> <b>${ends.join(" to ")}</b>`;
+    const ends = own.map((x) => duration(x.time.mean));
+    const span = ends[0] === ends.at(-1) ? ends[0] : `${ends[0].replace(/ s$/, "")} to ${ends.at(-1)}`;
+    return `<b class="${family === "JAX" ? "linen" : own[0].mode.framework}">${family}</b> <b>${span}</b>`;
   });
-  const name = (row) => `<code>${row.mode.name}</code>`;
-  let text = `${steps.toLocaleString("en")} steps: ${parts.join(", ")}.`;
-  if (!rows.some((x) => x.known)) return `${text} Each program ran once, so no difference can be claimed.`;
-  const alike = rows.filter((x) => !x.apart);
-  text += ` <small>${alike.length > 1 ? "First are" : "First is"} ${inWords(alike.map(name))}`;
-  if (alike.length > 1) text += ", which cannot be told apart";
+  const text = `${steps.toLocaleString("en")} steps take ${parts.join(", ")}.`;
+  if (!rows.some((x) => x.known)) return `${text} <small>Each ran once, so no difference is claimed.</small>`;
+  const alike = rows.filter((x) => !x.apart).map((x) => `<code>${x.mode.name}</code>`);
   const other = rows.find((x) => familyOf(x.mode) !== familyOf(rows[0].mode));
-  if (other && other.apart) text += `; ${familyOf(other.mode)} takes ${timesOf(other)} times as long`;
-  return `${text}.</small>`;
+  const first = alike.length > 1 ? `${inWords(alike)}: they cannot be told apart` : alike[0];
+  const times = other && other.apart ? ` ${familyOf(other.mode)} takes ${timesOf(other)} times as long.` : "";
+  return `${text} <small>First is ${first}.${times}</small>`;
 }
 
 // "2.32 [2.24, 2.40]", with more digits where rounding would move a number onto 1.
@@ -124,21 +117,17 @@ function bars(figure, rows) {
       whisker.style.width = percent(high - low);
     }
     const line = figure.appendChild(element("div", { class: "row" }));
-    line.append(foreign("span", row.mode.name, { class: "name" }), track);
+    line.append(prose("span", row.mode.name, { class: "name" }), track);
     line.append(element("span", { class: "value" }, duration(mean)));
-    line.append(element("span", { class: "verdict" }, verdictOf(row, rows[0])));
+    const doubt = row.known ? ": cannot be told apart" : ", no interval";
+    const verdict = row === rows[0] ? "first" : `${timesOf(row)} times${row.apart ? "" : doubt}`;
+    line.append(element("span", { class: "verdict" }, verdict));
   }
-}
-
-function verdictOf(row, first) {
-  if (row === first) return "first";
-  if (!row.known) return `${timesOf(row)} times, no interval`;
-  return `${timesOf(row)} times${row.apart ? "" : ": cannot be told apart"}`;
 }
 
 function choices(select, pairs) {
   const before = select.value;
-  select.replaceChildren(...pairs.map(([value, html]) => foreign("option", html, { value })));
+  select.replaceChildren(...pairs.map(([value, html]) => prose("option", html, { value })));
   if (pairs.some(([value]) => value === before)) select.value = before;
 }
 
@@ -146,40 +135,32 @@ function showAnswer() {
   const size = new FormData($("controls")).get("size");
   const steps = STEPS[$("steps").value];
   const cost = COSTS[$("cost").value];
-  $("steps-text").textContent = steps.toLocaleString("en");
-  const micro = Math.round(cost * 1e6);
-  $("cost-text").textContent = cost ? `${micro} µs more than the measured one's` : "as the measured one's";
-  $("steps").setAttribute("aria-valuetext", $("steps-text").textContent);
-  $("cost").setAttribute("aria-valuetext", $("cost-text").textContent);
-
-  const here = DATA.cells.map((x, i) => [i, x]).filter(([, x]) => x.device === $("device").value && x.size === size);
+  const here = [...DATA.cells.entries()].filter(([, x]) => x.device === $("device").value && x.size === size);
   choices($("cell"), here.map(([i, x]) => [String(i), cellName(x)]));
   $("cell").disabled = !here.length;
   const cell = DATA.cells[$("cell").value];
-  const tooFar = cell && steps > DATA.farthest * cell.iterations * cell.batch;
-  for (const id of ["computed", "legend", "formula", "measured-box"]) $(id).hidden = !cell || tooFar;
-  if (!cell || tooFar) {
-    $("sentence").innerHTML = (cell ? `That is more than ${DATA.farthest} times as long as what was measured with
-      this network, so nothing is claimed.` : "Nobody has measured this yet.") + ` Measure it, and send it in:
-      <code>./benchmark.sh --size ${size} --runs-dir runs/mine && python -m analysis pack runs/mine studies/mine</code>`;
+  const env = cell ? cell.env : "a measured one";
+  $("steps-text").textContent = steps.toLocaleString("en");
+  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}'s` : `what ${env}'s does`;
+  for (const id of ["steps", "cost"]) $(id).setAttribute("aria-valuetext", $(`${id}-text`).textContent);
+
+  const isFar = cell && steps > DATA.farthest * cell.iterations * cell.batch;
+  for (const id of ["counted", "formula", "measured-box"]) $(id).hidden = !cell || isFar;
+  if (!cell || isFar) {
+    const why = `That is over ${DATA.farthest} times as long as what was measured with this network, so nothing is claimed.`;
+    $("sentence").innerHTML = `${isFar ? why : "No study has measured this yet."} <small>Here is the command, on that machine:
+      <code>./benchmark.sh --sizes ${size} --repeats 5 --runs-dir runs/mine &amp;&amp; python -m analysis pack runs/mine
+      studies/mine</code>. Send it in, and this page will answer.</small>`;
     return;
   }
   const rows = count(cell, (run) => seconds(run, cell, steps, cost));
   $("sentence").innerHTML = sentenceOf(rows, steps);
   bars($("computed"), rows);
-  $("legend").textContent = "The darker part of a bar is spent once: imports, compiling, the first iterations. Whiskers and brackets are 95% intervals.";
-  $("formula").innerHTML = `<b>seconds = once + steps / ${cell.batch.toLocaleString("en")} &times; iteration
-    + steps &times; cost</b>, for each run of <a href="${cell.link}">${cell.study}</a> at commit ${cell.commit}; once is what
-    a measured training took beyond its iterations. Shown are geometric means over seeds. A ratio pairs runs of one seed, and
-    where its interval holds 1, two scripts cannot be told apart.`;
-  showMeasured(cell);
-}
-
-function showMeasured(cell) {
-  const steps = (cell.iterations * cell.batch).toLocaleString("en");
+  $("batch").textContent = cell.batch.toLocaleString("en");
+  $("study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit}`;
   bars($("measured"), count(cell, (run) => run[2]));
-  $("measured-text").innerHTML = `Whole trainings of ${steps} steps in ${cell.env}, from ${cell.study}: the formula gives
-    the same at that length and cost.`;
+  const measured = (cell.iterations * cell.batch).toLocaleString("en");
+  $("measured-text").innerHTML = `Whole trainings of ${measured} steps in ${cell.env}, ${cell.study}. The formula gives the same.`;
 }
 
 function cellName(cell) {
@@ -190,7 +171,7 @@ function cellName(cell) {
 
 function startAnswer() {
   const devices = [...new Map(DATA.cells.map((x) => [x.device, x.device]))];
-  if (!DATA.cells.some((x) => x.on_gpu)) devices.push([BEFORE_ANYBODY, "an NVIDIA GPU: not measured yet"]);
+  if (!DATA.cells.some((x) => x.on_gpu)) devices.push(["none", "an NVIDIA GPU: not measured yet"]);
   choices($("device"), devices);
   $("controls").addEventListener("input", showAnswer);
   showAnswer();
@@ -199,6 +180,7 @@ function startAnswer() {
 // === Side by side: what is the same ============================================================
 const textOf = DATA.lines.map((line) => line.split("¦").map((x) => x.slice(1)).join(""));
 const wordsOf = textOf.map((text) => text.match(/\w+|\s+|[^\w\s]/g) || []);
+const namesOf = textOf.map((text) => new Set(text.match(/\w+/g)));
 
 // Longest common subsequence of weights: pairs [i, j] in order; what has no partner has null.
 function align(a, b, weigh) {
@@ -222,23 +204,10 @@ function align(a, b, weigh) {
   return pairs;
 }
 
-// How much of two lines' words is the same, from 0 to 1 (Dice).
+// How many of two lines' words are in both, from 0 to 1 (Dice).
 function likeness(a, b) {
-  const left = wordsOf[a].filter((x) => x.trim());
-  const right = new Map();
-  let total = left.length;
-  for (const word of wordsOf[b]) {
-    if (!word.trim()) continue;
-    right.set(word, (right.get(word) || 0) + 1);
-    total++;
-  }
-  let common = 0;
-  for (const word of left) {
-    if (!right.get(word)) continue;
-    right.set(word, right.get(word) - 1);
-    common++;
-  }
-  return total ? (2 * common) / total : 0;
+  const common = [...namesOf[a]].filter((x) => namesOf[b].has(x)).length;
+  return (2 * common) / (namesOf[a].size + namesOf[b].size || 1);
 }
 
 const ALIKE = 0.4; // lines less alike than that only stand side by side
@@ -256,13 +225,13 @@ function marks(a, b) {
   for (const [i, j] of pairs) {
     if (i === null) continue;
     const word = wordsOf[a][i];
-    const changed = j === null || word !== wordsOf[b][j];
+    const changed = word.trim() !== "" && (j === null || word !== wordsOf[b][j]);
     for (let k = 0; k < word.length; k++) flags.push(changed);
   }
   return flags.map((x, k) => x || (flags[k - 1] && flags[k + 1])); // one mark over jax.Array
 }
 
-// Rows of lines, as many columns as scripts: each is {at: [place or null], same, marks}.
+// Rows of lines, as many columns as scripts: each is {at, ids, same}: places, or null.
 function rowsOf(columns) {
   const [first, ...others] = columns;
   const partners = others.map(() => new Array(first.length).fill(null));
@@ -289,18 +258,18 @@ function rowsOf(columns) {
 }
 
 // === Side by side: shown =======================================================================
-function showLine(id, other) {
+// A line's tokens, with what line `other` has not got marked.
+function tokensOf(id, other) {
   const flags = other === null || other === id || likeness(id, other) < ALIKE ? [] : marks(id, other);
   const shown = [];
   let at = 0;
   for (const token of DATA.lines[id].split("¦")) {
-    const [letter, text] = [token[0], token.slice(1)];
-    for (let k = 0; k < text.length; ) {
-      const start = k;
-      const marked = Boolean(flags[at + k]);
+    const text = token.slice(1);
+    for (let k = 0, start = 0; k < text.length; start = k) {
+      const marked = Boolean(flags[at + start]);
       while (k < text.length && Boolean(flags[at + k]) === marked) k++;
       const piece = text.slice(start, k);
-      const node = letter === "p" ? piece : element("span", { class: letter }, piece);
+      const node = token[0] === "p" ? piece : element("span", { class: token[0] }, piece);
       shown.push(marked ? element("mark", {}, node) : node);
     }
     at += text.length;
@@ -308,65 +277,51 @@ function showLine(id, other) {
   return shown;
 }
 
-function cellOf(row, k, starts) {
+// A part is a section of one script: {name, title, start, lines}.
+function cellOf(row, k, parts) {
   const id = row.ids[k];
   if (id === null) return element("td", { class: "none" });
-  // A line is marked against the first script's, and the first script's against the next that differs.
+  // Marked against the first script's line, and the first script's against the next that differs.
   const other = k ? row.ids[0] : row.ids.find((x) => x !== null && x !== id) ?? null;
   const kind = row.same ? "" : `new column${k}`;
-  const cell = element("td", { class: kind, "data-line": starts[k] + row.at[k] }, ...showLine(id, other));
+  const cell = element("td", { class: kind, "data-line": parts[k].start + row.at[k] }, ...tokensOf(id, other));
   cell.style.setProperty("--indent", textOf[id].search(/\S|$/));
   return cell;
 }
 
-// In a narrow window the lines of one script stand above those of the next, as in a unified diff.
-function stack(rows, starts) {
-  const shown = [];
-  for (let i = 0; i < rows.length; ) {
-    if (rows[i].same) {
-      shown.push(element("tr", {}, cellOf(rows[i++], 0, starts)));
-      continue;
-    }
-    const end = rows.findIndex((x, j) => j > i && x.same);
-    const hunk = rows.slice(i, end < 0 ? rows.length : end);
-    for (let k = 0; k < starts.length; k++) {
-      for (const row of hunk.filter((x) => x.ids[k] !== null)) shown.push(element("tr", {}, cellOf(row, k, starts)));
-    }
-    i += hunk.length;
-  }
-  return shown;
-}
-
-function trs(rows, starts) {
-  if (NARROW.matches) return stack(rows, starts);
-  return rows.map((row) => element("tr", {}, ...starts.map((_, k) => cellOf(row, k, starts))));
+// Table rows that are all the same, or all differ. In a narrow window the lines of one script stand
+// above those of the next, as in a unified diff.
+function trs(rows, parts) {
+  if (!NARROW.matches) return rows.map((row) => element("tr", {}, ...parts.map((_, k) => cellOf(row, k, parts))));
+  return parts.slice(0, rows[0]?.same ? 1 : MOST).flatMap(({ name }, k) => {
+    const own = rows.filter((row) => row.ids[k] !== null).map((row) => element("tr", {}, cellOf(row, k, parts)));
+    if (own.length && !rows[0].same) own[0].cells[0].prepend(element("span", { class: "hidden" }, `${name}: `));
+    return own;
+  });
 }
 
 const CONTEXT = 3; // lines around a difference
-function body(rows, starts) {
+function bodyOf(rows, parts) {
   const shown = element("tbody");
-  for (let i = 0; i < rows.length; ) {
-    let end = i;
-    while (end < rows.length && rows[end].same === rows[i].same) end++;
-    const from = i && rows[i].same ? i + CONTEXT : i;
-    const to = end < rows.length && rows[i].same ? end - CONTEXT : end;
-    if (!rows[i].same || to - from < 4) shown.append(...trs(rows.slice(i, end), starts));
+  for (let i = 0, end; i < rows.length; i = end) {
+    end = rows.findIndex((row, j) => j > i && row.same !== rows[i].same);
+    if (end < 0) end = rows.length;
+    const from = i ? i + CONTEXT : i;
+    const to = end < rows.length ? end - CONTEXT : end;
+    if (!rows[i].same || to - from < 4 || parts.length === 1) shown.append(...trs(rows.slice(i, end), parts));
     else {
-      shown.append(...trs(rows.slice(i, from), starts));
-      shown.append(foldOf(rows.slice(from, to), starts));
-      shown.append(...trs(rows.slice(to, end), starts));
+      const fold = foldOf(rows.slice(from, to), parts);
+      shown.append(...trs(rows.slice(i, from), parts), fold, ...trs(rows.slice(to, end), parts));
     }
-    i = end;
   }
   return shown;
 }
 
-function foldOf(rows, starts) {
+function foldOf(rows, parts) {
   const button = element("button", { type: "button", class: "fold" }, `the same, ${rows.length} lines`);
-  const columns = NARROW.matches ? 1 : starts.length;
-  const line = element("tr", {}, element("td", { colspan: columns, class: "folded" }, button));
+  const line = element("tr", {}, element("td", { colspan: NARROW.matches ? 1 : parts.length, class: "folded" }, button));
   button.addEventListener("click", () => {
-    const shown = trs(rows, starts);
+    const shown = trs(rows, parts);
     line.replaceWith(...shown);
     shown[0].cells[0].tabIndex = -1;
     shown[0].cells[0].focus(); // where the button was
@@ -374,143 +329,119 @@ function foldOf(rows, starts) {
   return line;
 }
 
-function headOf(name, section) {
-  const script = DATA.scripts[name];
-  const end = section.start + section.lines.length - 1;
-  const lines = DATA.link.startsWith("http") ? `#L${section.start}-L${end}` : "";
-  const address = `${DATA.link}/${name}.py${lines}`;
-  const open = element("a", { href: address }, `${name}.py, lines ${section.start} to ${end}`);
-  const copy = element("button", { type: "button", "aria-label": `Copy ${section.title} of ${name}` }, "Copy");
+function headOf({ name, title, start, lines }, k) {
+  const end = start + lines.length - 1;
+  const place = DATA.link.startsWith("http") ? `#L${start}-L${end}` : "";
+  const open = element("a", { href: `${DATA.link}/${name}.py${place}` }, `${name}.py, lines ${start} to ${end}`);
+  const copy = element("button", { type: "button", "aria-label": `Copy ${title} of ${name}` }, "Copy");
   copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(section.lines.map((x) => textOf[x]).join("\n") + "\n");
+    await navigator.clipboard.writeText(lines.map((x) => `${textOf[x]}\n`).join(""));
     copy.textContent = "Copied";
-    $("said").textContent = `Copied ${section.title} of ${name}`;
+    $("said").textContent = `Copied ${title} of ${name}`;
   });
-  const note = (DATA.notes[name] || {})[section.title] || (DATA.notes[script.framework] || {})[section.title];
-  const shown = element("div", {}, open, copy);
-  return note ? [shown, foreign("p", note)] : [shown];
+  const head = element("th", { scope: "col", class: `column${k}` }, element("div", {}, open, copy));
+  const note = DATA.notes[name]?.[title] ?? DATA.notes[DATA.scripts[name].framework]?.[title];
+  if (note) head.append(prose("p", note));
+  return head;
 }
 
-// A section of the chosen scripts; null where a script has none of that title.
-function showSection(title, names) {
-  const found = names.map((name) => DATA.scripts[name].sections.find((x) => x.title === title) || null);
-  const own = names.filter((_, k) => found[k]);
-  const parts = found.filter(Boolean);
-  const alike = own.length === names.length && parts.every((x) => String(x.lines) === String(parts[0].lines));
-  const box = element("section", { id: `section-${title.replaceAll(" ", "-")}`, class: "code", "aria-label": title });
-  const link = element("a", { href: `#${names.join("..")}/${title.replaceAll(" ", "-")}`, title: "Link to this section" }, title);
-  if (alike) {
-    const details = box.appendChild(element("details"));
-    const words = `: the same, ${parts[0].lines.length} lines`;
-    details.append(element("summary", {}, element("h3", {}, title), words));
-    details.addEventListener("toggle", () => {
-      if (details.children.length > 1) return;
-      details.append(tableOf(names.slice(0, 1), parts.slice(0, 1)));
-    });
-    return { box, words: "the same" };
-  }
+function tableOf(parts, rows) {
+  const head = element("thead", {}, element("tr", {}, ...parts.map(headOf)));
+  return element("table", {}, head, bodyOf(rows, parts));
+}
+
+const slug = (title) => title.replaceAll(" ", "-");
+
+// A section of the chosen scripts, and for the map how many lines differ.
+function sectionOf(title, names) {
+  const parts = names.flatMap((name) => {
+    const found = DATA.scripts[name].sections.find((x) => x.title === title);
+    return found ? [{ name, ...found }] : [];
+  });
   const rows = rowsOf(parts.map((x) => x.lines));
   const differ = rows.filter((x) => !x.same).length;
-  const without = names.filter((x) => !own.includes(x));
-  const words = without.length ? `only in ${own.join(", ")}` : `${differ} of ${rows.length} lines differ`;
-  box.append(element("div", { class: "heading" }, element("h3", {}, link), element("span", {}, words)));
-  box.append(tableOf(own, parts, rows));
-  return { box, words: without.length ? "own" : String(differ) };
-}
-
-function tableOf(names, parts, rows = rowsOf(parts.map((x) => x.lines))) {
-  const starts = parts.map((x) => x.start);
-  const heads = names.map((name, k) => element("th", { scope: "col", class: `column${k}` }, ...headOf(name, parts[k])));
-  const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads)));
-  table.append(body(rows, starts));
-  return table;
+  const box = element("section", { id: `section-${slug(title)}`, class: "code", "aria-label": title });
+  const heading = element("h3", {}, title);
+  if (parts.length === names.length && !differ) {
+    const details = box.appendChild(element("details"));
+    details.append(element("summary", {}, heading, `: the same, ${rows.length} lines`));
+    details.addEventListener("toggle", () => {
+      if (details.children.length < 2) details.append(tableOf(parts.slice(0, 1), rows));
+    });
+    return { title, box, count: "the same" };
+  }
+  const isOwn = parts.length < names.length;
+  const words = isOwn ? `only in ${parts.map((x) => x.name).join(", ")}` : `${differ} of ${rows.length} lines differ`;
+  box.append(element("div", { class: "heading" }, heading, element("span", {}, words)), tableOf(parts, rows));
+  return { title, box, count: isOwn ? "own" : String(differ) };
 }
 
 // === Side by side: chosen ======================================================================
-const PATHS = [
-  ["New to JAX? Begin here", "ppo_torch..ppo_linen"],
-  ["Linen or NNX?", "ppo_linen..ppo_nnx"],
-  ["What torch.compile asks for", "ppo_torch..ppo_torch_compile"],
-  ["All four frameworks", "ppo_torch..ppo_linen..ppo_nnx..ppo_equinox"],
-  ["My environment is not in JAX", "ppo_linen..ppo_linen_gymnasium"],
-  ["Memory", "ppo_linen..ppo_rnn_linen"],
-  ["Many agents at once", "ppo_linen..ppo_linen_vmap"],
-  ["From PPO to DQN", "ppo_linen..dqn_linen"],
-];
 const MOST = 4;
+let chosen = []; // names of scripts
 
 // The address says what is chosen: #ppo_linen..ppo_nnx, or with a section, #ppo_linen..ppo_nnx/Loss.
-function chosen() {
-  const [pair, section] = decodeURIComponent(location.hash.slice(1)).split("/");
-  const names = pair.split("..").filter((x) => x in DATA.scripts).slice(0, MOST);
-  return names.length > 1 ? { names, section } : null;
-}
-
-let shownNames = [];
-function showPair() {
-  const wanted = chosen();
-  const names = wanted ? wanted.names : shownNames.length ? shownNames : PATHS[0][1].split("..");
-  if (String(names) !== String(shownNames)) showSections(names);
-  if (!wanted) return;
-  const target = (wanted.section && $(`section-${wanted.section}`)) || null;
+function readAddress() {
+  const [pair, section] = location.hash.slice(1).split("/");
+  const names = pair.split("..").filter((x) => Object.hasOwn(DATA.scripts, x)).slice(0, MOST);
+  if (names.length > 1 && String(names) !== String(chosen)) choose(names);
+  const target = names.length > 1 && section && $(`section-${section}`);
   if (target) {
-    const details = target.querySelector(":scope > details");
-    if (details) details.open = true;
+    if (target.firstChild.matches("details")) target.firstChild.open = true;
     target.scrollIntoView();
-  } else if ($("compare").getBoundingClientRect().top > innerHeight / 2) $("compare").scrollIntoView();
+  } else if (names.length > 1 && $("compare").getBoundingClientRect().top > innerHeight / 2) {
+    $("compare").scrollIntoView();
+  }
 }
 
-function showSections(names) {
-  shownNames = names;
+// Titles of all scripts' sections, in their order.
+function titlesOf(names) {
   const titles = [];
   for (const name of names) {
     let place = 0;
     for (const { title } of DATA.scripts[name].sections) {
-      const at = titles.indexOf(title);
-      if (at < 0) titles.splice(place++, 0, title);
-      else place = at + 1;
+      if (!titles.includes(title)) titles.splice(place, 0, title);
+      place = titles.indexOf(title) + 1;
     }
   }
-  document.body.style.setProperty("--columns", names.length);
-  const shown = titles.map((title) => ({ title, ...showSection(title, names) }));
-  $("sections").replaceChildren(...shown.map((x) => x.box));
-  $("map").replaceChildren(...shown.map(({ title, words }) => {
-    const address = `#${names.join("..")}/${title.replaceAll(" ", "-")}`;
-    return element("a", { href: address, class: words === "the same" ? "same" : "" }, `${title} `, element("span", {}, words));
-  }));
-  const focused = [...$("chooser").children].indexOf(document.activeElement);
-  $("chooser").replaceChildren(...names.map((_, k) => selectOf(names, k)));
-  if (names.length < MOST) $("chooser").append(selectOf(names, names.length));
-  if (focused >= 0) $("chooser").children[Math.min(focused, names.length)].focus();
-  $("said").textContent = `Compared: ${names.join(", ")}`;
-  for (const link of $("paths").children) {
-    link.toggleAttribute("aria-current", link.hash === `#${names.join("..")}`);
-  }
+  return titles;
 }
 
-const ORDINALS = ["First", "Second", "Third", "Fourth"];
-function selectOf(names, k) {
-  const select = element("select", { "aria-label": `${ORDINALS[k]} script`, class: k < names.length ? `column${k}` : "more" });
-  if (k > 1) select.append(element("option", { value: "" }, k < names.length ? "take away" : "+ one more"));
-  for (const group of new Set(Object.values(DATA.scripts).map((x) => x.group))) {
-    const own = Object.keys(DATA.scripts).filter((x) => DATA.scripts[x].group === group);
+function choose(names) {
+  chosen = names;
+  const pair = names.join("..");
+  const shown = titlesOf(names).map((title) => sectionOf(title, names));
+  $("sections").replaceChildren(...shown.map((x) => x.box));
+  $("map").replaceChildren(...shown.map(({ title, count }) => {
+    const kind = count === "the same" ? "same" : "";
+    return element("a", { href: `#${pair}/${slug(title)}`, class: kind }, `${title} `, element("span", {}, count));
+  }));
+  const focused = [...$("chooser").children].indexOf(document.activeElement);
+  const selects = [...names, ""].slice(0, MOST).map((_, k) => selectOf(k));
+  $("chooser").replaceChildren(...selects);
+  if (focused >= 0) selects[Math.min(focused, selects.length - 1)].focus();
+  for (const link of $("paths").children) link.setAttribute("aria-current", link.hash === `#${pair}`);
+  $("said").textContent = `Side by side: ${names.join(", ")}`;
+}
+
+function selectOf(k) {
+  const name = ["First", "Second", "Third", "Fourth"][k];
+  const select = element("select", { "aria-label": `${name} script`, class: chosen[k] ? `column${k}` : "more" });
+  if (k > 1) select.append(element("option", { value: "" }, chosen[k] ? "take away" : "+ one more"));
+  for (const [group, own] of Map.groupBy(Object.keys(DATA.scripts), (x) => DATA.scripts[x].group)) {
     select.append(element("optgroup", { label: group }, ...own.map((x) => element("option", { value: x }, x))));
   }
-  select.value = names[k] || "";
+  select.value = chosen[k] ?? "";
   select.addEventListener("change", () => {
-    const next = [...names];
+    const next = [...chosen];
     next[k] = select.value;
     location.hash = next.filter(Boolean).join("..");
   });
   return select;
 }
 
-function startPairs() {
-  $("paths").append(...PATHS.map(([words, names]) => element("a", { href: `#${names}` }, words, element("span", {}, names.replaceAll("..", " → ")))));
-  addEventListener("hashchange", showPair);
-  NARROW.addEventListener("change", () => showSections(shownNames));
-  showPair();
-}
-
 startAnswer();
-startPairs();
+choose($("paths").firstElementChild.hash.slice(1).split(".."));
+readAddress();
+addEventListener("hashchange", readAddress);
+NARROW.addEventListener("change", () => choose(chosen));
