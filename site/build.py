@@ -1,6 +1,6 @@
 """Build the page that shows the scripts side by side, their idioms, and which one is done first.
 
-    python site/build.py --out site.html    # one file, which makes no network requests
+    python site/build.py    # writes report/site.html, one file, which makes no network requests
 
 It is page.html with page.css, page.js, the scripts, docs/notes.toml, idioms.toml and the studies in
 it. A line that scripts share is held once. The page itself compares scripts and counts seconds.
@@ -17,7 +17,8 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ GROUPS = {
     "PPO": r"ppo_",
     "DQN": r"dqn_",
 }
-BANNER = re.compile(r"^# === ([\w ]+?) =+$")
+BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 HEAD = "Docstring and imports"  # what stands above the first banner
 # A kind of token -> its letter in the page, which has a colour for it; all others are plain.
 LETTERS = {
@@ -75,6 +76,7 @@ def letter_of(kind: _TokenType) -> str:
     return next((letter for group, letter in LETTERS.items() if kind in group), PLAIN)
 
 
+@cache  # many scripts have the same section
 def highlight(code: str) -> list[Line]:
     """Return code as lines of tokens; neighbours of one letter are one token."""
     lines: list[Line] = [[]]
@@ -90,25 +92,28 @@ def highlight(code: str) -> list[Line]:
     return lines[: code.count("\n") + 1]
 
 
+def split(text: str) -> Iterator[tuple[str, int, str]]:
+    """Yield each section's title, the number of its first line, and its code."""
+    parts = BANNER.split(text)
+    start = 1
+    for title, code in zip([HEAD, *parts[1::2]], parts[::2], strict=True):
+        blank = len(code) - len(code.lstrip("\n"))
+        yield title, start + blank, code.strip("\n")
+        start += code.count("\n")
+
+
 def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
     """Return every script's sections as numbers of lines, and the lines that these number."""
     numbers: dict[str, int] = {}
     scripts = {}
     for path in [*sorted(root.glob("ppo_*.py")), *sorted(root.glob("dqn_*.py"))]:
-        code = path.read_text().rstrip("\n")
-        if BETWEEN in code:
-            raise BuildError(f"{path.name} has the character {BETWEEN}, which stands between tokens")
-        sections: list[dict[str, Any]] = [{"title": HEAD, "start": 1, "lines": []}]
-        for i, (line, tokens) in enumerate(zip(code.split("\n"), highlight(code), strict=True)):
-            banner = BANNER.match(line)
-            if banner:
-                sections.append({"title": banner[1], "start": i + 2, "lines": []})
-                continue
-            packed = BETWEEN.join(letter + text for letter, text in tokens)
-            sections[-1]["lines"].append(numbers.setdefault(packed, len(numbers)))
-        for section in sections:
-            while section["lines"] and section["lines"][-1] == numbers.get("", -1):
-                section["lines"].pop()  # blank lines before the next banner
+        sections = []
+        for title, start, code in split(path.read_text()):
+            if BETWEEN in code:
+                raise BuildError(f"{path.name} has {BETWEEN}, which stands between tokens")
+            packed = [BETWEEN.join(letter + text for letter, text in x) for x in highlight(code)]
+            lines = [numbers.setdefault(x, len(numbers)) for x in packed]
+            sections.append({"title": title, "start": start, "lines": lines})
         group = next(x for x, pattern in GROUPS.items() if re.match(pattern, path.stem))
         framework = next((x for x in FRAMEWORKS if x in path.stem.split("_")), "")
         scripts[path.stem] = {"group": group, "framework": framework, "sections": sections}
@@ -310,7 +315,7 @@ def digest(code: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("site.html"), help="file to write")
+    parser.add_argument("--out", type=Path, default=Path("report/site.html"), help="file to write")
     parser.add_argument("--link", help="address of the project's files; by default, on this disk")
     args = parser.parse_args()
     link = args.link or os.path.relpath(ROOT, args.out.resolve().parent)

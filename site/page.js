@@ -100,7 +100,7 @@ function timesOf({ ratio: { mean, low, high } }) {
   return ends.length ? `${first} [${ends.join(", ")}]` : first;
 }
 
-// A bar for each row; its darker part is what is spent once.
+// A bar for each row; its full part is what is spent once.
 function bars(figure, rows) {
   const longest = Math.max(...rows.map((x) => x.time.high || x.time.mean));
   const percent = (x, of = longest) => `${((100 * x) / of).toFixed(2)}%`;
@@ -265,7 +265,9 @@ function tokensOf(id, other) {
   let at = 0;
   for (const token of DATA.lines[id].split("¦")) {
     const text = token.slice(1);
-    for (let k = 0, start = 0; k < text.length; start = k) {
+    const indent = at ? 0 : text.search(/\S|$/); // of its own, so that a narrow window can drop it
+    if (indent) shown.push(element("span", { class: "indent" }, text.slice(0, indent)));
+    for (let k = indent, start = indent; k < text.length; start = k) {
       const marked = Boolean(flags[at + start]);
       while (k < text.length && Boolean(flags[at + k]) === marked) k++;
       const piece = text.slice(start, k);
