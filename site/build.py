@@ -120,17 +120,22 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
     return scripts, list(numbers)
 
 
-def read_notes(root: Path, scripts: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return what a framework, or a script of its own, asks for in each section."""
+def add_notes(root: Path, scripts: dict[str, Any]) -> None:
+    """Give each section what its framework asks for, from docs/notes.toml.
+
+    A note is for the scripts that have all words of its table's name; that with most words counts.
+    """
     notes = tomllib.loads((root / "docs/notes.toml").read_text())
-    sections = {x["title"] for script in scripts.values() for x in script["sections"]}
-    for name, own in notes.items():
-        if name not in FRAMEWORKS and name not in scripts:
-            raise BuildError(f"docs/notes.toml: no framework and no script is called {name}")
-        if not set(own) <= sections:
-            raise BuildError(f"docs/notes.toml: {name}: no section {set(own) - sections}")
-        notes[name] = {section: prose(note) for section, note in own.items()}
-    return notes
+    unused = {(name, title) for name, own in notes.items() for title in own}
+    for script, info in scripts.items():
+        names = [x for x in notes if set(x.split("_")) <= set(script.split("_"))]
+        names.sort(key=lambda x: x.count("_"), reverse=True)
+        for section in info["sections"]:
+            name = next((x for x in names if section["title"] in notes[x]), "")
+            section["note"] = prose(notes[name][section["title"]]) if name else ""
+            unused.discard((name, section["title"]))
+    if unused:
+        raise BuildError(f"docs/notes.toml: no script has a section for {sorted(unused)}")
 
 
 def prose(text: str) -> str:
@@ -281,14 +286,13 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
 def build(root: Path, link: str) -> str:
     """Return the page; link leads to the project's root, where files are."""
     scripts, lines = read_scripts(root)
+    add_notes(root, scripts)
     cells = [pack(x, link) for x in read_cells(root)]
     most = max([len(mode["runs"]) for x in cells for mode in x["modes"]], default=2)
     data = {
         "link": link,
-        "frameworks": FRAMEWORKS,
         "scripts": scripts,
         "lines": lines,
-        "notes": read_notes(root, scripts),
         "cells": cells,
         # Student's quantiles by degrees of freedom, from 1 on.
         "t": [round(float(student.ppf((1 + stats.CONFIDENCE) / 2, x)), 4) for x in range(1, most)],

@@ -331,7 +331,7 @@ function foldOf(rows, parts) {
   return line;
 }
 
-function headOf({ name, title, start, lines }, k) {
+function headOf({ name, title, start, lines, note }, k) {
   const end = start + lines.length - 1;
   const place = DATA.link.startsWith("http") ? `#L${start}-L${end}` : "";
   const open = element("a", { href: `${DATA.link}/${name}.py${place}` }, `${name}.py, lines ${start} to ${end}`);
@@ -342,7 +342,6 @@ function headOf({ name, title, start, lines }, k) {
     $("said").textContent = `Copied ${title} of ${name}`;
   });
   const head = element("th", { scope: "col", class: `column${k}` }, element("div", {}, open, copy));
-  const note = DATA.notes[name]?.[title] ?? DATA.notes[DATA.scripts[name].framework]?.[title];
   if (note) head.append(prose("p", note));
   return head;
 }
