@@ -60,7 +60,6 @@ LETTERS = {
     Token.Name.Function: "f",
     Token.Name.Class: "f",
     Token.Name.Decorator: "d",
-    Token.Name.Builtin: "b",
 }
 PLAIN = "p"
 BETWEEN = "¦"  # tokens of a line; no script has it
@@ -144,7 +143,13 @@ def prose(text: str) -> str:
 
 
 # === Idioms =====================================================================================
-def excerpt(root: Path, source: dict[str, str]) -> str:
+class Excerpt(NamedTuple):
+    code: str
+    start: int  # its first line in the file
+    end: int
+
+
+def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
     """Return lines of a file: a function or class by name, or of it those from one text to another.
 
     source has the keys file and name (as "Agent.get_value"), and may have from and to.
@@ -157,19 +162,19 @@ def excerpt(root: Path, source: dict[str, str]) -> str:
         if not inside:
             raise BuildError(f"{where} is not there")
         node = inside[0]
-    first = min(x.lineno for x in [node, *node.decorator_list])
-    lines = code.splitlines()[first - 1 : node.end_lineno]
+    start = min(x.lineno for x in [node, *node.decorator_list])
+    end = node.end_lineno
+    lines = code.splitlines()
     if "from" in source:
-        start = find(lines, source["from"], 0, where)
-        end = find(lines, source.get("to", source["from"]), start, where)
-        lines = lines[start : end + 1]
-    return textwrap.dedent("\n".join(lines))
+        start = find(lines, source["from"], range(start, end + 1), where)
+        end = find(lines, source.get("to", source["from"]), range(start, end + 1), where)
+    return Excerpt(textwrap.dedent("\n".join(lines[start - 1 : end])), start, end)
 
 
-def find(lines: Sequence[str], text: str, start: int, where: str) -> int:
-    """Return the first line from start on that has the text."""
-    for i in range(start, len(lines)):
-        if text in lines[i]:
+def find(lines: Sequence[str], text: str, within: range, where: str) -> int:
+    """Return the number of the first line that has the text."""
+    for i in within:
+        if text in lines[i - 1]:
             return i
     raise BuildError(f"{where} has no line with {text!r}")
 
@@ -182,12 +187,13 @@ def idiom_cell(root: Path, sources: list[dict[str, str]], link: str) -> str:
     """Return the cell of a framework: excerpts, each with a link to its file."""
     parts = []
     for i, source in enumerate(sources):
-        lines = map(line_html, highlight(excerpt(root, source)))
-        parts.append(f'<pre tabindex="0">{"".join(lines)}</pre>')
+        code, start, end = excerpt(root, source)
+        parts.append(f"<pre>{''.join(map(line_html, highlight(code)))}</pre>")
         places = [(x["file"], x["name"]) for x in sources[i : i + 2]]
         if len(set(places)) == len(places):  # the next is not from the same place
             name = html.escape(", ".join(places[0]))
-            address = html.escape(f"{link}/{source['file']}")
+            lines = f"#L{start}-L{end}" if link.startswith("http") else ""  # GitHub's
+            address = html.escape(f"{link}/{source['file']}{lines}")
             parts.append(f'<a href="{address}">{name}</a>')
     return "".join(parts)
 
