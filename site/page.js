@@ -417,22 +417,22 @@ function choose(names) {
     const kind = count === "the same" ? "same" : "";
     return element("a", { href: `#${pair}/${slug(title)}`, class: kind }, `${title} `, element("span", {}, count));
   }));
-  const focused = [...$("chooser").children].indexOf(document.activeElement);
-  const selects = [...names, ""].slice(0, MOST).map((_, k) => selectOf(k));
-  $("chooser").replaceChildren(...selects);
-  if (focused >= 0) selects[Math.min(focused, selects.length - 1)].focus();
+  for (const [k, select] of [...$("chooser").children].entries()) {
+    select.value = names[k] ?? "";
+    select.hidden = k > names.length;
+    select.className = names[k] ? "" : "more";
+    if (k > 1) select.options[0].text = names[k] ? "take away" : "+ one more";
+  }
   for (const link of $("paths").children) link.setAttribute("aria-current", link.hash === `#${pair}`);
   $("said").textContent = `Side by side: ${names.join(", ")}`;
 }
 
 function selectOf(k) {
-  const name = ["First", "Second", "Third", "Fourth"][k];
-  const select = element("select", { "aria-label": `${name} script`, class: chosen[k] ? `column${k}` : "more" });
-  if (k > 1) select.append(element("option", { value: "" }, chosen[k] ? "take away" : "+ one more"));
+  const select = element("select", { "aria-label": `${["First", "Second", "Third", "Fourth"][k]} script` });
+  if (k > 1) select.append(element("option", { value: "" }));
   for (const [group, own] of Map.groupBy(Object.keys(DATA.scripts), (x) => DATA.scripts[x].group)) {
     select.append(element("optgroup", { label: group }, ...own.map((x) => element("option", { value: x }, x))));
   }
-  select.value = chosen[k] ?? "";
   select.addEventListener("change", () => {
     const next = [...chosen];
     next[k] = select.value;
@@ -442,6 +442,7 @@ function selectOf(k) {
 }
 
 startAnswer();
+for (let k = 0; k < MOST; k++) $("chooser").append(selectOf(k));
 choose($("paths").firstElementChild.hash.slice(1).split(".."));
 readAddress();
 addEventListener("hashchange", readAddress);

@@ -176,7 +176,6 @@ def browser():
 def visit(browser, built):
     """A function that opens the page; whatever the console says is a failure, and any request."""
     complaints = []
-    contexts = []
 
     def note(request):
         if not request.is_navigation_request():
@@ -185,10 +184,7 @@ def visit(browser, built):
     def visit(address="", width=1300, scheme="light"):
         size = {"width": width, "height": 900}
         permissions = ["clipboard-read", "clipboard-write"]
-        contexts.append(
-            browser.new_context(viewport=size, color_scheme=scheme, permissions=permissions)
-        )
-        page = contexts[-1].new_page()
+        page = browser.new_page(viewport=size, color_scheme=scheme, permissions=permissions)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", note)
@@ -197,7 +193,7 @@ def visit(browser, built):
         return page
 
     yield visit
-    for context in contexts:
+    for context in browser.contexts:
         context.close()
     assert not complaints
 
