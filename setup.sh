@@ -36,6 +36,7 @@ size_of() { # FILE: of what it installs, on the disk
   requirements.txt) echo "2.5 GB" ;;
   requirements-cuda.txt) echo "2.5 GB and CUDA's libraries" ;;
   requirements-tune.txt) echo "0.4 GB on top" ;;
+  requirements-test.txt) echo "0.2 GB on top" ;;
   esac
 }
 
@@ -96,7 +97,7 @@ ensure() { # install the requirements file $1, unless the stamp $2 says that it 
 }
 
 setup() {
-  local requirements=requirements.txt bin
+  local requirements=requirements.txt name bin
   if [[ -n ${VENV:-} ]]; then
     if [[ ! -x $VENV/bin/python ]]; then
       echo "setup: VENV is '$VENV', which has no bin/python." >&2
@@ -107,9 +108,9 @@ setup() {
     if nvidia-smi -L &>/dev/null; then requirements="requirements-cuda.txt"; fi
     ensure "$requirements" installed || return
     # What only test.sh asks for, so that a benchmark need not wait for it.
-    if [[ -n ${SETUP_WITH:-} ]]; then
-      ensure "requirements-$SETUP_WITH.txt" "installed-$SETUP_WITH" || return
-    fi
+    for name in ${SETUP_WITH:-}; do
+      ensure "requirements-$name.txt" "installed-$name" || return
+    done
   fi
   bin=$(cd -- "$VENV/bin" && pwd)
   PATH=$bin:$PATH

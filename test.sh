@@ -3,7 +3,7 @@
 # ./test.sh fast lints, and tests what an edit of a script breaks first, in under a minute.
 # ./test.sh newest tests and runs the scripts on Python 3.13 with the newest packages, which it installs.
 set -euo pipefail
-SETUP_WITH=tune # what tune.py needs, too
+SETUP_WITH="tune test" # what tune.py and the tests need, too
 
 if [[ ${1:-} == newest && -z ${VENV:-} ]]; then
   if ! python3.13 -c '' 2>/dev/null; then

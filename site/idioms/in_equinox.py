@@ -1,0 +1,50 @@
+"""Equinox's idioms that no script has a use for; tests/test_site.py runs them."""
+
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+
+
+def make_many(make_agent, keys) -> eqx.Module:
+    return eqx.filter_vmap(make_agent)(keys)  # each array gets an axis of agents
+
+
+def call_many(agents, obs) -> jax.Array:
+    @eqx.filter_vmap(in_axes=(eqx.if_array(0), None))  # each agent, and the same obs for all
+    def call(agent, obs):
+        return agent(obs)
+
+    return call(agents, obs)
+
+
+def with_bias(linear: eqx.nn.Linear, bias: jax.Array) -> eqx.nn.Linear:
+    return eqx.tree_at(lambda x: x.bias, linear, bias)  # a copy: modules never change
+
+
+def to_device(array: np.ndarray) -> jax.Array:
+    return jax.device_put(array)  # a GPU if JAX sees one
+
+
+def to_host(array: jax.Array) -> np.ndarray:
+    return jax.device_get(array)  # sync: waits for the device
+
+
+def save(agent: eqx.Module, path: Path) -> None:
+    eqx.tree_serialise_leaves(path, agent)
+
+
+def load(agent: eqx.Module, path: Path) -> eqx.Module:
+    return eqx.tree_deserialise_leaves(path, agent)  # a new agent, shaped as the old
+
+
+def count_parameters(agent: eqx.Module) -> int:
+    return sum(x.size for x in jax.tree.leaves(eqx.filter(agent, eqx.is_array)))
+
+
+@eqx.filter_jit
+def mean_square(x):
+    print(x.shape)  # once, while it is compiled
+    jax.debug.print("{}", x.mean())  # at every call, with the values
+    return (x**2).mean()

@@ -1,0 +1,34 @@
+"""PyTorch's idioms that no script has a use for; tests/test_site.py runs them."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def to_device(array: np.ndarray) -> torch.Tensor:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.from_numpy(array).to(device)
+
+
+def to_host(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()  # sync: waits for the device
+
+
+def save(agent: nn.Module, path: Path) -> None:
+    torch.save(agent.state_dict(), path)
+
+
+def load(agent: nn.Module, path: Path) -> None:
+    agent.load_state_dict(torch.load(path, weights_only=True))  # into the parameters that are there
+
+
+def count_parameters(agent: nn.Module) -> int:
+    return sum(x.numel() for x in agent.parameters())
+
+
+@torch.compile(backend="eager")  # the default backend would need a C++ compiler
+def mean_square(x):
+    print(x.shape)  # at every call: it breaks the graph in two, which fullgraph=True forbids
+    return (x**2).mean()

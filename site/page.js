@@ -1,0 +1,449 @@
+// What is compared and counted in the page. Part 1: the answer. Part 2: side by side.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const DATA = JSON.parse($("data").textContent);
+const NARROW = matchMedia("(max-width: 719px)"); // there, one script's lines stand above the other's
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+// Notes and text from studies are HTML already: the build escapes them, these by analysis/page.py.
+function prose(tag, html, attributes = {}) {
+  const made = element(tag, attributes);
+  made.innerHTML = html;
+  return made;
+}
+
+// === The answer ================================================================================
+const STEPS = [51200, 102400, 204800, 409600, 819200, 1638400, 3276800, 6553600, 13107200];
+const COSTS = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((x) => x * 1e-6); // seconds
+
+// The one formula. A run is [repeat, iteration, whole training], in seconds; what its iterations
+// leave of the whole is spent once: imports, compiling, first iterations that take longer.
+const once = (run, cell) => run[2] - cell.iterations * run[1];
+const seconds = (run, cell, steps, cost) => once(run, cell) + (steps / cell.batch) * run[1] + steps * cost;
+
+// Geometric mean, and Student's 95% interval of the logarithms; without repeats no interval.
+function geometric(values) {
+  const logs = values.map(Math.log);
+  const mean = logs.reduce((a, b) => a + b, 0) / logs.length;
+  const squares = logs.reduce((a, x) => a + (x - mean) ** 2, 0);
+  const quantile = logs.length > 1 ? DATA.t[logs.length - 2] : NaN;
+  const half = quantile * Math.sqrt(squares / (logs.length - 1) / logs.length);
+  return { mean: Math.exp(mean), low: Math.exp(mean - half), high: Math.exp(mean + half) };
+}
+
+// Each script of a cell by its seconds, the first one first, with its ratio to that one: runs of
+// one repeat are paired.
+function count(cell, secondsOf) {
+  const rows = cell.modes.map((mode) => {
+    const values = new Map(mode.runs.map((run) => [run[0], secondsOf(run)]));
+    const fixed = geometric(mode.runs.map((run) => once(run, cell))).mean;
+    return { mode, values, time: geometric([...values.values()]), once: fixed };
+  });
+  rows.sort((a, b) => a.time.mean - b.time.mean);
+  const first = rows[0].values;
+  for (const row of rows) {
+    const pairs = [...row.values].filter(([repeat]) => first.has(repeat));
+    row.ratio = geometric(pairs.map(([repeat, x]) => x / first.get(repeat)));
+    row.apart = row.ratio.low > 1;
+    row.known = Number.isFinite(row.ratio.low);
+  }
+  rows[0].apart = false;
+  return rows;
+}
+
+const number = (x) => (x >= 100 ? Math.round(x).toLocaleString("en") : x.toPrecision(3));
+
+function duration(s) {
+  if (s < 120) return `${number(s)} s`;
+  return s < 7200 ? `${number(s / 60)} min` : `${number(s / 3600)} h`;
+}
+
+const inWords = (names) => names.join(", ").replace(/, ([^,]*)$/, " or $1");
+
+// JAX, PyTorch, or the library that a script is of.
+const LIBRARIES = { sb3: "Stable-Baselines3", sbx: "SBX" };
+function familyOf({ name, framework }) {
+  if (framework === "torch") return "PyTorch";
+  return framework === "other" ? LIBRARIES[name.split(" ")[0]] || name : "JAX";
+}
+
+// Says first what JAX and PyTorch take, then which script is first.
+function sentenceOf(rows, steps) {
+  const families = Map.groupBy(rows, (row) => familyOf(row.mode));
+  const parts = [...families].map(([family, own]) => {
+    const ends = own.map((x) => duration(x.time.mean));
+    const span = ends[0] === ends.at(-1) ? ends[0] : `${ends[0].replace(/ s$/, "")} to ${ends.at(-1)}`;
+    return `<b class="${family === "JAX" ? "linen" : own[0].mode.framework}">${family}</b> <b>${span}</b>`;
+  });
+  const text = `${steps.toLocaleString("en")} steps take ${parts.join(", ")}.`;
+  if (!rows.some((x) => x.known)) return `${text} <small>Each ran once, so no difference is claimed.</small>`;
+  const alike = rows.filter((x) => !x.apart).map((x) => `<code>${x.mode.name}</code>`);
+  const other = rows.find((x) => familyOf(x.mode) !== familyOf(rows[0].mode));
+  const first = alike.length > 1 ? `${inWords(alike)}: they cannot be told apart` : alike[0];
+  const times = other && other.apart ? ` ${familyOf(other.mode)} takes ${timesOf(other)} times as long.` : "";
+  return `${text} <small>First is ${first}.${times}</small>`;
+}
+
+// "2.32 [2.24, 2.40]", with more digits where rounding would move a number onto 1.
+function timesOf({ ratio: { mean, low, high } }) {
+  const values = Number.isFinite(low) ? [mean, low, high] : [mean];
+  let digits = 2;
+  while (digits < 5 && values.some((x) => Number(x.toFixed(digits)) === 1)) digits++;
+  const [first, ...ends] = values.map((x) => x.toFixed(digits));
+  return ends.length ? `${first} [${ends.join(", ")}]` : first;
+}
+
+// A bar for each row; its full part is what is spent once.
+function bars(figure, rows) {
+  const longest = Math.max(...rows.map((x) => x.time.high || x.time.mean));
+  const percent = (x, of = longest) => `${((100 * x) / of).toFixed(2)}%`;
+  figure.replaceChildren();
+  for (const row of rows) {
+    const { mean, low, high } = row.time;
+    const track = element("div", { class: "track", "aria-hidden": "true" });
+    const bar = track.appendChild(element("div", { class: `fill ${row.mode.framework}` }));
+    bar.style.width = percent(mean);
+    bar.style.setProperty("--split", percent(row.once, mean));
+    if (Number.isFinite(low)) {
+      const whisker = track.appendChild(element("div", { class: "whisker" }));
+      whisker.style.left = percent(low);
+      whisker.style.width = percent(high - low);
+    }
+    const line = figure.appendChild(element("div", { class: "row" }));
+    line.append(prose("span", row.mode.name, { class: "name" }), track);
+    line.append(element("span", { class: "value" }, duration(mean)));
+    const doubt = row.known ? ": cannot be told apart" : ", no interval";
+    const verdict = row === rows[0] ? "first" : `${timesOf(row)} times${row.apart ? "" : doubt}`;
+    line.append(element("span", { class: "verdict" }, verdict));
+  }
+}
+
+function choices(select, pairs) {
+  const before = select.value;
+  select.replaceChildren(...pairs.map(([value, html]) => prose("option", html, { value })));
+  if (pairs.some(([value]) => value === before)) select.value = before;
+}
+
+function showAnswer() {
+  const size = new FormData($("controls")).get("size");
+  const steps = STEPS[$("steps").value];
+  const cost = COSTS[$("cost").value];
+  const here = [...DATA.cells.entries()].filter(([, x]) => x.device === $("device").value && x.size === size);
+  choices($("cell"), here.map(([i, x]) => [String(i), cellName(x)]));
+  $("cell").disabled = !here.length;
+  const cell = DATA.cells[$("cell").value];
+  const env = cell ? cell.env : "a measured one";
+  $("steps-text").textContent = steps.toLocaleString("en");
+  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}'s` : `what ${env}'s does`;
+  for (const id of ["steps", "cost"]) $(id).setAttribute("aria-valuetext", $(`${id}-text`).textContent);
+
+  const isFar = cell && steps > DATA.farthest * cell.iterations * cell.batch;
+  for (const id of ["counted", "formula", "measured-box"]) $(id).hidden = !cell || isFar;
+  if (!cell || isFar) {
+    const why = `That is over ${DATA.farthest} times as long as what was measured with this network, so nothing is claimed.`;
+    $("sentence").innerHTML = `${isFar ? why : "No study has measured this yet."} <small>Here is the command, on that machine:
+      <code>./benchmark.sh --sizes ${size} --repeats 5 --runs-dir runs/mine &amp;&amp; python -m analysis pack runs/mine
+      studies/mine</code>. Send it in, and this page will answer.</small>`;
+    return;
+  }
+  const rows = count(cell, (run) => seconds(run, cell, steps, cost));
+  $("sentence").innerHTML = sentenceOf(rows, steps);
+  bars($("computed"), rows);
+  $("batch").textContent = cell.batch.toLocaleString("en");
+  $("study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit}`;
+  bars($("measured"), count(cell, (run) => run[2]));
+  const measured = (cell.iterations * cell.batch).toLocaleString("en");
+  $("measured-text").innerHTML = `Whole trainings of ${measured} steps in ${cell.env}, ${cell.study}. The formula gives the same.`;
+}
+
+function cellName(cell) {
+  const repeats = Math.max(...cell.modes.map((x) => x.runs.length));
+  const seeds = repeats > 1 ? `${repeats} seeds` : "1 seed";
+  return `${cell.env}: ${cell.modes.length} programs, ${seeds} of ${cell.iterations} iterations (${cell.study})`;
+}
+
+function startAnswer() {
+  const devices = [...new Map(DATA.cells.map((x) => [x.device, x.device]))];
+  if (!DATA.cells.some((x) => x.on_gpu)) devices.push(["none", "an NVIDIA GPU: not measured yet"]);
+  choices($("device"), devices);
+  $("controls").addEventListener("input", showAnswer);
+  showAnswer();
+}
+
+// === Side by side: what is the same ============================================================
+const textOf = DATA.lines.map((line) => line.split("¦").map((x) => x.slice(1)).join(""));
+const wordsOf = textOf.map((text) => text.match(/\w+|\s+|[^\w\s]/g) || []);
+const namesOf = textOf.map((text) => new Set(text.match(/\w+/g)));
+
+// Longest common subsequence of weights: pairs [i, j] in order; what has no partner has null.
+function align(a, b, weigh) {
+  const width = b.length + 1;
+  const best = new Float32Array((a.length + 1) * width);
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) {
+      const skip = Math.max(best[(i + 1) * width + j], best[i * width + j + 1]);
+      best[i * width + j] = Math.max(skip, weigh(a[i], b[j]) + best[(i + 1) * width + j + 1]);
+    }
+  }
+  const pairs = [];
+  let [i, j] = [0, 0];
+  while (i < a.length || j < b.length) {
+    const here = best[i * width + j];
+    if (i < a.length && j < b.length && here === Math.fround(weigh(a[i], b[j]) + best[(i + 1) * width + j + 1])) {
+      pairs.push([i++, j++]);
+    } else if (i < a.length && here === best[(i + 1) * width + j]) pairs.push([i++, null]);
+    else pairs.push([null, j++]);
+  }
+  return pairs;
+}
+
+// How many of two lines' words are in both, from 0 to 1 (Dice).
+function likeness(a, b) {
+  const common = [...namesOf[a]].filter((x) => namesOf[b].has(x)).length;
+  return (2 * common) / (namesOf[a].size + namesOf[b].size || 1);
+}
+
+const ALIKE = 0.4; // lines less alike than that only stand side by side
+function weighLines(a, b) {
+  if (a === b) return wordsOf[a].length > 1 ? 4 : 0.5; // blank lines and brackets decide nothing
+  if (!wordsOf[a].length || !wordsOf[b].length) return 0;
+  const alike = likeness(a, b);
+  return alike >= ALIKE ? 2 * alike : 0.01;
+}
+
+// Which characters of line a are not in line b: a flag each.
+function marks(a, b) {
+  const flags = [];
+  const pairs = align(wordsOf[a], wordsOf[b], (x, y) => (x === y ? x.length : 0));
+  for (const [i, j] of pairs) {
+    if (i === null) continue;
+    const word = wordsOf[a][i];
+    const changed = word.trim() !== "" && (j === null || word !== wordsOf[b][j]);
+    for (let k = 0; k < word.length; k++) flags.push(changed);
+  }
+  return flags.map((x, k) => x || (flags[k - 1] && flags[k + 1])); // one mark over jax.Array
+}
+
+// Rows of lines, as many columns as scripts: each is {at, ids, same}: places, or null.
+function rowsOf(columns) {
+  const [first, ...others] = columns;
+  const partners = others.map(() => new Array(first.length).fill(null));
+  const gaps = others.map(() => Array.from({ length: first.length + 1 }, () => []));
+  others.forEach((other, k) => {
+    let place = 0;
+    for (const [i, j] of align(first, other, weighLines)) {
+      if (i === null) gaps[k][place].push(j);
+      else partners[k][i] = j;
+      if (i !== null) place = i + 1;
+    }
+  });
+  const rows = [];
+  for (let i = 0; i <= first.length; i++) {
+    const extra = Math.max(0, ...gaps.map((x) => x[i].length));
+    for (let n = 0; n < extra; n++) rows.push({ at: [null, ...gaps.map((x) => x[i][n] ?? null)] });
+    if (i < first.length) rows.push({ at: [i, ...partners.map((x) => x[i])] });
+  }
+  for (const row of rows) {
+    row.ids = row.at.map((place, k) => (place === null ? null : columns[k][place]));
+    row.same = row.ids.every((x) => x === row.ids[0]);
+  }
+  return rows;
+}
+
+// === Side by side: shown =======================================================================
+// A line's tokens, with what line `other` has not got marked.
+function tokensOf(id, other) {
+  const flags = other === null || other === id || likeness(id, other) < ALIKE ? [] : marks(id, other);
+  const shown = [];
+  let at = 0;
+  for (const token of DATA.lines[id].split("¦")) {
+    const text = token.slice(1);
+    const indent = at ? 0 : text.search(/\S|$/); // of its own, so that a narrow window can drop it
+    if (indent) shown.push(element("span", { class: "indent" }, text.slice(0, indent)));
+    for (let k = indent, start = indent; k < text.length; start = k) {
+      const marked = Boolean(flags[at + start]);
+      while (k < text.length && Boolean(flags[at + k]) === marked) k++;
+      const piece = text.slice(start, k);
+      const node = token[0] === "p" ? piece : element("span", { class: token[0] }, piece);
+      shown.push(marked ? element("mark", {}, node) : node);
+    }
+    at += text.length;
+  }
+  return shown;
+}
+
+// A part is a section of one script: {name, title, start, lines}.
+function cellOf(row, k, parts) {
+  const id = row.ids[k];
+  if (id === null) return element("td", { class: "none" });
+  // Marked against the first script's line, and the first script's against the next that differs.
+  const other = k ? row.ids[0] : row.ids.find((x) => x !== null && x !== id) ?? null;
+  const kind = row.same ? "" : `new column${k}`;
+  const cell = element("td", { class: kind, "data-line": parts[k].start + row.at[k] }, ...tokensOf(id, other));
+  cell.style.setProperty("--indent", textOf[id].search(/\S|$/));
+  return cell;
+}
+
+// Table rows that are all the same, or all differ. In a narrow window the lines of one script stand
+// above those of the next, as in a unified diff.
+function trs(rows, parts) {
+  if (!NARROW.matches) return rows.map((row) => element("tr", {}, ...parts.map((_, k) => cellOf(row, k, parts))));
+  return parts.slice(0, rows[0]?.same ? 1 : MOST).flatMap(({ name }, k) => {
+    const own = rows.filter((row) => row.ids[k] !== null).map((row) => element("tr", {}, cellOf(row, k, parts)));
+    if (own.length && !rows[0].same) own[0].cells[0].prepend(element("span", { class: "hidden" }, `${name}: `));
+    return own;
+  });
+}
+
+const CONTEXT = 3; // lines around a difference
+function bodyOf(rows, parts) {
+  const shown = element("tbody");
+  for (let i = 0, end; i < rows.length; i = end) {
+    end = rows.findIndex((row, j) => j > i && row.same !== rows[i].same);
+    if (end < 0) end = rows.length;
+    const from = i ? i + CONTEXT : i;
+    const to = end < rows.length ? end - CONTEXT : end;
+    if (!rows[i].same || to - from < 4 || parts.length === 1) shown.append(...trs(rows.slice(i, end), parts));
+    else {
+      const fold = foldOf(rows.slice(from, to), parts);
+      shown.append(...trs(rows.slice(i, from), parts), fold, ...trs(rows.slice(to, end), parts));
+    }
+  }
+  return shown;
+}
+
+function foldOf(rows, parts) {
+  const button = element("button", { type: "button", class: "fold" }, `the same, ${rows.length} lines`);
+  const line = element("tr", {}, element("td", { colspan: NARROW.matches ? 1 : parts.length, class: "folded" }, button));
+  button.addEventListener("click", () => {
+    const shown = trs(rows, parts);
+    line.replaceWith(...shown);
+    shown[0].cells[0].tabIndex = -1;
+    shown[0].cells[0].focus(); // where the button was
+  });
+  return line;
+}
+
+function headOf({ name, title, start, lines, note }, k) {
+  const end = start + lines.length - 1;
+  const place = DATA.link.startsWith("http") ? `#L${start}-L${end}` : "";
+  const open = element("a", { href: `${DATA.link}/${name}.py${place}` }, `${name}.py, lines ${start} to ${end}`);
+  const copy = element("button", { type: "button", "aria-label": `Copy ${title} of ${name}` }, "Copy");
+  copy.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(lines.map((x) => `${textOf[x]}\n`).join(""));
+    copy.textContent = "Copied";
+    $("said").textContent = `Copied ${title} of ${name}`;
+  });
+  const head = element("th", { scope: "col", class: `column${k}` }, element("div", {}, open, copy));
+  if (note) head.append(prose("p", note));
+  return head;
+}
+
+function tableOf(parts, rows) {
+  const head = element("thead", {}, element("tr", {}, ...parts.map(headOf)));
+  return element("table", {}, head, bodyOf(rows, parts));
+}
+
+const slug = (title) => title.replaceAll(" ", "-");
+
+// A section of the chosen scripts, and for the map how many lines differ.
+function sectionOf(title, names) {
+  const parts = names.flatMap((name) => {
+    const found = DATA.scripts[name].sections.find((x) => x.title === title);
+    return found ? [{ name, ...found }] : [];
+  });
+  const rows = rowsOf(parts.map((x) => x.lines));
+  const differ = rows.filter((x) => !x.same).length;
+  const box = element("section", { id: `section-${slug(title)}`, class: "code", "aria-label": title });
+  const heading = element("h3", {}, title);
+  if (parts.length === names.length && !differ) {
+    const details = box.appendChild(element("details"));
+    details.append(element("summary", {}, heading, `: the same, ${rows.length} lines`));
+    details.addEventListener("toggle", () => {
+      if (details.children.length < 2) details.append(tableOf(parts.slice(0, 1), rows));
+    });
+    return { title, box, count: "the same" };
+  }
+  const isOwn = parts.length < names.length;
+  const words = isOwn ? `only in ${parts.map((x) => x.name).join(", ")}` : `${differ} of ${rows.length} lines differ`;
+  box.append(element("div", { class: "heading" }, heading, element("span", {}, words)), tableOf(parts, rows));
+  return { title, box, count: isOwn ? "own" : String(differ) };
+}
+
+// === Side by side: chosen ======================================================================
+const MOST = 4;
+let chosen = []; // names of scripts
+
+// The address says what is chosen: #ppo_linen..ppo_nnx, or with a section, #ppo_linen..ppo_nnx/Loss.
+function readAddress() {
+  const [pair, section] = location.hash.slice(1).split("/");
+  const names = pair.split("..").filter((x) => Object.hasOwn(DATA.scripts, x)).slice(0, MOST);
+  if (names.length > 1 && String(names) !== String(chosen)) choose(names);
+  const target = names.length > 1 && section && $(`section-${section}`);
+  if (target) {
+    if (target.firstChild.matches("details")) target.firstChild.open = true;
+    target.scrollIntoView();
+  } else if (names.length > 1 && $("compare").getBoundingClientRect().top > innerHeight / 2) {
+    $("compare").scrollIntoView();
+  }
+}
+
+// Titles of all scripts' sections, in their order.
+function titlesOf(names) {
+  const titles = [];
+  for (const name of names) {
+    let place = 0;
+    for (const { title } of DATA.scripts[name].sections) {
+      if (!titles.includes(title)) titles.splice(place, 0, title);
+      place = titles.indexOf(title) + 1;
+    }
+  }
+  return titles;
+}
+
+function choose(names) {
+  chosen = names;
+  const pair = names.join("..");
+  const shown = titlesOf(names).map((title) => sectionOf(title, names));
+  $("sections").replaceChildren(...shown.map((x) => x.box));
+  $("map").replaceChildren(...shown.map(({ title, count }) => {
+    const kind = count === "the same" ? "same" : "";
+    return element("a", { href: `#${pair}/${slug(title)}`, class: kind }, `${title} `, element("span", {}, count));
+  }));
+  for (const [k, select] of [...$("chooser").children].entries()) {
+    select.value = names[k] ?? "";
+    select.hidden = k > names.length;
+    select.className = names[k] ? "" : "more";
+    if (k > 1) select.options[0].text = names[k] ? "take away" : "+ one more";
+  }
+  for (const link of $("paths").children) link.setAttribute("aria-current", link.hash === `#${pair}`);
+  $("said").textContent = `Side by side: ${names.join(", ")}`;
+}
+
+function selectOf(k) {
+  const select = element("select", { "aria-label": `${["First", "Second", "Third", "Fourth"][k]} script` });
+  if (k > 1) select.append(element("option", { value: "" }));
+  for (const [group, own] of Map.groupBy(Object.keys(DATA.scripts), (x) => DATA.scripts[x].group)) {
+    select.append(element("optgroup", { label: group }, ...own.map((x) => element("option", { value: x }, x))));
+  }
+  select.addEventListener("change", () => {
+    const next = [...chosen];
+    next[k] = select.value;
+    location.hash = next.filter(Boolean).join("..");
+  });
+  return select;
+}
+
+startAnswer();
+for (let k = 0; k < MOST; k++) $("chooser").append(selectOf(k));
+choose($("paths").firstElementChild.hash.slice(1).split(".."));
+readAddress();
+addEventListener("hashchange", readAddress);
+NARROW.addEventListener("change", () => choose(chosen));

@@ -1,0 +1,309 @@
+"""site/: what the page is built from, and the page in a real browser, if there is one."""
+
+import importlib
+import importlib.util
+import re
+import shutil
+import sys
+from importlib.resources import files
+
+import equinox as eqx
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT
+from flax import linen as nn
+from flax import nnx
+from sections import DQN_SCRIPTS, PPO_SCRIPTS, SECTIONS, read, sections
+
+from analysis import runs, stats
+
+spec = importlib.util.spec_from_file_location("site_build", ROOT / "site/build.py")
+assert spec and spec.loader
+site = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(site)
+sys.path.append(str(ROOT / "site/idioms"))
+IDIOMS = site.read_idioms(ROOT)
+
+
+# === Scripts ====================================================================================
+def test_the_page_holds_every_script_to_the_letter():
+    scripts, lines = site.read_scripts(ROOT)
+    texts = ["".join(x[1:] for x in line.split(site.BETWEEN)) for line in lines]
+    assert set(scripts) == {*PPO_SCRIPTS, *DQN_SCRIPTS}
+    for name, script in scripts.items():
+        file = (ROOT / f"{name}.py").read_text().splitlines()
+        end = 0
+        for section in script["sections"]:
+            start = section["start"] - 1
+            assert set(file[end:start]) <= {"", *filter(site.BANNER.match, file)}
+            end = start + len(section["lines"])
+            assert [texts[x] for x in section["lines"]] == file[start:end]
+        assert end == len(file)
+    titles = [x["title"] for x in scripts["ppo_linen"]["sections"]]
+    assert titles == [site.HEAD, *SECTIONS] and scripts["ppo_rnn_nnx"]["framework"] == "nnx"
+
+
+def test_every_section_of_the_lesson_says_what_its_framework_asks_for(tmp_path):
+    scripts, _ = site.read_scripts(ROOT)
+    site.add_notes(ROOT, scripts)
+    for script in scripts.values():
+        notes = {x["title"]: x["note"] for x in script["sections"]}
+        assert all(notes[x] for x in notes if x in SECTIONS[2:-1])
+    of_torch, of_gymnasium = (
+        next(x["note"] for x in scripts[name]["sections"] if x["title"] == "Rollout")
+        for name in ("ppo_torch", "ppo_torch_gymnasium")
+    )
+    assert of_torch != of_gymnasium
+    (tmp_path / "docs").mkdir()
+    for wrong in ("[tensorflow]\nAgent = 'x'", "[torch]\nAgents = 'x'"):
+        (tmp_path / "docs/notes.toml").write_text(wrong)
+        with pytest.raises(site.BuildError):
+            site.add_notes(tmp_path, scripts)
+
+
+# === Idioms =====================================================================================
+@pytest.mark.parametrize("idiom", IDIOMS, ids=[x["title"] for x in IDIOMS])
+def test_every_excerpt_is_there(idiom):
+    for framework in site.FRAMEWORKS:
+        assert all(site.excerpt(ROOT, source).code.strip() for source in idiom[framework])
+
+
+def test_an_excerpt_that_goes_is_an_error(tmp_path):
+    source = {"file": "ppo_linen.py", "name": "update", "from": "loss_fn =", "to": "jax.grad"}
+    code = read("ppo_linen")
+    found, start, end = site.excerpt(ROOT, source)
+    assert found.startswith("loss_fn = ") and end == start + 1
+    assert found.splitlines()[1].strip() == code.splitlines()[end - 1].strip()
+    for gone in ("update", "loss_fn", "grad"):
+        (tmp_path / "ppo_linen.py").write_text(code.replace(gone, "other"))
+        with pytest.raises(site.BuildError):
+            site.excerpt(tmp_path, source)
+
+
+def made(framework, seed):
+    """An agent of 8 parameters, or in Linen its parameters."""
+    if framework == "torch":
+        return torch.nn.Linear(3, 2)
+    if framework == "linen":
+        return nn.Dense(2).init(jax.random.key(seed), np.ones((1, 3), "f"))
+    if framework == "nnx":
+        return nnx.Linear(3, 2, rngs=nnx.Rngs(seed))
+    return eqx.nn.Linear(3, 2, key=jax.random.key(seed))
+
+
+@pytest.mark.parametrize("framework", site.FRAMEWORKS)
+def test_the_idioms_that_no_script_has_work(framework, tmp_path, capsys):
+    idioms = importlib.import_module(f"in_{framework}")
+    agent, other = made(framework, seed=0), made(framework, seed=1)
+    assert idioms.count_parameters(agent) == 8
+    contents = []
+    for i in range(3):
+        path = tmp_path / f"{i}/agent.eqx"  # PyTorch's hold their names, Equinox's end so
+        path.parent.mkdir()
+        idioms.save([agent, other, other][i], path)
+        contents.append(path.read_bytes())
+        if i == 1:
+            other = idioms.load(other, tmp_path / "0/agent.eqx") or other  # in place, or not
+    assert contents[2] == contents[0] != contents[1]
+
+    batch = np.arange(6, dtype="f").reshape(2, 3)
+    on_device = idioms.to_device(batch)
+    np.testing.assert_array_equal(idioms.to_host(on_device), batch)
+    capsys.readouterr()
+    for _ in range(2):
+        assert float(idioms.mean_square(on_device)) == pytest.approx((batch**2).mean())
+    jax.effects_barrier()
+    shapes = [x for x in capsys.readouterr().out.splitlines() if "2, 3" in x]
+    assert len(shapes) == (2 if framework == "torch" else 1)
+
+
+def test_equinox_makes_and_calls_many_and_replaces_a_part():
+    idioms = importlib.import_module("in_equinox")
+    keys = jax.random.split(jax.random.key(0), 5)
+    agents = idioms.make_many(lambda key: eqx.nn.Linear(3, 2, key=key), keys)
+    assert idioms.call_many(agents, np.ones(3, "f")).shape == (5, 2)
+    linear = made("equinox", 0)
+    assert (idioms.with_bias(linear, np.ones(2)).bias == 1).all() and (linear.bias != 1).all()
+
+
+# === Studies ====================================================================================
+def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(tmp_path):
+    folder = tmp_path / "studies/<b>mine"
+    folder.mkdir(parents=True)
+    table = pd.read_csv(ROOT / "studies/quick/runs.csv", dtype="str", keep_default_na=False)
+    table = table.assign(platform="<img src=x onerror=alert(1)> H100", device="NVIDIA H100")
+    beside = table.assign(mode="ppo_nnx, 2 side by side", run="beside " + table["run"])
+    pd.concat([table, beside]).to_csv(folder / "runs.csv", index=False)
+    [cell] = site.read_cells(tmp_path)
+    packed = site.pack(cell, "..")
+    assert packed["on_gpu"] and packed["iterations"] == 25 and len(packed["modes"]) == 5
+    assert "H100" in packed["device"] and "<" not in packed["device"] + packed["study"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    path = tmp_path_factory.mktemp("site") / "site.html"
+    path.write_text(site.build(ROOT, ".."))
+    return path
+
+
+def test_the_page_stays_below_a_megabyte(built):
+    assert built.stat().st_size < 1_000_000
+
+
+# === In a browser ===============================================================================
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="requirements-test.txt has it")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found:
+        pytest.skip(f"no browser on PATH: {', '.join(BROWSERS)}")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, built):
+    """A function that opens the page; whatever the console says is a failure, and any request."""
+    complaints = []
+
+    def note(request):
+        if not request.is_navigation_request():
+            complaints.append(request.url)
+
+    def visit(address="", width=1300, scheme="light"):
+        size = {"width": width, "height": 900}
+        permissions = ["clipboard-read", "clipboard-write"]
+        page = browser.new_page(viewport=size, color_scheme=scheme, permissions=permissions)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", note)
+        page.goto(built.as_uri() + address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        return page
+
+    yield visit
+    for context in browser.contexts:
+        context.close()
+    assert not complaints
+
+
+@pytest.mark.parametrize(("steps", "cost"), [(819_200, 0.0), (51_200, 2e-5)])
+def test_the_page_counts_as_the_analysis_does(visit, steps, cost):
+    study, rows = visit().evaluate(
+        """([steps, cost]) => {
+          const cell = DATA.cells[0];
+          const rows = count(cell, (run) => seconds(run, cell, steps, cost));
+          const ends = (x) => [x.mean, x.low, x.high];
+          return [cell.study, rows.map((x) => [x.mode.name, ...ends(x.time), ...ends(x.ratio)])];
+        }""",
+        [steps, cost],
+    )
+    frame = runs.load(ROOT / study).runs
+    more = steps / frame["batch_size"] - frame["num_iterations"]
+    frame["process"] += more * frame["steady"] + steps * cost
+    assert len(rows) == frame["mode"].nunique() > 5
+    blocks = stats.blocks(frame, "process")
+    for mode, *numbers in rows:
+        seconds = stats.geometric_mean(frame.loc[frame["mode"] == mode, "process"].to_numpy())
+        ratio = stats.ratio(stats.pair(blocks, rows[0][0], mode))
+        assert numbers == pytest.approx([*seconds, *ratio], rel=1e-3)
+
+
+def test_the_answer_follows_what_is_asked(visit):
+    page = visit()
+    sentence, computed = page.locator("#sentence"), page.locator("#computed")
+    assert re.match(r"819,200 steps take JAX [\d.]+ to [\d.]+ s, PyTorch", sentence.inner_text())
+    before = computed.inner_text()
+    assert "cannot be told apart" in before and page.locator("#measured .row").count() == 9
+    page.locator("#cost").press("ArrowRight")
+    assert "1 µs more than CartPole-v1's" in page.locator("#controls").inner_text()
+    assert computed.inner_text() != before
+    page.locator("[value=medium]").check()
+    assert "CartPole-v1: 6 programs, 3 seeds" in page.locator("#cell").inner_text()
+    page.locator("#steps").press("End")
+    assert "nothing is claimed" in sentence.inner_text() and not computed.is_visible()
+    page.locator("#device").select_option("none")
+    assert "No study has measured this yet" in sentence.inner_text()
+    assert "./benchmark.sh --sizes medium" in sentence.inner_text()
+
+
+def wait_for(page, *names):
+    """Until these are side by side, by what a screen reader is told and by the address."""
+    page.locator(f"#said:text-is('Side by side: {', '.join(names)}')").wait_for(state="attached")
+    assert page.url.endswith("#" + "..".join(names))
+
+
+def test_a_pair_is_chosen_folded_copied_and_shared(visit):
+    page = visit()
+    page.get_by_label("Second script").select_option("ppo_nnx")
+    wait_for(page, "ppo_torch", "ppo_nnx")
+    page.get_by_label("First script").select_option("ppo_linen")
+    wait_for(page, "ppo_linen", "ppo_nnx")
+    marked = page.locator("#section-Loss td.column1 mark").all_inner_texts()
+    assert marked[0] == "agent" and page.locator("#section-Loss td.new").count() == 4
+
+    log = page.locator("#section-Run-log")
+    lines = int(re.fullmatch(r"Run log: the same, (\d+) lines", log.inner_text())[1])  # ty: ignore
+    log.locator("summary").click()
+    assert log.locator("tbody tr").count() == lines
+    log.get_by_role("button", name="Copy Run log of ppo_linen").click()
+    page.get_by_text("Copied", exact=True).wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == sections(read("ppo_linen"))["Run log"].lstrip()
+
+    page.get_by_label("Third script").select_option("ppo_equinox")
+    wait_for(page, "ppo_linen", "ppo_nnx", "ppo_equinox")
+    assert page.locator("#section-Agent th").count() == 3
+    page.get_by_label("Third script").select_option(label="take away")
+    wait_for(page, "ppo_linen", "ppo_nnx")
+    page.go_back()
+    wait_for(page, "ppo_linen", "ppo_nnx", "ppo_equinox")
+
+
+def test_an_address_leads_to_a_section_and_a_wrong_one_nowhere(visit):
+    page = visit("#ppo_linen..ppo_nnx/GAE")
+    assert page.locator("#section-GAE").bounding_box()["y"] < 450
+    assert page.locator("#section-GAE tbody tr").count() > 10  # the same, and open
+    page = visit("#constructor..toString/%")
+    assert page.get_by_label("Second script").input_value() == "ppo_linen"
+
+
+def test_the_keyboard_is_enough(visit):
+    page = visit()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # on the link that skips the answer
+    page.wait_for_url("**#compare")
+    for _ in range(9):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.ariaLabel") == "First script"
+    page.keyboard.press("ArrowDown")
+    wait_for(page, "ppo_torch_compile", "ppo_linen")
+    fold = page.locator("#section-Environment .fold").first
+    hidden = int(re.search(r"\d+", fold.inner_text())[0])  # ty: ignore
+    rows = page.locator("#section-Environment tbody tr")
+    before = rows.count()
+    fold.press("Enter")
+    assert rows.count() == before + hidden - 1
+    assert page.evaluate("document.activeElement.tagName") == "TD"  # and not lost
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1100, "light"), (1800, "dark")])
+def test_axe_finds_nothing_serious(visit, width, scheme):
+    names = ["ppo_nnx", "ppo_nnx_tree", "ppo_nnx_cached"][: 2 + (width > 1200)]
+    page = visit(f"#{'..'.join(names)}", width, scheme)
+    page.locator("#measured-box summary").click()
+    page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    serious = [x for x in found if x["impact"] in ("serious", "critical")]
+    assert not [(x["id"], x["nodes"][0]["html"]) for x in serious]
