@@ -1,17 +1,15 @@
-"""Time products of matrices as large as those of the large network, in JAX and in PyTorch.
+"""Time products of matrices as large as the large network's, in JAX and in PyTorch.
 
     python -m studies.gpu.products products.json
 
-They are of float32 numbers, with TF32 where the device has it, as the scripts compute by default.
-What the large network's iteration would take if it were its products alone, study.py says.
+They are of float32 numbers, by TF32 where the device has it, as the scripts compute by default.
+study.py says how many of them an iteration has.
 """
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from timeit import repeat
 
 import jax
 import jax.numpy as jnp
@@ -19,53 +17,36 @@ import torch
 
 WIDTH = 1024
 ROWS = (32, 1024, 16384)  # of a step, of a minibatch, and of a rollout's obs and next_obs
-ROUNDS = 5  # the fastest counts
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COUNT = 200 if DEVICE == "cuda" else 1  # of products, each of the one before and the weights
 
 
-def fastest(function: Callable[[], Any], count: int) -> float:
-    """Return the seconds of a product, of which function does count, and waits for them."""
-    function()  # compiles
-    seconds = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) / count
-
-
-def in_jax(rows: int, count: int) -> float:
+def jax_products(rows: int):
     weights = jnp.full((WIDTH, WIDTH), 1 / WIDTH)
     x = jnp.ones((rows, WIDTH))
-    products = jax.jit(lambda x: jax.lax.fori_loop(0, count, lambda _, y: y @ weights, x))
-    return fastest(lambda: products(x).block_until_ready(), count)
+    function = jax.jit(lambda x: jax.lax.fori_loop(0, COUNT, lambda _, y: y @ weights, x))
+    return lambda: function(x).block_until_ready()
 
 
-def in_torch(rows: int, count: int) -> float:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    weights = torch.full((WIDTH, WIDTH), 1 / WIDTH, device=device)
-    x = torch.ones(rows, WIDTH, device=device)
+def torch_products(rows: int):
+    weights = torch.full((WIDTH, WIDTH), 1 / WIDTH, device=DEVICE)
 
     def products() -> None:
-        y = x
-        for _ in range(count):
-            y = y @ weights
-        y[0, 0].item()  # sync
+        x = torch.ones(rows, WIDTH, device=DEVICE)
+        for _ in range(COUNT):
+            x = x @ weights
+        x[0, 0].item()  # sync
 
-    return fastest(products, count)
-
-
-def main() -> None:
-    torch.set_float32_matmul_precision("high")
-    count = 200 if torch.cuda.is_available() else 1
-    rows = []
-    for name, measure in (("jax", in_jax), ("torch", in_torch)):
-        for size in ROWS:
-            seconds = measure(size, count)
-            rows.append({"framework": name, "rows": size, "seconds": seconds})
-            teraflops = 2 * size * WIDTH**2 / seconds / 1e12
-            print(f"{name}: {size} x {WIDTH} x {WIDTH}: {teraflops:.3g} TFLOP/s")
-    Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n")
+    return products
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_float32_matmul_precision("high")
+    found = []
+    for name, products in (("jax", jax_products), ("torch", torch_products)):
+        for rows in ROWS:
+            # The fastest of six counts; JAX compiles in the first.
+            seconds = min(repeat(products(rows), number=1, repeat=6)) / COUNT
+            found.append({"framework": name, "rows": rows, "seconds": seconds})
+            print(f"{name}, {rows} rows: {2e-12 * rows * WIDTH**2 / seconds:.3g} TFLOP/s")
+    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")

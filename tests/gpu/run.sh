@@ -123,7 +123,7 @@ ulimit -n "$(ulimit -Hn)" # each of 2,048 agents has two files open
 export TEST_DEVICE=gpu    # or tests/conftest.py would hide it
 mkdir -p "$work" "$out"
 if [[ ! -e $work/products.json && -e runs/gpu.tar.gz ]]; then tar -xzf runs/gpu.tar.gz; fi
-if nvidia-smi -L && [[ $(python -c 'import jax, torch; print(jax.default_backend(), torch.cuda.is_available())') != "gpu True" ]]; then
+if nvidia-smi -L &>/dev/null && [[ $(python -c 'import jax, torch; print(jax.default_backend(), torch.cuda.is_available())') != "gpu True" ]]; then
   echo "tests/gpu/run.sh: JAX and PyTorch do not both see the GPU." >&2
   exit 1
 fi
