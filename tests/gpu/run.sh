@@ -20,10 +20,10 @@ END
 
 work=runs/gpu
 wheels=tests/gpu/wheels
-# What the scripts and these tests import: flax, matplotlib and tensorboard declare more.
+# What the scripts and these tests import: flax and tensorboard declare more.
 packages=(flax gymnax optax equinox tyro tensorboard "gymnasium<1.4" pytest)
-packages+=(absl-py chex cloudpickle contourpy cycler docstring-parser farama-notifications iniconfig)
-packages+=(jaxtyping kiwisolver markdown-it-py matplotlib mdurl msgpack packaging pandas pillow pluggy)
+packages+=(absl-py chex cloudpickle contourpy cycler docstring-parser farama-notifications fonttools)
+packages+=(iniconfig jaxtyping kiwisolver markdown-it-py matplotlib mdurl msgpack packaging pandas pillow pluggy)
 packages+=(protobuf pygments pyparsing python-dateutil pyyaml rich seaborn six toolz treescope typeguard)
 packages+=(wadler-lindig)
 
