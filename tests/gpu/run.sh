@@ -36,7 +36,7 @@ steps() {
     -k "(nothing_compiles_twice or goes_on_from_its_checkpoint) and not gymnasium"
   runs "CartPole-v1__large"
   runs "agents"
-  tests memory 240 tests/gpu/test_handover.py -k memory
+  tests memory 300 tests/gpu/test_handover.py -k memory
   runs "CartPole-v1__medium"
   runs "Breakout-MinAtar__own"
   runs "rnn"
