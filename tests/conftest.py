@@ -1,4 +1,7 @@
-"""Every test runs on the CPU, where the frameworks can be compared to the last digit."""
+"""Every test runs on the CPU, where the frameworks can be compared to the last digit.
+
+Only tests/gpu/run.sh sets TEST_DEVICE, and lets tests see the GPU.
+"""
 
 import os
 import sys
@@ -7,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+if "TEST_DEVICE" in os.environ:
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or JAX leaves torch little of a GPU
+else:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # a third less time to compile
 os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads crawl where tests share the cores
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # a third less time to compile
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("WANDB_API_KEY", None)
 

@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import subprocess
 from itertools import groupby
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_seed_shuffles_whole_blocks(env):
     assert [name[:6] == "warmup" for name in full] == [True] * 3 + [False] * 2 * 228
 
 
-@pytest.mark.parametrize("study", ["full", "dqn", "doors", "agents", "minatar"])
+@pytest.mark.parametrize("study", ["full", "dqn", "doors", "agents", "minatar", "gpu"])
 def test_commands_are_what_their_scripts_take(env, study):
     """As they parse them, the commands say what the names of the runs do."""
     kinds = {}  # one command of each
@@ -110,3 +111,11 @@ def test_tracked_are_all_runs_but_those_side_by_side(env):
     assert " --track " not in succeed(ROOT, "agents", "--list", env=env)
     for line in succeed(ROOT, "agents", "--track", "--list", env=env).splitlines():
         assert (" --track " in line) == ("side_by_side" not in line)
+
+
+def test_the_gpus_steps_have_each_run_of_their_grid_once(env):
+    said = subprocess.check_output([ROOT / "tests/gpu/run.sh", "steps"], text=True)
+    names = []
+    for step in re.findall(r"^runs: (.+)$", said, re.MULTILINE):
+        names += names_of(ROOT, "gpu", "--only", f"run-name {step}", env=env)
+    assert sorted(names) == sorted(names_of(ROOT, "gpu", env=env))

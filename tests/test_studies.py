@@ -17,12 +17,13 @@ from analysis.schema import SourceError
 from studies.agents import study as agents
 from studies.cpu import env_timing
 from studies.doors import study as doors
+from studies.gpu import study as gpu
 from studies.vectorization import measure
 
 PNG = b"\x89PNG"
 
 
-@pytest.mark.parametrize("name", ["agents", "doors", "tuning", "vectorization"])
+@pytest.mark.parametrize("name", ["agents", "doors", "memory", "tuning", "vectorization"])
 def test_a_studys_figure_is_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
     study.update(ROOT / "studies" / name, tmp_path)
@@ -87,3 +88,30 @@ def test_step_times_are_summaries_of_what_the_clock_says(monkeypatch):
     expected = {"trimmed_mean": np.arange(2, 10).mean() / 2, "median": 2.75, "minimum": 0.5}
     expected |= {"spread": (7.75 - 3.25) / 2, "compile": 100.0, "env_id": "CartPole-v1"}
     assert row == pytest.approx(expected)
+
+
+# === GPU ========================================================================================
+def test_targets_of_a_gpu_are_held_against_what_was_measured(tmp_path):
+    """Made up: compiled PyTorch takes thrice as long as Linen, 64 agents twice as long as one."""
+    programs = load(ROOT / "studies/agents").runs
+    programs = programs[(programs["mode"] == "ppo_linen_vmap") & (programs["agent"] == 0)]
+    programs = programs[programs["num_agents"].isin([1, 64])]
+    data = load(ROOT / "studies/cpu")
+    runs = data.runs[data.runs["mode"].isin(["ppo_linen", "ppo_torch_compile"])]
+    sizes = [runs.assign(run=size + runs["run"], size=size) for size in gpu.AT_MOST]
+    runs = pd.concat([programs, *sizes], ignore_index=True)
+    is_slow = {"ppo_torch_compile": 30.0, "ppo_linen": 10.0}
+    runs["steady"] = runs["mode"].map(is_slow).fillna((runs["num_agents"] == 64) + 1)
+    save(data._replace(runs=runs), tmp_path)
+    # In the fastest of both, each of 1,280 + 5 + 2,400 products takes a millisecond.
+    products = [{"rows": rows, "seconds": x} for rows in gpu.PRODUCTS for x in (0.001, 0.002)]
+    (tmp_path / "products.json").write_text(json.dumps(products))
+    rows = gpu.target_table(tmp_path).cells.to_numpy().tolist()
+    measured = [[*words, float(cell.partition(" ")[0])] for *words, cell in rows]
+    assert measured == [
+        ["ppo_torch_compile over ppo_linen, small", "at most 2.0", 3.0],
+        ["ppo_torch_compile over ppo_linen, medium", "at most 1.5", 3.0],
+        ["ppo_torch_compile over ppo_linen, large", "at most 1.1", 3.0],
+        ["64 agents over one, ppo_linen_vmap", "at most 2.0", 2.0],
+        ["products' share of ppo_linen, large", "at least 0.7", 0.368],
+    ]

@@ -1,0 +1,52 @@
+"""Time products of matrices as large as the large network's, in JAX and in PyTorch.
+
+    python -m studies.gpu.products products.json
+
+They are of float32 numbers, by TF32 where the device has it, as the scripts compute by default.
+study.py says how many of them an iteration has.
+"""
+
+import json
+import sys
+from pathlib import Path
+from timeit import repeat
+
+import jax
+import jax.numpy as jnp
+import torch
+
+WIDTH = 1024
+ROWS = (32, 1024, 16384)  # of a step, of a minibatch, and of a rollout's obs and next_obs
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COUNT = 200 if DEVICE == "cuda" else 1  # of products, each of the one before and the weights
+
+
+def jax_products(rows: int):
+    weights = jnp.full((WIDTH, WIDTH), 1 / WIDTH)
+    x = jnp.ones((rows, WIDTH))
+    function = jax.jit(lambda x: jax.lax.fori_loop(0, COUNT, lambda _, y: y @ weights, x))
+    return lambda: function(x).block_until_ready()
+
+
+def torch_products(rows: int):
+    weights = torch.full((WIDTH, WIDTH), 1 / WIDTH, device=DEVICE)
+
+    def products() -> None:
+        x = torch.ones(rows, WIDTH, device=DEVICE)
+        for _ in range(COUNT):
+            x = x @ weights
+        x[0, 0].item()  # sync
+
+    return products
+
+
+if __name__ == "__main__":
+    torch.set_float32_matmul_precision("high")
+    found = []
+    for name, products in (("jax", jax_products), ("torch", torch_products)):
+        for rows in ROWS:
+            # The fastest of six counts; JAX compiles in the first.
+            seconds = min(repeat(products(rows), number=1, repeat=6)) / COUNT
+            found.append({"framework": name, "rows": rows, "seconds": seconds})
+            print(f"{name}, {rows} rows: {2e-12 * rows * WIDTH**2 / seconds:.3g} TFLOP/s")
+    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,93 @@
+"""Whole runs on a GPU, each a process as a user starts it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from running import info, metrics
+
+pytestmark = pytest.mark.skipif(
+    "TEST_DEVICE" not in os.environ or not torch.cuda.is_available(),
+    reason="tests/gpu/run.sh runs these, on a GPU",
+)
+TORCH = ["ppo_torch", "ppo_torch_compile", "ppo_torch_vmap"]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Start a script. All find compiled what one has compiled.
+
+    Compiling for a GPU tries kernels and takes the fastest, which may be others the next time, and
+    these round differently.
+    """
+    caches = tmp_path_factory.mktemp("caches")
+    env = dict(os.environ)
+    env["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
+    env["JAX_COMPILATION_CACHE_DIR"] = str(caches / "jax")
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+    def start(name, *flags, **variables):
+        command = [sys.executable, ROOT / f"{name}.py", *map(str, flags)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=env | variables, stdout=pipe, text=True)
+
+    return start
+
+
+def folder_flags(folder, iterations):
+    steps = 8192 * iterations
+    return ["--total-timesteps", steps, "--runs-dir", folder.parent, "--run-name", folder.name]
+
+
+def run(start, name, folder, *flags, iterations=5, **variables):
+    """Train to the end; the metrics."""
+    process = start(name, *folder_flags(folder, iterations), *flags, **variables)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    return metrics(folder)
+
+
+def assert_begin_alike(rows, expected):
+    """In the first iteration; then, rounding makes an action differ."""
+    assert rows[0] == pytest.approx(expected[0], rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch_compile"])
+def test_learns_and_a_stopped_run_goes_on_to_the_last_digit(name, start, tmp_path):
+    """The state of both frameworks' random numbers on the device is in the checkpoint."""
+    whole = run(start, name, tmp_path / "whole", iterations=20)
+    assert whole[-1]["charts/episodic_return"] > 100
+    done = info(tmp_path / "whole")
+    assert done["device"] != "cpu" and done["peak_device_bytes"] > 0
+    folder = tmp_path / "stopped"
+    process = start(name, *folder_flags(folder, iterations=20))
+    for _ in range(6):  # the first says that it compiles
+        process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM
+    process = start(name, "--resume", folder)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert metrics(folder) == whole
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_no_race_between_the_frameworks(name, start, tmp_path):
+    """Waiting for each kernel changes nothing, to the bit: no stream reads what another writes."""
+    overlapped = run(start, name, tmp_path / "overlapped")
+    assert overlapped == run(start, name, tmp_path / "blocking", CUDA_LAUNCH_BLOCKING="1")
+
+
+def test_cuda_graphs_compute_what_eager_torch_computes_for_many_agents_too(start, tmp_path):
+    flags = ["--matmul-precision", "highest"]
+    graphs = run(start, "ppo_torch_compile", tmp_path / "graphs", *flags)
+    assert_begin_alike(graphs, run(start, "ppo_torch", tmp_path / "eager", *flags))
+    run(start, "ppo_torch_vmap", tmp_path / "many", *flags, "--num-agents", 2)
+    assert_begin_alike(metrics(tmp_path / "many/seed1"), graphs)
+    second = run(start, "ppo_torch_compile", tmp_path / "second", *flags, "--seed", 2)
+    assert_begin_alike(metrics(tmp_path / "many/seed2"), second)
