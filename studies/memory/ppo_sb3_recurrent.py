@@ -60,6 +60,8 @@ class Encoder(BaseFeaturesExtractor):
 def main() -> None:
     args = parse_args("sb3_recurrent", gru_hidden_size="how many numbers the LSTM's memory has")
     args.learning_rate = 1e-3
+    args.gamma = 0.98
+    args.vf_coef = 0.02
     make_env = make_masked_cartpole if args.env_id == MASKED_CARTPOLE else None
 
     def make_model(envs):
