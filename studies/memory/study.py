@@ -62,7 +62,8 @@ def learning_table(source: Path) -> Table:
     runs = bench.runs.assign(last=bench.runs["run"].map(last))
     runs = in_order(runs[(runs["mode"] != LIBRARY) & (runs["size"] == "64")])
     runs = runs.sort_values("env_id", key=lambda x: x.map(list(NAMES).index), kind="stable")
-    frame = runs.groupby(["env_id", "mode"], sort=False)["last"].agg(["mean", "min"]).reset_index()
+    ends = runs.groupby(["env_id", "mode"], sort=False)["last"].agg(["mean", "min"])
+    frame = (ends.round(2) + 0.0).reset_index()  # no minus before a 0
     shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
     frame = frame.replace({"env_id": NAMES}).rename(columns={"mode": "script"})
     cells = across(frame, shown, ["script"], "env_id")
