@@ -24,7 +24,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 import pandas as pd
-from pygments.lexers import PythonLexer
+from pygments.lexers.python import PythonLexer
 from pygments.token import Token, _TokenType
 from scipy.stats import t as student
 
@@ -158,7 +158,8 @@ def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
     where = f"{source['file']}: {source['name']}"
     node: Any = ast.parse(code)
     for name in source["name"].split("."):
-        inside = [x for x in ast.walk(node) if getattr(x, "name", None) == name and x is not node]
+        walk: Iterator[Any] = ast.walk(node)
+        inside = [x for x in walk if getattr(x, "name", None) == name and x is not node]
         if not inside:
             raise BuildError(f"{where} is not there")
         node = inside[0]
