@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import pandas as pd
 from pygments.lexers.python import PythonLexer
@@ -281,7 +282,7 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
         "size": text(first["size"]),
         "env": text(first["env_id"]),
         "study": text(cell.study),
-        "link": html.escape(f"{link}/{cell.study}"),
+        "link": f"{link}/{quote(cell.study)}",
         "commit": text(first["commit"][:7]),
         "iterations": int(first["num_iterations"]),
         "batch": int(first["batch_size"]),
