@@ -75,11 +75,10 @@ def draw(bench: Bench) -> Figure:
     runs = bench.runs[(bench.runs["env_id"] == MASKED_CARTPOLE) & (bench.runs["size"] == "64")]
     rows = learning.curves(bench._replace(runs=runs))
     points = []
-    for (mode, steps), part in rows.groupby(["mode", "steps"]):
-        found = stats.mean(part["return"].to_numpy())._asdict()
-        points.append({"panel": "against steps", "mode": mode, "x": steps} | found)
-        seconds = part["seconds"].mean()
-        points.append({"panel": "against seconds", "mode": mode, "x": seconds} | found)
+    for _, part in rows.groupby(["mode", "steps"]):
+        found = stats.mean(part["return"].to_numpy())._asdict() | {"mode": part["mode"].iloc[0]}
+        points.append({"panel": "against steps", "x": part["steps"].iloc[0]} | found)
+        points.append({"panel": "against seconds", "x": part["seconds"].mean()} | found)
     looks = figures.looks(in_order(runs).drop_duplicates("mode"))
     return figures.bands(pd.DataFrame(points), looks, "", "return of an iteration's episodes")
 
