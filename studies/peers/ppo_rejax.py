@@ -51,7 +51,7 @@ class Counted:
 
     def step(self, key, state, action, params):
         obs, inner, reward, done, info = self.env.step(key, state.inner, action, params)
-        now = state.now + jnp.stack([reward, 1])
+        now = state.now + jnp.array([reward, 1.0])
         ended = state.ended + jnp.where(done, jnp.append(1, now), 0)
         return obs, State(inner, jnp.where(done, 0, now), ended), reward, done, info
 

@@ -8,9 +8,9 @@
     uv run studies/peers/ppo_skrl_jax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-README.md says where it is not the same algorithm. skrl takes an entropy_loss_scale and reads the
-entropy of a Categorical policy in JAX from its standard deviation, which is no number; it is left
-at 0, which changes no gradient.
+README.md says where it is not the same algorithm. In JAX, skrl reads a policy's entropy from its
+standard deviation, which a Categorical one has not: an entropy_loss_scale would change no gradient,
+so none is given here.
 """
 
 import time
@@ -33,16 +33,11 @@ from skrl.trainers.jax import SequentialTrainer
 from skrl.utils import set_seed
 
 
-class MLP(nn.Module):
-    outputs: int
-    hidden_sizes: tuple[int, ...]
-    output_scale: float
-
-    @nn.compact
-    def __call__(self, x):
-        for size in self.hidden_sizes:
-            x = nn.tanh(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        return nn.Dense(self.outputs, kernel_init=orthogonal(self.output_scale))(x)
+def mlp(x, outputs: int, hidden_sizes: tuple[int, ...], output_scale: float):
+    """For a module's compact __call__."""
+    for size in hidden_sizes:
+        x = nn.tanh(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
+    return nn.Dense(outputs, kernel_init=orthogonal(output_scale))(x)
 
 
 class Policy(CategoricalMixin, Model):
@@ -55,7 +50,7 @@ class Policy(CategoricalMixin, Model):
 
     @nn.compact
     def __call__(self, inputs, role):
-        return MLP(self.num_actions, self.hidden_sizes, 0.01)(inputs["observations"]), {}
+        return mlp(inputs["observations"], self.num_actions, self.hidden_sizes, 0.01), {}
 
 
 class Value(DeterministicMixin, Model):
@@ -68,7 +63,7 @@ class Value(DeterministicMixin, Model):
 
     @nn.compact
     def __call__(self, inputs, role):
-        return MLP(1, self.hidden_sizes, 1.0)(inputs["observations"]), {}
+        return mlp(inputs["observations"], 1, self.hidden_sizes, 1.0), {}
 
 
 def linear_decay(iterations: int, steps: int, epochs: int) -> Callable[[int], float]:

@@ -107,8 +107,10 @@ def main() -> None:
                 torch.nn.utils.clip_grad_norm_(loss_module.parameters(), args.max_grad_norm)
                 optimizer.step()
                 decay.step()
-        last = data["next"][data["next", "done"].squeeze(-1)]  # steps of episodes that ended
-        log.write(describe(last["episode_reward"].flatten(), last["step_count"].flatten()))
+        last = data["next"][data["next", "done"].squeeze(-1)]  # the steps that ended an episode
+        returns = last["episode_reward"].flatten().tolist()
+        log.write(describe(returns, last["step_count"].flatten().tolist()))
+    collector.shutdown()
     log.finish()
 
 
