@@ -42,6 +42,7 @@ class Counted:
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self.default_params = env.default_params
         self.observation_space = env.observation_space
         self.action_space = env.action_space
 
@@ -75,11 +76,10 @@ def main() -> None:
         io_callback(report, None, state.env_state.ended.sum(0), params, ordered=True)
         return ()
 
-    env, env_params = gymnax.make(args.env_id)
+    env, _ = gymnax.make(args.env_id)
     updates = num_iterations(args) * args.update_epochs * args.num_minibatches
     algo = PPO.create(
         env=Counted(env),
-        env_params=env_params,
         agent_kwargs={"hidden_layer_sizes": args.hidden_sizes, "activation": "tanh"},
         total_timesteps=num_iterations(args) * BATCH_SIZE,
         learning_rate=optax.linear_schedule(args.learning_rate, 0.0, updates),
