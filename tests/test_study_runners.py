@@ -284,7 +284,8 @@ def test_peers_are_installed_once_and_then_run_without_the_network(tmp_path):
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)
     own = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    for words in (["install"], ["install"], ["ppo.py", "--seed", "1"]):
+    install = ["install", str(ROOT / "studies/peers")]
+    for words in (install, install, ["ppo.py", "--seed", "1"]):
         command = [sys.executable, "-m", "studies.peers.run", *words]
         subprocess.run(command, cwd=tmp_path, env=os.environ | own, check=True)
     calls = (tmp_path / "calls").read_text()
