@@ -10,7 +10,7 @@
 
 README.md says where it is not the same algorithm. In JAX, skrl reads a policy's entropy from its
 standard deviation, which a Categorical one has not: an entropy_loss_scale would change no gradient,
-so none is given here.
+so none is given here. Its GAE unrolls the loop over steps: the first iteration compiles for long.
 """
 
 import time
