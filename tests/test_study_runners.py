@@ -239,6 +239,66 @@ def test_recurrent_ppo_has_the_settings_of_our_scripts_with_memory(tmp_path):
     assert called["policy_kwargs"]["features_extractor_kwargs"] == {"size": 8}
 
 
+# The files of other repositories that a peer runs, as short as they can be.
+FILES = {
+    "cleanrl": """
+import sys
+
+assert sys.argv[sys.argv.index("--num-envs") + 1] == "32"
+for iteration in range(int(sys.argv[sys.argv.index("--total-timesteps") + 1]) // 8192):
+    for last in (10.0, 30.0 + iteration):
+        print(f"global_step=7, episodic_return=[{last}]")
+    print("SPS:", 7)
+""",
+    "purejaxrl": """
+import jax.numpy as jnp
+
+
+def make_train(config):
+    assert config["NUM_MINIBATCHES"] == 8 and not config["DEBUG"]
+    shape = (config["TOTAL_TIMESTEPS"] // 8192, config["NUM_STEPS"], config["NUM_ENVS"])
+    returns = jnp.full(shape, 99.0).at[:, 0, 0].set(10.0)
+    returns = returns.at[:, 5, 31].set(30.0 + jnp.arange(shape[0]))
+    info = {"returned_episode": returns < 99, "returned_episode_returns": returns}
+    return lambda key: {"metrics": info | {"returned_episode_lengths": returns}}
+""",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(name, tmp_path, monkeypatch):
+    file = tmp_path / name / name / "ppo.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(FILES[name])
+    git = ["git", "-C", str(tmp_path / name), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    monkeypatch.syspath_prepend(ROOT / "studies/peers")
+    monkeypatch.chdir(tmp_path)  # and back: the peer goes to its run's folder
+    peer = importlib.import_module(f"ppo_{name}")
+    words = ["--checkout", name, "--runs-dir", "runs", "--total-timesteps", str(3 * 8192 + 1)]
+    monkeypatch.setattr(sys, "argv", ["peer", *words])
+    with pytest.raises(SystemExit, match=f"git clone https://github.com/{peer.REPOSITORY}"):
+        peer.main()
+    monkeypatch.setattr(peer, "COMMIT", commit.strip())
+    peer.main()
+    found = load(tmp_path / "runs")
+    args = asdict(ppo_torch.Args(run_name="usual"))
+    [run] = found.runs.to_dict("records")
+    assert json.loads(run["settings"]) == {x: y for x, y in args.items() if x not in NOT_SETTINGS}
+    assert run["mode"] == name
+    assert list(found.iterations["charts/episodes"]) == [2, 2, 2]
+    assert list(found.iterations["charts/episodic_return"]) == [20, 20.5, 21]
+    [path] = tmp_path.glob("runs/*/run.json")
+    assert json.loads(path.read_text())["versions"][peer.REPOSITORY] == commit.strip()
+    file.write_text(FILES[name] + "# changed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["peer", *words, "--run-name", "two"])
+    with pytest.raises(SystemExit, match="no unchanged checkout"):
+        peer.main()
+
+
 UV = """#!/bin/sh
 echo "$*" >>calls
 case "$*" in

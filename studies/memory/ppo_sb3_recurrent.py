@@ -35,7 +35,8 @@ from stable_baselines3.common.utils import LinearSchedule
 
 sys.path.append(str(Path(__file__).parents[1] / "peers"))
 
-from peer import parse_args, train
+from peer import parse_args
+from peer_sb3 import train
 
 MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"  # which imports JAX, so it is made here
 
@@ -58,7 +59,9 @@ class Encoder(BaseFeaturesExtractor):
 
 
 def main() -> None:
-    args = parse_args("sb3_recurrent", gru_hidden_size="how many numbers the LSTM's memory has")
+    args = parse_args(
+        "sb3_recurrent", gru_hidden_size=(0, "how many numbers the LSTM's memory has")
+    )
     args.learning_rate = 1e-3
     args.gamma = 0.98
     args.vf_coef = 0.02

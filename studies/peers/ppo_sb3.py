@@ -24,13 +24,14 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import torch
-from peer import parse_args, train
+from peer import parse_args
+from peer_sb3 import train
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
 
 
 def main() -> None:
-    args = parse_args("sb3", threads="threads of PyTorch's; 0: as many as it takes by itself")
+    args = parse_args("sb3", threads=(0, "threads of PyTorch's; 0: as many as it takes by itself"))
     if args.threads:
         torch.set_num_threads(args.threads)
 

@@ -26,7 +26,8 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import flax.linen as nn
-from peer import parse_args, train
+from peer import parse_args
+from peer_sb3 import train
 from sbx import PPO
 from stable_baselines3.common.utils import LinearSchedule
 

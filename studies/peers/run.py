@@ -44,7 +44,7 @@ def find_links() -> list[str]:
 
 def main() -> None:
     if not shutil.which("uv"):
-        sys.exit("sb3 and sbx need uv, which makes an environment for each: pip install uv")
+        sys.exit("the peers need uv, which makes an environment for each: pip install uv")
     os.environ["UV_PYTHON"] = sys.executable
     if sys.argv[1] != "install":
         os.execvp("uv", [*RUN, *sys.argv[1:]])

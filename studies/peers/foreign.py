@@ -1,0 +1,33 @@
+"""What the peers share that run a file of another repository, from the user's own checkout."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from peer import RunLog
+
+
+def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> Path:
+    """Return the file in the checkout that args name, at this commit and unchanged, or end.
+
+    args lose the checkout: it is no setting of the algorithm's.
+    """
+    checkout = Path(vars(args).pop("checkout")).absolute()
+    if args.hidden_sizes != [64, 64]:
+        sys.exit(f"The networks of {file} have two layers of 64 units: --hidden-sizes 64 64")
+    git = ["git", "-C", str(checkout)]
+    done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", file]).returncode
+    if done.stdout.strip() != commit or changed:
+        sys.exit(
+            f"{checkout} is no unchanged checkout of {commit[:9]}. To make one:\n"
+            f"  git clone https://github.com/{repository} {checkout}\n"
+            f"  git -C {checkout} checkout {commit}"
+        )
+    return checkout / file
+
+
+def record(log: RunLog, repository: str, commit: str) -> None:
+    """Keep in run.json whose file it was, as the version of a package."""
+    log.info["versions"][repository] = commit

@@ -1,0 +1,55 @@
+"""What the peers with Stable-Baselines3's training loop share: environments and a callback."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from peer import BATCH_SIZE, RunLog, describe, num_iterations
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+
+def train(
+    args: argparse.Namespace,
+    start: float,
+    compile_mode: str,
+    make_model: Callable[[Any], Any],
+    make_env: Callable[[], Any] | None = None,
+) -> None:
+    """Train what make_model makes of the environments, for whole iterations.
+
+    start is when the script began, before its imports. make_env makes an environment, if env_id
+    does not name it.
+    """
+    log = RunLog(args, start, compile_mode)
+    envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)  # a DummyVecEnv
+    make_model(envs).learn(num_iterations(args) * BATCH_SIZE, callback=Callback(log))
+    log.finish()
+
+
+class Callback(BaseCallback):
+    """Ends an iteration of the log after train(), where the library calls nothing.
+
+    That is at the start of the next rollout, or at the end of training.
+    """
+
+    def __init__(self, log: RunLog) -> None:
+        super().__init__()
+        self.log = log
+        self.episodes: list[dict[str, float]] = []  # those that end in this iteration
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps:
+            self.write()
+        self.log.begin()
+
+    def _on_step(self) -> bool:
+        self.episodes += [x["episode"] for x in self.locals["infos"] if "episode" in x]
+        return True
+
+    def _on_training_end(self) -> None:
+        self.write()
+
+    def write(self) -> None:
+        self.log.write(describe([x["r"] for x in self.episodes], [x["l"] for x in self.episodes]))
+        self.episodes = []
