@@ -13,7 +13,7 @@ from analysis import figures, learning, stats
 from analysis.measures import Bench, in_order, measure
 from analysis.page import Table
 from analysis.runs import load
-from analysis.tables import across, span, table_of, text, value
+from analysis.tables import across, texts
 from analysis.words import number
 
 BASELINE, LIBRARY = "ppo_rnn_linen", "sb3_recurrent"
@@ -36,22 +36,18 @@ def read(source: Path) -> Bench:
 
 
 def cost_table(source: Path) -> Table:
+    """A row per script; for each number of units, an iteration and its ratio."""
     runs = read(source).runs
-    runs = runs[runs["env_id"] == MASKED_CARTPOLE]
-    frame = measure(runs, ("startup", "steady"), BASELINE)
-    library = measure(runs, ("steady",), LIBRARY)
-    for end in stats.Interval._fields:
-        frame[f"library_{end}"] = library[f"steady_{end}"]
-    frame = frame.sort_values("size", key=lambda x: x.astype(int), kind="stable")
-    columns = {
-        "script": text("mode"),
-        "runs": text("runs"),
-        "startup (s)": value("startup"),
-        "iteration (ms)": value("steady", 1000),
-        f"times as long as {BASELINE}": span("steady_"),
-        f"as {LIBRARY}": span("library_"),
-    }
-    return table_of("memory_costs", "What memory costs", frame, columns)
+    frame = measure(runs[runs["env_id"] == MASKED_CARTPOLE], ("steady",), BASELINE)
+    shown = frame.rename(columns={"mode": "script"})
+    parts = []
+    for units in ("64", "256"):
+        part = shown[shown["size"] == units].set_index("script")
+        parts.append((part["steady"] * 1000).map(number).rename(f"{units} units (ms)"))
+        ratios = texts(part.rename(columns=lambda x: x.removeprefix("steady_")))
+        parts.append(ratios.rename(f"{units} units, times {BASELINE}"))
+    cells = pd.concat(parts, axis=1).reset_index()
+    return Table("memory_costs", "What memory costs: an iteration", frame, cells)
 
 
 def learning_table(source: Path) -> Table:
