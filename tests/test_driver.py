@@ -214,7 +214,8 @@ def test_the_same_command_resumes(project):
     done, *missing, total = succeed(project, *flags, "--dry-run").splitlines()
     assert (done, len(missing)) == (f"done     {empty}", 3)
     assert total.startswith("Runs missing: 3 of 4")
-    assert succeed(project, *flags).splitlines()[-1] == "Runs complete: 4 of 4, in runs."
+    *_, complete, report = succeed(project, *flags).splitlines()
+    assert (complete, report) == ("Runs complete: 4 of 4, in runs.", "A report of 4 runs")
     assert started(project)[2:] == [killed, third, fourth] and completed(project) == sorted(names)
 
 
@@ -261,10 +262,10 @@ def test_a_study_has_commands_at_its_begin_and_end(project):
     first, _, *said = succeed(project, "mine", "--runs-dir", "my & runs").splitlines()
     assert first.startswith("This takes about 2 hours on two cores: 1 runs.")
     assert said == [
+        "Runs complete: 1 of 1, in my & runs.",
         "['end.py', 'my & runs/x', 'my & runs']",
         "This failed at the end: python end.py RUNS/x RUNS",
         "The report could not be made; the runs are in my & runs.",
-        "Runs complete: 1 of 1, in my & runs.",
     ]
 
 

@@ -18,7 +18,10 @@
     uv run studies/peers/ppo_cleanrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-README.md says where it is not the same algorithm. The file runs as it is, in this process. What it
+It differs in these: a truncation counts as a termination, and the learning rate falls per
+iteration.
+
+The file runs as it is, in this process. What it
 prints is read as it comes: an iteration lasts from one "SPS:" to the next, and the first also has
 its imports and setup. Its events for TensorBoard are written into the run's folder. It takes
 Gymnasium 0.29, hence NumPy 1; PyTorch is that of our scripts, not 2.4.1 as in its own list.

@@ -8,7 +8,9 @@
     uv run studies/peers/ppo_jaxnasium.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-README.md says where it is not the same algorithm. The whole training is one compiled call. The
+It differs in these: Adam's epsilon is 1e-4, and one step warms up.
+
+The whole training is one compiled call. The
 library calls its log_function once per iteration, with what the rollout gave; an iteration lasts
 from one such call to the next. The first iteration has the compiling, as in our scripts.
 """

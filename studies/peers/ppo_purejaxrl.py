@@ -11,7 +11,10 @@
     uv run studies/peers/ppo_purejaxrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-README.md says where it is not the same algorithm. The whole training is one compiled call, which
+It differs in these: a truncation counts as a termination, and the learning rate falls per
+iteration.
+
+The whole training is one compiled call, which
 says nothing until its end. It is compiled, then called once, and an iteration is said to last the
 call's time divided by their number; the first has the compiling besides, as in our scripts. The
 file takes gymnax before version 1.0, and imports brax and navix, which its CartPole does not use.

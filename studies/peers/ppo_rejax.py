@@ -9,7 +9,10 @@
     uv run studies/peers/ppo_rejax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-README.md says where it is not the same algorithm. The whole training is one compiled call. The
+It differs in these: a truncation counts as a termination; each gradient is clipped, and not their
+norm; Adam's epsilon is 1e-8; actor and critic have an optimizer each; weights are not orthogonal.
+
+The whole training is one compiled call. The
 library's eval_callback runs once per iteration, and calls Python with JAX's io_callback, as its
 documentation shows; an iteration lasts from one such call to the next. Nothing is evaluated. The
 first iteration has the compiling, as in our scripts. rejax takes gymnax before version 1.0.

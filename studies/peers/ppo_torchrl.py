@@ -15,7 +15,7 @@
     uv run studies/peers/ppo_torchrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-README.md says where it is not the same algorithm. TorchRL's documentation has the training loop
+TorchRL's documentation has the training loop
 written by its user; its examples compute advantages anew in each epoch, and here once.
 """
 
