@@ -75,16 +75,16 @@ function familyOf({ name, framework }) {
 }
 
 // Says first what JAX and PyTorch take, then which script is first.
-function sentenceOf(rows, steps) {
+function sentenceOf(rows, steps, cell) {
   const families = Map.groupBy(rows, (row) => familyOf(row.mode));
   const parts = [...families].map(([family, own]) => {
     const ends = own.map((x) => duration(x.time.mean));
     const span = ends[0] === ends.at(-1) ? ends[0] : `${ends[0].replace(/ s$/, "")} to ${ends.at(-1)}`;
     return `<b class="${family === "JAX" ? "linen" : own[0].mode.framework}">${family}</b> <b>${span}</b>`;
   });
-  const text = `${steps.toLocaleString("en")} steps take ${parts.join(", ")}.`;
+  const text = `${steps.toLocaleString("en")} steps of ${cell.env} take ${parts.join(", ")}.`;
   if (!rows.some((x) => x.known)) return `${text} <small>Each ran once, so no difference is claimed.</small>`;
-  const alike = rows.filter((x) => !x.apart).map((x) => `<code>${x.mode.name}</code>`);
+  const alike = rows.filter((x) => x === rows[0] || (x.known && !x.apart)).map((x) => `<code>${x.mode.name}</code>`);
   const other = rows.find((x) => familyOf(x.mode) !== familyOf(rows[0].mode));
   const first = alike.length > 1 ? `${inWords(alike)}: they cannot be told apart` : alike[0];
   const times = other && other.apart ? ` ${familyOf(other.mode)} takes ${timesOf(other)} times as long.` : "";
@@ -154,13 +154,13 @@ function showAnswer() {
     return;
   }
   const rows = count(cell, (run) => seconds(run, cell, steps, cost));
-  $("sentence").innerHTML = sentenceOf(rows, steps);
+  $("sentence").innerHTML = sentenceOf(rows, steps, cell);
   bars($("computed"), rows);
   $("batch").textContent = cell.batch.toLocaleString("en");
   $("study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit}`;
   bars($("measured"), count(cell, (run) => run[2]));
   const measured = (cell.iterations * cell.batch).toLocaleString("en");
-  $("measured-text").innerHTML = `Whole trainings of ${measured} steps in ${cell.env}, ${cell.study}. The formula gives the same.`;
+  $("measured-text").innerHTML = `Whole trainings of ${measured} steps in ${cell.env}, ${cell.study}. At this length the formula gives the same, by definition.`;
 }
 
 function cellName(cell) {

@@ -76,7 +76,10 @@ def draw(bench: Bench) -> Figure:
         points.append({"panel": "against steps", "x": part["steps"].iloc[0]} | found)
         points.append({"panel": "against seconds", "x": part["seconds"].mean()} | found)
     looks = figures.looks(in_order(runs).drop_duplicates("mode"))
-    return figures.bands(pd.DataFrame(points), looks, "", "return of an iteration's episodes")
+    figure = figures.bands(pd.DataFrame(points), looks, "", "return of an iteration's episodes")
+    for axes in figure.axes:
+        axes.set_ylim(0, 510)  # no return is less or more than 0 and 500
+    return figure
 
 
 BLOCKS = {"memory_costs": cost_table, "memory_learning": learning_table}

@@ -1,6 +1,6 @@
-"""Count the kernels that PyTorch's GRU launches on a CPU, forwards and backwards.
+"""Count the operators that PyTorch's GRU calls on a CPU, forwards and backwards.
 
-python -m studies.memory.kernels --out studies/memory/kernels.json
+python -m studies.memory.operators --out studies/memory/operators.json
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     args = parser.parse_args()
     found = {"torch": torch.__version__, "steps": STEPS, "batch": BATCH}
-    found["kernels"] = {size: count(size) for size in (64, 256)}
+    found["operators"] = {size: count(size) for size in (64, 256)}
     args.out.write_text(json.dumps(found, indent=2) + "\n")
     print(args.out.read_text())
 
