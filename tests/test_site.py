@@ -223,7 +223,8 @@ def test_the_page_counts_as_the_analysis_does(visit, steps, cost):
 def test_the_answer_follows_what_is_asked(visit):
     page = visit()
     sentence, computed = page.locator("#sentence"), page.locator("#computed")
-    assert re.match(r"819,200 steps of CartPole-v1 take JAX [\d.]+ to [\d.]+ s, PyTorch", sentence.inner_text())
+    expected = r"819,200 steps of CartPole-v1 take JAX [\d.]+ to [\d.]+ s, PyTorch"
+    assert re.match(expected, sentence.inner_text())
     before = computed.inner_text()
     assert "cannot be told apart" in before and page.locator("#measured .row").count() == 9
     page.locator("#cost").press("ArrowRight")
