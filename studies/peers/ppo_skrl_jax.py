@@ -12,9 +12,9 @@ It differs in these: the clipped value error alone; advantages normalised over t
 of 1e-8; a learning rate that falls per epoch; an episode's end costs a step; no entropy bonus;
 actor and critic clipped apart.
 
-In JAX, skrl reads a policy's entropy from its
-standard deviation, which a Categorical one has not: an entropy_loss_scale would change no gradient,
-so none is given here. Its GAE unrolls the loop over steps: the first iteration compiles for long.
+In JAX, skrl reads a policy's entropy from its standard deviation, which a Categorical one has not:
+an entropy_loss_scale would change no gradient, so none is given here. Its GAE unrolls the loop over
+steps: the first iteration compiles for long.
 """
 
 import time
