@@ -504,11 +504,11 @@ def train(args: Args) -> None:
     # agent, adam and args are bound: to the compiler they are constants.
     step_fn = jax.jit(env.step)
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
-    policy_fn = compile_graph(partial(policy, agent), gpu)
+    policy_fn = partial(policy, agent)  # so small that on a CPU a compiled one would take longer
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
     epoch_fn = partial(epoch, minibatch_fn, args=args)  # compiled too, it would be unrolled
     if gpu:
-        policy_fn = capture(policy_fn, ())
+        policy_fn = capture(compile_graph(policy_fn, gpu), ())
         epoch_fn = capture(epoch_fn, (list(agent.parameters()), adam))
 
     with jax.disable_jit(not args.jit_env):
