@@ -26,7 +26,7 @@ MODES = (
     *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
     *("ppo_rnn_linen", "ppo_rnn_nnx", "ppo_rnn_equinox", "ppo_rnn_torch", "sb3_recurrent"),
     *("purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax"),
-    *("cleanrl", "skrl_torch", "torchrl", "sb3", "sb3 --threads 1"),
+    *("cleanrl", "skrl_torch", "torchrl", "sb3"),
     *("dqn_linen", "dqn_torch --compile", "dqn_torch", "dqn_linen_gymnasium"),
     *("dqn_torch_gymnasium --compile", "dqn_torch_gymnasium"),
     *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_equinox --no-jit", "ppo_torch --no-jit-env"),

@@ -31,9 +31,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 
 def main() -> None:
-    args = parse_args("sb3", threads=(0, "threads of PyTorch's; 0: as many as it takes by itself"))
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    args = parse_args("sb3")
 
     def make_model(envs):
         sizes = args.hidden_sizes
