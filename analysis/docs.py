@@ -51,9 +51,6 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     """Return what belongs into a block, in Markdown."""
     if name == "diff" and where and baseline:
         return diff(ROOT / baseline, ROOT / source, where.split())
-    if name == "against" and baseline:
-        found = report.against_section(load(ROOT / source).runs, load(ROOT / baseline).runs)
-        return page.markdown_table(next(x.cells for x in found.blocks if isinstance(x, Table)))
     if name == "headline":
         return page.escape(report.headline(bench_of(source, where)))
     if name in tables.TABLES:

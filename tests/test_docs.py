@@ -16,13 +16,10 @@ from analysis.schema import SourceError
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
 FAULTS = {
-    "cpu/slow": 7,
     "doors": 7,
     "dqn": 11,
     "memory": 10,
     "minatar": 3,
-    "plain/linen": 1,
-    "plain/plain": 1,
 }
 
 

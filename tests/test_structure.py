@@ -199,11 +199,3 @@ def test_the_installed_analysis_has_the_tested_versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["wandb"]]
     assert set(named) <= set(requirements().values())
-
-
-def test_the_plain_designs_patch_fits(tmp_path):
-    """studies/plain has the command; what it makes is Python."""
-    patch, plain = ROOT / "studies/plain/plain_design.patch", tmp_path / "ppo_plain.py"
-    command = ["patch", "--silent", "--output", plain, ROOT / "ppo_linen.py", patch]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    assert "jax.random.permutation" in plain.read_text() and ast.parse(plain.read_text())

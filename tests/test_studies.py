@@ -6,24 +6,32 @@ what the code gives. Here is what those studies do not have.
 
 import importlib
 import json
+from functools import partial
+from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import ROOT
 
+import ppo_linen
 from analysis.runs import load, save
 from analysis.schema import SourceError
 from studies.agents import study as agents
 from studies.cpu import env_timing
 from studies.doors import study as doors
 from studies.gpu import study as gpu
+from studies.limits import measure as limits_measure
+from studies.limits import study as limits
+from studies.minatar import study as minatar
 from studies.vectorization import measure
 
 PNG = b"\x89PNG"
 
 
-@pytest.mark.parametrize("name", ["agents", "doors", "memory", "tuning", "vectorization"])
+@pytest.mark.parametrize("name", ["agents", "doors", "limits", "memory", "tuning", "vectorization"])
 def test_a_studys_figure_is_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
     study.update(ROOT / "studies" / name, tmp_path)
@@ -88,6 +96,53 @@ def test_step_times_are_summaries_of_what_the_clock_says(monkeypatch):
     expected = {"trimmed_mean": np.arange(2, 10).mean() / 2, "median": 2.75, "minimum": 0.5}
     expected |= {"spread": (7.75 - 3.25) / 2, "compile": 100.0, "env_id": "CartPole-v1"}
     assert row == pytest.approx(expected)
+
+
+# === Limits =====================================================================================
+def test_the_products_are_those_of_a_step_in_both_frameworks():
+    args = ppo_linen.Args(hidden_sizes=(3,), num_envs=2, num_steps=4, num_minibatches=2)
+    layers = limits_measure.make_layers(args, SimpleNamespace(obs_dim=2, num_actions=5))
+    assert [x.shape for layer in layers[:2] for x in layer] == [
+        *((4, 2), (2, 3), (4, 3)),
+        *((4, 3), (3, 5), (4, 5)),
+    ]
+    expected = limits_measure.products(layers, obs_dim=2)
+    assert [x.shape for x in expected] == [(4, 3), (2, 3), (4, 5), (3, 5), (4, 3)] + [
+        *((4, 3), (2, 3), (4, 1), (3, 1), (4, 3)),
+    ]
+    in_xla = limits_measure.repeat_in_xla(partial(limits_measure.products, obs_dim=2), steps=3)
+    tensors = [tuple(map(torch.from_numpy, layer)) for layer in layers]
+    for found in (in_xla(layers), limits_measure.products(tensors, obs_dim=2)):
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
+def test_the_rest_of_an_update_and_its_times_over_the_products(tmp_path):
+    seconds = {"update": 10.0, "products": 4.0, "tanh": 1.0, "gathers": 1.0, "values": 1.0}
+    rows = []
+    for script, factor in {"ppo_linen": 1, "ppo_torch": 2}.items():
+        cell = {"script": script, "size": "small", "cores": 2}
+        for process, (part, x) in product([0, 1], seconds.items()):
+            rows.append(cell | {"process": process, "part": part, "seconds": factor * x})
+    path = tmp_path / "measured.jsonl"
+    path.write_text("\n".join(json.dumps(x) for x in [{"versions": {}}, *rows]))
+    assert limits.read(path)["rest"].tolist() == [3, 3, 6, 6]
+    shown = limits.floors(path).cells.to_numpy().tolist()
+    assert [row[:3] for row in shown] == [["ppo_linen", "small", 2], ["ppo_torch", "small", 2]]
+    assert [x.split()[0] for row in shown for x in row[3:]] == ["2.50", "1.25", "5.00", "2.50"]
+
+
+# === MinAtar ====================================================================================
+def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
+    data = load(ROOT / "studies/minatar/speed")
+    runs = data.runs.assign(steady=data.runs["seed"] * 5.0)  # a millisecond a frame, or twice that
+    runs.loc[runs["mode"] != minatar.JAX, "steady"] *= 2
+    save(data._replace(runs=runs), tmp_path)
+    lines = [{"seed": x, "ms_per_learning_frame": 4 * x} for x in runs["seed"].unique().tolist()]
+    (tmp_path / "example.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    parts = minatar.frames(tmp_path).frame.set_index("way")
+    found = parts.loc[["PyTorch on Gymnasium's copy", "MinAtar's own example"], ["low", "high"]]
+    np.testing.assert_allclose(found, [[0.5, 0.5], [0.25, 0.25]])
 
 
 # === GPU ========================================================================================

@@ -10,9 +10,9 @@
 
 It differs in these: Adam's epsilon is 1e-4, and one step warms up.
 
-The whole training is one compiled call. The
-library calls its log_function once per iteration, with what the rollout gave; an iteration lasts
-from one such call to the next. The first iteration has the compiling, as in our scripts.
+The whole training is one compiled call. The library calls its log_function once per iteration, with
+what the rollout gave; an iteration lasts from one such call to the next. The first iteration has
+the compiling, as in our scripts.
 """
 
 import time

@@ -14,10 +14,10 @@
 It differs in these: a truncation counts as a termination, and the learning rate falls per
 iteration.
 
-The whole training is one compiled call, which
-says nothing until its end. It is compiled, then called once, and an iteration is said to last the
-call's time divided by their number; the first has the compiling besides, as in our scripts. The
-file takes gymnax before version 1.0, and imports brax and navix, which its CartPole does not use.
+The whole training is one compiled call, which says nothing until its end. It is compiled, then
+called once, and an iteration is said to last the call's time divided by their number; the first has
+the compiling besides, as in our scripts. The file takes gymnax before version 1.0, and imports brax
+and navix, which its CartPole does not use.
 """
 
 import time

@@ -12,10 +12,10 @@
 It differs in these: a truncation counts as a termination; each gradient is clipped, and not their
 norm; Adam's epsilon is 1e-8; actor and critic have an optimizer each; weights are not orthogonal.
 
-The whole training is one compiled call. The
-library's eval_callback runs once per iteration, and calls Python with JAX's io_callback, as its
-documentation shows; an iteration lasts from one such call to the next. Nothing is evaluated. The
-first iteration has the compiling, as in our scripts. rejax takes gymnax before version 1.0.
+The whole training is one compiled call. The library's eval_callback runs once per iteration, and
+calls Python with JAX's io_callback, as its documentation shows; an iteration lasts from one such
+call to the next. Nothing is evaluated. The first iteration has the compiling, as in our scripts.
+rejax takes gymnax before version 1.0.
 """
 
 import time

@@ -15,8 +15,8 @@
     uv run studies/peers/ppo_torchrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-TorchRL's documentation has the training loop
-written by its user; its examples compute advantages anew in each epoch, and here once.
+TorchRL's documentation has the training loop written by its user. Its examples compute advantages
+anew in each epoch, and here they are computed once.
 """
 
 import time

@@ -1,0 +1,387 @@
+"""Measure where an iteration goes: its parts alone, and the products that no framework can spare.
+
+    python -m studies.limits.measure > studies/limits/measured.jsonl
+
+A part is a call of the script's own function where there is one, and otherwise the same operations
+alone, at the same shapes, as often as in an iteration. A repetition is one fresh process for each
+script, size and number of cores. In it the parts take turns, and a part's seconds are the median of
+its rounds. The first line of JSON has versions and machine, each other one a part.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import itertools
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from studies.machine import describe, git_commit
+
+SIZES = {"small": (64, 64), "medium": (256, 256, 256), "large": (1024,) * 6}
+ROUNDS = {"small": 10, "medium": 5, "large": 2}
+EPOCHS = {"small": 10, "medium": 1, "large": 1}  # of an update; more would say the same, later
+WARM_UP = 2  # rounds
+PROCESSES = {"small": 5, "medium": 3, "large": 3}
+# Script, size and cores of each process.
+CELLS = (
+    ("ppo_linen", "small", 2),
+    ("ppo_torch", "small", 2),
+    ("ppo_torch_compile", "small", 2),
+    ("ppo_linen", "small", 1),
+    ("ppo_torch", "small", 1),
+    ("ppo_linen", "medium", 2),
+    ("ppo_torch", "medium", 2),
+    ("ppo_linen", "large", 2),
+    ("ppo_torch", "large", 2),
+)
+# What an iteration logs: its length is that of ppo_linen.py's.
+METRICS = ("charts/episodic_return", "losses/value_loss", *(f"losses/{i}" for i in range(11)))
+OF_ALL_SIZES = ("update", "products")
+
+Parts = dict[str, Callable[[], Any]]
+
+
+# === Products ===================================================================================
+def make_layers(args: Any, env: Any) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Input (B, i), weight (i, o) and the output's gradient (B, o) of each layer, actor's first."""
+    rng = np.random.default_rng(1)
+    layers = []
+    for num_outputs in (env.num_actions, 1):
+        sizes = [env.obs_dim, *args.hidden_sizes, num_outputs]
+        for i, o in itertools.pairwise(sizes):
+            shapes = [(args.minibatch_size, i), (i, o), (args.minibatch_size, o)]
+            layers.append([rng.normal(size=x).astype(np.float32) / math.sqrt(o) for x in shapes])
+    return [tuple(x) for x in layers]
+
+
+def products(layers, obs_dim: int) -> list:
+    """What a step multiplies, in any framework: forwards, for the weights, and for the inputs."""
+    found = []
+    for x, weight, gradient in layers:
+        found += [x @ weight, x.T @ gradient]
+        if x.shape[1] != obs_dim:  # nothing lies before the first layer
+            found.append(gradient @ weight.T)
+    return found
+
+
+def thin(layer) -> list:
+    """What the logits' weights need, a product with few columns."""
+    x, _, gradient = layer
+    return [x.T @ gradient]
+
+
+def thin_turned(layer) -> list:
+    """The same, transposed."""
+    x, _, gradient = layer
+    return [gradient.T @ x]
+
+
+def hidden(layers, obs_dim: int) -> list:
+    """Input and gradient, each (B, i), of each hidden layer's tanh."""
+    return [(x, x + 1) for x, _, _ in layers if x.shape[1] != obs_dim]
+
+
+def repeat_in_xla(function: Callable, steps: int) -> Callable:
+    """Compile steps calls of a function of arrays: one loop, whose last results are returned."""
+
+    def run(operands):
+        def step(carry, i):
+            operands, _ = carry
+            # Operands that seem to change with i, or XLA would compute them once, before the loop.
+            operands, _ = jax.lax.optimization_barrier((operands, i))
+            return (operands, function(operands)), None
+
+        results = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, operands))
+        carry, _ = jax.lax.scan(step, (operands, results), jnp.arange(steps))
+        return carry[1]
+
+    return jax.jit(run)
+
+
+# === Parts ======================================================================================
+def make_args(script: Any, size: str, **given: Any) -> Any:
+    # A learning rate that stays, since a round's update is one of many thousands.
+    return script.Args(
+        hidden_sizes=SIZES[size], update_epochs=EPOCHS[size], anneal_lr=False, **given
+    )
+
+
+def single_row_args(script: Any, size: str) -> Any:
+    """Those of an update whose minibatches have one row: nearly all of it is calls."""
+    return make_args(script, size, num_envs=8, num_steps=1)
+
+
+def linen_parts(script: Any, size: str) -> Parts:
+    args = make_args(script, size)
+    steps = args.update_epochs * args.num_minibatches
+    env = script.VecEnv("CartPole-v1", args.num_envs)
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(1), 3)
+    train_state = script.make_agent(args, env, agent_key)
+    obs, env_state = jax.jit(env.reset)(env_key)
+    rollout = jax.jit(partial(script.rollout, env=env, args=args))
+    update = jax.jit(partial(script.update, args=args))
+    storage = rollout(train_state, obs, env_state, key)[2]
+
+    def iteration():
+        return update(train_state, rollout(train_state, obs, env_state, key)[2], key)
+
+    @jax.jit
+    def environment(env_state):
+        def step(env_state, _):
+            obs, env_state, result = env.step(env_state, jnp.zeros(args.num_envs, jnp.int32))
+            return env_state, (obs, result)
+
+        return jax.lax.scan(step, env_state, length=args.num_steps)
+
+    @jax.jit
+    def policy(all_obs):
+        def step(_, obs):
+            return None, train_state.apply_fn(train_state.params, obs, method="get_logits")
+
+        return jax.lax.scan(step, None, all_obs)
+
+    @jax.jit
+    def values(storage):
+        all_obs = jnp.stack([storage.obs, storage.next_obs])
+        value, next_value = train_state.apply_fn(train_state.params, all_obs, method="get_value")
+        return script.compute_gae(storage, value, next_value, args)
+
+    numbers = storage.reward.reshape(-1)
+    all_obs = storage.obs.reshape(args.batch_size, env.obs_dim)
+    batch = script.Batch(all_obs, storage.action.reshape(-1), *[numbers] * 4)
+
+    @jax.jit
+    def gathers(key):
+        def epoch(_, key):
+            order = script.shuffle(key, args.batch_size)
+            return jax.tree.map(lambda x: x[order], batch), None
+
+        return jax.lax.scan(epoch, batch, jax.random.split(key, args.update_epochs))
+
+    @jax.jit
+    def adam(train_state):
+        def step(train_state, _):
+            return train_state.apply_gradients(grads=train_state.params), None
+
+        return jax.lax.scan(step, train_state, length=steps)
+
+    layers = jax.device_put(make_layers(args, env))
+    multiply = repeat_in_xla(partial(products, obs_dim=env.obs_dim), steps)
+    activate = repeat_in_xla(activate_in_xla, steps)
+    inputs = hidden(layers, env.obs_dim)
+    logits_layer = layers[len(args.hidden_sizes)]
+    few = single_row_args(script, size)
+    few_storage = jax.tree.map(lambda x: x[: few.num_steps, : few.num_envs], storage)
+    few_update = jax.jit(partial(script.update, args=few))
+    return {
+        "iteration": iteration,
+        "rollout": partial(rollout, train_state, obs, env_state, key),
+        "environment": partial(environment, env_state),
+        "policy": partial(policy, storage.obs),
+        "update": partial(update, train_state, storage, key),
+        "products": partial(multiply, layers),
+        "thin": partial(repeat_in_xla(thin, steps), logits_layer),
+        "thin_turned": partial(repeat_in_xla(thin_turned, steps), logits_layer),
+        "tanh": partial(activate, inputs),
+        "Adam": partial(adam, train_state),
+        "gathers": partial(gathers, key),
+        "values": partial(values, storage),
+        "calls": partial(few_update, train_state, few_storage, key),
+        "log": make_log(script, size),
+    }
+
+
+def activate_in_xla(inputs):
+    results = []
+    for x, gradient in inputs:
+        y = jnp.tanh(x)
+        results.append((y, gradient * (1 - y * y)))
+    return results
+
+
+def torch_parts(script: Any, size: str) -> Parts:
+    args = make_args(script, size)
+    steps = args.update_epochs * args.num_minibatches
+    env = script.VecEnv("CartPole-v1", args.num_envs)
+    torch.manual_seed(1)
+    agent, adam = script.make_agent(args, env, torch.device("cpu"))
+    jax_device = jax.devices("cpu")[0]
+    first_obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(1), jax_device))
+    obs = script.to_torch(first_obs)
+    step_fn = jax.jit(env.step)
+    policy_fn = partial(script.policy, agent)
+    rollout = partial(script.rollout, policy_fn, obs, env_state, step_fn, env, args)
+    storage = rollout()[2]
+    epoch_fn = make_epoch(script, agent, adam, args)
+    update = partial(script.update, agent, epoch_fn, storage, args)
+    action = torch.zeros(args.num_envs, dtype=torch.int32)
+    noise = torch.zeros(args.num_envs, env.num_actions)
+    _, _, result = step_fn(env_state, script.to_jax(action))
+
+    def iteration():
+        return script.update(agent, epoch_fn, rollout()[2], args)
+
+    def environment():
+        state = env_state
+        for _ in range(args.num_steps):
+            obs, state, _ = step_fn(state, script.to_jax(action))
+        return obs
+
+    def crossing():
+        for _ in range(args.num_steps):
+            script.to_jax(action)
+            script.to_torch(first_obs)
+        return script.to_torch(script.stack([result] * args.num_steps))
+
+    def act(policy_fn):
+        for _ in range(args.num_steps):
+            policy_fn(obs, noise)
+
+    @torch.no_grad()
+    def values():
+        value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
+        return script.compute_gae(storage, value, next_value, args)
+
+    numbers = storage.reward.reshape(-1)
+    all_obs = storage.obs.reshape(args.batch_size, env.obs_dim)
+    batch = script.Batch(all_obs, storage.action.reshape(-1), *[numbers] * 4)
+
+    def gathers():
+        for _ in range(args.update_epochs):
+            order = torch.randperm(args.batch_size)
+            _ = [x[order] for x in batch]
+
+    layers = [tuple(map(torch.from_numpy, x)) for x in make_layers(args, env)]
+    inputs = hidden(layers, env.obs_dim)
+
+    logits_layer = layers[len(args.hidden_sizes)]
+
+    def repeat(function, operands):
+        for _ in range(steps):
+            function(operands)
+
+    def multiply(layers):
+        return products(layers, env.obs_dim)
+
+    def activate(inputs):
+        for x, gradient in inputs:
+            torch.ops.aten.tanh_backward(gradient, torch.tanh(x))
+
+    few = single_row_args(script, size)
+    few_storage = script.Storage(*(x[: few.num_steps, : few.num_envs] for x in storage))
+    few_epoch_fn = make_epoch(script, agent, adam, few)
+    parts = {
+        "iteration": iteration,
+        "rollout": rollout,
+        "environment": environment,
+        "crossing": crossing,
+        "policy": partial(act, policy_fn),
+        "update": update,
+        "products": partial(repeat, multiply, layers),
+        "thin": partial(repeat, thin, logits_layer),
+        "thin_turned": partial(repeat, thin_turned, logits_layer),
+        "tanh": partial(repeat, activate, inputs),
+        "gathers": gathers,
+        "values": values,
+        "calls": partial(script.update, agent, few_epoch_fn, few_storage, few),
+        "log": make_log(script, size),
+    }
+    if script.__name__ == "ppo_torch":  # compiled, Adam is a part of the step's one graph
+
+        def optimize():
+            for x in agent.parameters():
+                x.grad = torch.zeros_like(x)
+            for _ in range(steps):
+                torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                adam.step()
+
+        parts["Adam"] = optimize
+    else:
+        parts["compiled_policy"] = partial(act, script.compile_graph(policy_fn, None))
+    return parts
+
+
+def make_log(script: Any, size: str) -> Callable:
+    """What the host does between two iterations: metrics.jsonl and TensorBoard."""
+    args = make_args(script, size, runs_dir=tempfile.mkdtemp())
+    metrics = dict.fromkeys(METRICS, 0.5)
+    with contextlib.redirect_stdout(io.StringIO()):
+        log = script.RunLog(args, "", "", "")
+
+    def write():
+        with contextlib.redirect_stdout(io.StringIO()):  # here JSON goes there
+            log.write(metrics, 0.0, 0.5, 1.0)
+
+    return write
+
+
+def make_epoch(script: Any, agent: Any, adam: Any, args: Any) -> Callable:
+    if script.__name__ == "ppo_torch":
+        step = partial(script.minibatch_step, agent, adam, itertools.count(), args=args)
+    else:
+        step = script.compile_graph(partial(script.minibatch_step, agent, adam, args=args), None)
+    return partial(script.epoch, step, args=args)
+
+
+# === Measuring ==================================================================================
+def measure(name: str, size: str, cores: int, process: int) -> None:
+    """Print a line of JSON for each part, in this process."""
+    script = importlib.import_module(name)
+    make_parts = linen_parts if name == "ppo_linen" else torch_parts
+    parts = make_parts(script, size)
+    if size != "small":
+        parts = {part: parts[part] for part in OF_ALL_SIZES}
+    seconds: dict[str, list[float]] = {part: [] for part in parts}
+    for _ in range(WARM_UP + ROUNDS[size]):
+        for part, call in parts.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())  # sync; torch's tensors are there already
+            seconds[part].append(time.perf_counter() - start)
+    for part, found in seconds.items():
+        row = {"script": name, "size": size, "cores": cores, "process": process, "part": part}
+        row["seconds"] = statistics.median(found[WARM_UP:])
+        print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cell", nargs=4, help="script, size, cores and number of this process")
+    args = parser.parse_args()
+    if args.cell:
+        name, size, cores, process = args.cell
+        measure(name, size, int(cores), int(process))
+        return
+    versions = {name: metadata.version(name) for name in ("jax", "flax", "torch", "numpy")}
+    versions["python"] = platform.python_version()
+    commit = git_commit(Path(__file__))
+    print(json.dumps({"versions": versions, "git_commit": commit, **describe()}), flush=True)
+    # The scripts set these before they import NumPy and torch, which comes first here.
+    threads = os.environ | {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+    for process in range(max(PROCESSES.values())):
+        for name, size, cores in CELLS:
+            if process < PROCESSES[size]:
+                command = ["taskset", "--cpu-list", f"0-{cores - 1}", sys.executable, "-m"]
+                command += ["studies.limits.measure", "--cell", name, size]
+                subprocess.run([*command, str(cores), str(process)], env=threads, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""A frame of Breakout in JAX, over PyTorch's on Gymnasium and over MinAtar's own example."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import stats
+from analysis.page import Table
+from analysis.runs import load
+from analysis.tables import span, table_of, text
+
+JAX = "dqn_linen"
+NAMES = {
+    "dqn_torch_gymnasium --compile": "PyTorch on Gymnasium's copy",
+    "example": "MinAtar's own example",
+    JAX: "JAX",
+}
+
+
+def milliseconds(source: Path) -> pd.DataFrame:
+    """Return the milliseconds of a learning frame: a row per seed, a column per way."""
+    runs = load(source).runs
+    runs["milliseconds"] = 1000 * runs["steady"] / runs["batch_size"]
+    table = runs.pivot(index="seed", columns="mode", values="milliseconds")
+    lines = (source / "example.jsonl").read_text().splitlines()
+    example = pd.DataFrame(map(json.loads, lines)).set_index("seed")
+    return table.join(example["ms_per_learning_frame"].rename("example"))
+
+
+def frames(source: Path) -> Table:
+    """Return a row per way, with JAX's part of it, paired by seed: the runs took turns."""
+    table = milliseconds(source)
+    rows = []
+    for way, name in NAMES.items():
+        frame = stats.geometric_mean(table[way].to_numpy())
+        row = {"way": name}
+        row |= dict(zip(("frame_estimate", "frame_low", "frame_high"), frame, strict=True))
+        part = stats.geometric_mean((table[JAX] / table[way]).to_numpy())
+        row |= dict(zip(stats.Interval._fields, part, strict=True))
+        rows.append(row)
+    columns = {"way": text("way"), "a learning frame (ms)": span("frame_"), "JAX's part": span()}
+    return table_of("minatar_frames", "A frame of Breakout", pd.DataFrame(rows), columns)
+
+
+BLOCKS = {"minatar_frames": frames}
