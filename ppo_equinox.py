@@ -5,7 +5,7 @@
 # ///
 """PPO in JAX and Equinox: the rollout and the update are one eqx.filter_jit each.
 
-    python ppo_equinox.py --env-id CartPole-v1 --seed 1  # 9 s on two CPU cores, at 012e335
+    python ppo_equinox.py --env-id CartPole-v1 --seed 1  # 15 s on two CPU cores, at bb8fac0
 
 Read Agent to Training first. What to look at:
 - Agent is a pytree: a module is a frozen dataclass whose fields are arrays and other modules.

@@ -5,7 +5,7 @@
 # ///
 """PPO in JAX and Flax Linen: the rollout and the update are one jax.jit each.
 
-    python ppo_linen.py --env-id CartPole-v1 --seed 1  # 9 s on two CPU cores, at 012e335
+    python ppo_linen.py --env-id CartPole-v1 --seed 1  # 15 s on two CPU cores, at bb8fac0
 
 Read Agent to Training first. What to look at:
 - Agent describes a network and holds no weights; make_agent puts them in a TrainState.

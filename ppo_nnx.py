@@ -5,7 +5,7 @@
 # ///
 """PPO in JAX and Flax NNX: the rollout and the update are one nnx.jit each.
 
-    python ppo_nnx.py --env-id CartPole-v1 --seed 1  # 9 s on two CPU cores, at 012e335
+    python ppo_nnx.py --env-id CartPole-v1 --seed 1  # 15 s on two CPU cores, at bb8fac0
 
 Read Agent to Training first. What to look at:
 - Agent is an object that owns its weights, and calls its layers as PyTorch does.

@@ -107,7 +107,8 @@ def test_the_products_are_those_of_a_step_in_both_frameworks():
         *((4, 3), (3, 5), (4, 5)),
     ]
     expected = limits_measure.products(layers, obs_dim=2)
-    assert [x.shape for x in expected] == [(4, 3), (2, 3), (4, 5), (3, 5), (4, 3)] + [
+    assert [x.shape for x in expected] == [
+        *((4, 3), (2, 3), (4, 5), (3, 5), (4, 3)),
         *((4, 3), (2, 3), (4, 1), (3, 1), (4, 3)),
     ]
     in_xla = limits_measure.repeat_in_xla(partial(limits_measure.products, obs_dim=2), steps=3)
