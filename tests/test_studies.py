@@ -130,7 +130,7 @@ def test_the_rest_of_an_update_and_its_times_over_the_products(tmp_path):
     assert limits.read(path)["rest"].tolist() == [3, 3, 6, 6]
     shown = limits.floors(path).cells.to_numpy().tolist()
     assert [row[:3] for row in shown] == [["ppo_linen", "small", 2], ["ppo_torch", "small", 2]]
-    assert [x.split()[0] for row in shown for x in row[3:]] == ["2.50", "1.25", "5.00", "2.50"]
+    assert [x.split()[0] for row in shown for x in row[3:]] == ["2.25", "1.12", "4.50", "2.25"]
 
 
 # === MinAtar ====================================================================================

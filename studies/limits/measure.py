@@ -37,7 +37,7 @@ from studies.machine import describe, git_commit
 
 SIZES = {"small": (64, 64), "medium": (256, 256, 256), "large": (1024,) * 6}
 ROUNDS = {"small": 10, "medium": 5, "large": 2}
-EPOCHS = {"small": 10, "medium": 1, "large": 1}  # of an update; more would say the same, later
+EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten of the others would take hours
 WARM_UP = 2  # rounds
 PROCESSES = {"small": 5, "medium": 3, "large": 3}
 # Script, size and cores of each process.
@@ -54,7 +54,7 @@ CELLS = (
 )
 # What an iteration logs: its length is that of ppo_linen.py's.
 METRICS = ("charts/episodic_return", "losses/value_loss", *(f"losses/{i}" for i in range(11)))
-OF_ALL_SIZES = ("update", "products")
+OF_ALL_SIZES = ("update", "values", "products")
 
 Parts = dict[str, Callable[[], Any]]
 
@@ -364,6 +364,7 @@ def measure(name: str, size: str, cores: int, process: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cell", nargs=4, help="script, size, cores and number of this process")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="networks to measure")
     args = parser.parse_args()
     if args.cell:
         name, size, cores, process = args.cell
@@ -377,7 +378,7 @@ def main() -> None:
     threads = os.environ | {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
     for process in range(max(PROCESSES.values())):
         for name, size, cores in CELLS:
-            if process < PROCESSES[size]:
+            if size in args.sizes and process < PROCESSES[size]:
                 command = ["taskset", "--cpu-list", f"0-{cores - 1}", sys.executable, "-m"]
                 command += ["studies.limits.measure", "--cell", name, size]
                 subprocess.run([*command, str(cores), str(process)], env=threads, check=True)
