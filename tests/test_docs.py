@@ -120,7 +120,7 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
     assert docs.run(argparse.Namespace(check=True)) == 1
     assert "README.md: not what the studies give" in capsys.readouterr().out
     assert docs.run(argparse.Namespace(check=False)) == 0
-    assert "| sb3 | 10 | 4" in (tmp_path / "README.md").read_text()
+    assert "| sb3 | 10 | 5.99 |" in (tmp_path / "README.md").read_text()
     with pytest.raises(SourceError, match="no block is called"):
         docs.renewed("<!-- nothing of studies/peers -->\n<!-- end -->")
 

@@ -8,34 +8,35 @@ import pandas as pd
 from analysis import figures, stats
 from analysis.page import Table
 from analysis.tables import across, texts
+from analysis.words import number
 
 # Part -> its name in the table; those of an update begin where products do.
 PARTS = {
     "iteration": "iteration",
     "rollout": "rollout",
-    "environment": "- environment",
-    "policy": "- policy",
-    "compiled_policy": "- policy, if it were compiled",
-    "crossing": "- crossing between JAX and PyTorch",
+    "environment": "rollout: environment",
+    "policy": "rollout: policy",
+    "compiled_policy": "rollout: policy, if it were compiled",
+    "crossing": "rollout: crossing to JAX and back",
     "update": "update",
-    "products": "- products",
-    "thin": "  of which: for the logits' weights",
-    "thin_turned": "  the same, transposed",
-    "tanh": "- tanh and its derivative",
-    "Adam": "- clipping and Adam",
-    "gathers": "- shuffles and gathers",
-    "values": "- values and GAE",
-    "rest": "- rest",
+    "products": "update: products",
+    "thin": "update: of them, the logits' weights'",
+    "thin_turned": "the same, transposed",
+    "tanh": "update: tanh and its derivative",
+    "Adam": "update: clipping and Adam",
+    "gathers": "update: shuffles and gathers",
+    "values": "update: values and GAE",
+    "rest": "update: rest",
     "log": "log, between iterations",
     "calls": "update of minibatches of one row",
 }
 OF_UPDATE = ("products", "tanh", "Adam", "gathers", "values")
 DRAWN = {
     "rollout": "rollout",
-    "products": "update: products",
+    "products": "products",
     "tanh": "tanh",
-    "others": "Adam, gathers, values and GAE",
-    "rest": "rest",
+    "others": "Adam, gathers, values",
+    "rest": "rest of update",
 }
 KEYS = ["script", "size", "cores", "process"]
 
@@ -61,7 +62,7 @@ def parts(path: Path) -> Table:
     frame = frame.sort_values("part", key=lambda x: x.map(list(PARTS).index), kind="stable")
     frame["part"] = frame["part"].map(PARTS)
     frame["script"] += " (ms)"
-    cells = across(frame, texts(frame), ["part"], "script")
+    cells = across(frame, frame["estimate"].map(number), ["part"], "script")
     return Table("limits_parts", "Where an iteration goes", frame, cells)
 
 

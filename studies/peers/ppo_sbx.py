@@ -17,8 +17,8 @@
     uv run studies/peers/ppo_sbx.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-README.md says where it is not the same algorithm. SBX takes a clip_range_vf and does not read
-it, so none is given here.
+It differs in these: a value loss without the factor 1/2, which is not clipped, since SBX does not
+read its clip_range_vf, and a learning rate that falls per iteration.
 """
 
 import time
