@@ -20,6 +20,7 @@ FAULTS = {
     "dqn": 11,
     "memory": 10,
     "minatar": 3,
+    "peers": 3,
 }
 
 
