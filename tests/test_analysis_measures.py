@@ -135,10 +135,10 @@ def bench_of(study):
 @pytest.mark.parametrize(
     ("study", "name", "row"),
     [
-        ("peers", "answer", "ppo_nnx 10 5.10 39.8 1.04 [0.94, 1.16] 9.21 1.057 [1.002, 1.114]"),
-        ("peers", "startup", "ppo_nnx 1.57 1.42 2.11 5.10 0.277 [0.062, 0.492] 45.4"),
-        ("peers", "returns", "ppo_nnx 10 479 493 [440, 500] 12.7 [-24.1, 49.4] 25.0 undecided"),
-        ("peers", "targets", "ppo_nnx 475 10 of 10 6.71 [6.46, 7.73]"),
+        ("peers", "answer", "ppo_nnx 10 6.69 82.4 0.99 [0.94, 1.06] 15.1 1.02 [0.97, 1.07]"),
+        ("peers", "startup", "ppo_nnx 2.22 1.71 2.76 6.69 0.266 [-0.199, 0.730] 86.8"),
+        ("peers", "returns", "ppo_nnx 10 480 500 [419, 500] 13.0 [-26.9, 52.9] 25.0 undecided"),
+        ("peers", "targets", "ppo_nnx 475 10 of 10 10.0 [9.2, 11.4]"),
         ("cpu/sync", "phases", "ppo_nnx 5.59 53.0 1.45 [0.89, 2.36] 1.33 [0.77, 2.30]"),
         ("cpu/gymnasium", "cells", "ppo_torch 3 6.38 316 5.8 [1.7, 20.4] 13.0 1.65 [0.62, 4.34]"),
         ("dqn", "last_returns", "dqn_torch 5 493 [482, 505] -2.9 [-14.4, 8.5] 5 499 [497, 501]"),
