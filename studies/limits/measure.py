@@ -82,18 +82,6 @@ def products(layers, obs_dim: int) -> list:
     return found
 
 
-def thin(layer) -> list:
-    """What the logits' weights need, a product with few columns."""
-    x, _, gradient = layer
-    return [x.T @ gradient]
-
-
-def thin_turned(layer) -> list:
-    """The same, transposed."""
-    x, _, gradient = layer
-    return [gradient.T @ x]
-
-
 def hidden(layers, obs_dim: int) -> list:
     """Input and gradient, each (B, i), of each hidden layer's tanh."""
     return [(x, x + 1) for x, _, _ in layers if x.shape[1] != obs_dim]
@@ -187,7 +175,6 @@ def linen_parts(script: Any, size: str) -> Parts:
     multiply = repeat_in_xla(partial(products, obs_dim=env.obs_dim), steps)
     activate = repeat_in_xla(activate_in_xla, steps)
     inputs = hidden(layers, env.obs_dim)
-    logits_layer = layers[len(args.hidden_sizes)]
     few = single_row_args(script, size)
     few_storage = jax.tree.map(lambda x: x[: few.num_steps, : few.num_envs], storage)
     few_update = jax.jit(partial(script.update, args=few))
@@ -198,8 +185,6 @@ def linen_parts(script: Any, size: str) -> Parts:
         "policy": partial(policy, storage.obs),
         "update": partial(update, train_state, storage, key),
         "products": partial(multiply, layers),
-        "thin": partial(repeat_in_xla(thin, steps), logits_layer),
-        "thin_turned": partial(repeat_in_xla(thin_turned, steps), logits_layer),
         "tanh": partial(activate, inputs),
         "Adam": partial(adam, train_state),
         "gathers": partial(gathers, key),
@@ -272,8 +257,6 @@ def torch_parts(script: Any, size: str) -> Parts:
     layers = [tuple(map(torch.from_numpy, x)) for x in make_layers(args, env)]
     inputs = hidden(layers, env.obs_dim)
 
-    logits_layer = layers[len(args.hidden_sizes)]
-
     def repeat(function, operands):
         for _ in range(steps):
             function(operands)
@@ -296,8 +279,6 @@ def torch_parts(script: Any, size: str) -> Parts:
         "policy": partial(act, policy_fn),
         "update": update,
         "products": partial(repeat, multiply, layers),
-        "thin": partial(repeat, thin, logits_layer),
-        "thin_turned": partial(repeat, thin_turned, logits_layer),
         "tanh": partial(repeat, activate, inputs),
         "gathers": gathers,
         "values": values,

@@ -39,6 +39,8 @@ from typing import Any
 
 import numpy as np
 
+from studies.machine import describe
+
 GAMES = {  # name -> environment in gymnax, in Gymnasium
     "CartPole-v1": ("CartPole-v1", "CartPole-v1"),
     "Doors": ("envs.doors:Doors", "envs.doors_gymnasium:Doors-v0"),
@@ -172,12 +174,10 @@ def main() -> None:
     if args.one:
         measure(*args.one, args.num_envs, args.num_steps)
     else:
-        from studies.cpu.env_timing import hardware
-
         settings = {name: getattr(args, name) for name in ("num_envs", "num_steps", "repeats")}
         packages = ["jax", "gymnax", "gymnasium", "numpy"]
         packages += ["envpool"] if util.find_spec("envpool") else []
-        settings["hardware"] = hardware() | {"usable_cpus": len(os.sched_getaffinity(0))}
+        settings["hardware"] = describe() | {"usable_cpus": len(os.sched_getaffinity(0))}
         settings["versions"] = {name: metadata.version(name) for name in packages}
         print(json.dumps(settings), flush=True)
         for row in race(args.num_envs, args.num_steps, args.repeats):
