@@ -599,7 +599,7 @@ def compile_graph(function, gpu):
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": not gpu,  # C++ calls the kernels: less per call on a CPU
-        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and spare 6 s of test programs
+        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)

@@ -411,9 +411,9 @@ def compile_graph(function, gpu):
         fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels: up to 11% off an update on a CPU
-        "cpp.use_decompose_tanh": True,  # from exp: 12% off an update on a CPU, off by 1e-7 near 0
-        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and spare 6 s of test programs
+        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
+        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
@@ -504,7 +504,7 @@ def train(args: Args) -> None:
     # agent, adam and args are bound: to the compiler they are constants.
     step_fn = jax.jit(env.step)
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
-    policy_fn = partial(policy, agent)  # so small that on a CPU a compiled one would take longer
+    policy_fn = partial(policy, agent)  # on a CPU, calling a compiled one takes longer
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
     epoch_fn = partial(epoch, minibatch_fn, args=args)  # compiled too, it would be unrolled
     if gpu:
