@@ -9,7 +9,7 @@ usage() { # and with ALL every flag, and what each study has
   cat <<END
 Usage: ./benchmark.sh [STUDY] [FLAGS]
 
-Without a study or scripts: quick, five scripts on CartPole-v1 in 2.4 minutes.
+Without a study or scripts: quick, five scripts on CartPole-v1 in 3 minutes.
 Studies: ${names[*]%/grid}
 
 A grid of your own, each LIST as one,two,...:

@@ -25,8 +25,7 @@ ENVIRONMENTS = (
 OWN_ENVIRONMENT = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"
 SCRIPTS = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
 SIZES = {"small": [64] * 2, "medium": [256] * 3, "large": [1024] * 6, "own": []}
-# Seconds of an iteration on two cores, compiled and not, of studies/cpu: its own runs and those of
-# slow (one run each) and modes.
+# About how many seconds an iteration takes on two cores, compiled and not: for the time left.
 COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "own": 0.25}
 UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "own": 15.7}
 STARTUP = 8  # seconds

@@ -91,5 +91,5 @@ def update(source: Path, out: Path) -> None:
     rows = rows.reset_index(names="mode").assign(size="small", low=float("nan"), high=float("nan"))
     modes = rows[["mode"]].assign(framework=rows["mode"].str.split("_").str[1])
     looks = figures.looks(modes)
-    figure = figures.bars(rows, looks, DRAWN, "milliseconds of an iteration")
+    figure = figures.bars(rows, looks, DRAWN, "milliseconds of rollout and update")
     (out / "limits.png").write_bytes(figures.png(figure))
