@@ -139,12 +139,12 @@ def bench_of(study):
         ("peers", "startup", "ppo_nnx 2.22 1.71 2.76 6.69 0.266 [-0.199, 0.730] 86.8"),
         ("peers", "returns", "ppo_nnx 10 480 500 [419, 500] 13.0 [-26.9, 52.9] 25.0 undecided"),
         ("peers", "targets", "ppo_nnx 475 10 of 10 10.0 [9.2, 11.4]"),
-        ("cpu/sync", "phases", "ppo_nnx 5.59 53.0 1.45 [0.89, 2.36] 1.33 [0.77, 2.30]"),
-        ("cpu/gymnasium", "cells", "ppo_torch 3 6.38 316 5.8 [1.7, 20.4] 13.0 1.65 [0.62, 4.34]"),
+        ("cpu/sync", "phases", "ppo_nnx 5.87 71.9 1.16 [1.11, 1.21] 1.02 [0.96, 1.08]"),
+        ("cpu/gymnasium", "cells", "ppo_torch 3 7.10 302 3.53 [3.06, 4.07] 12.9 1.49 [1.42, 1.58]"),
         ("dqn", "last_returns", "dqn_torch 5 493 [482, 505] -2.9 [-14.4, 8.5] 5 499 [497, 501]"),
-        ("cpu", "break_even", "medium ppo_torch ppo_torch_compile 54.1 [23.2, no end] 59.1"),
+        ("cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
         ("cpu/modes", "compile_modes", "ppo_nnx_cached 0.906 0.931 ppo_nnx"),
-        ("cpu", "memory", "small ppo_nnx 1,056"),
+        ("cpu", "memory", "small ppo_nnx 920"),
     ],
 )
 def test_a_studys_tables_have_the_numbers_that_they_had(study, name, row):
