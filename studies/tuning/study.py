@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis import figures, stats
 from analysis.page import Table
+from analysis.schema import SourceError
 from analysis.tables import span, table_of, text, value
 
 CLAIM, SEED = "#cc3311", "#4477aa"
@@ -17,10 +18,14 @@ CLAIM, SEED = "#cc3311", "#4477aa"
 def verdicts(folder: Path) -> pd.DataFrame:
     """Return of each study the script's own settings, the best trial's, and what those gain.
 
-    Beside the value that a trial had in the study stand the returns of fresh seeds.
+    Beside the value that a trial had in the study stand the returns of fresh seeds. Raise
+    SourceError if there is none.
     """
     rows = []
-    for path in sorted(folder.glob("*/best.json")):
+    paths = sorted(folder.glob("*/best.json"))
+    if not paths:
+        raise SourceError(f"{folder} has no */best.json, which tune.py leaves")
+    for path in paths:
         best = json.loads(path.read_text())
         # The script's own settings may have been no trial.
         own = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
