@@ -143,7 +143,7 @@ def bench_of(study):
         ("cpu/gymnasium", "cells", "ppo_torch 3 7.10 302 3.53 [3.06, 4.07] 12.9 1.49 [1.42, 1.58]"),
         ("dqn", "last_returns", "dqn_torch 5 493 [482, 505] -2.9 [-14.4, 8.5] 5 499 [497, 501]"),
         ("cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
-        ("cpu/modes", "compile_modes", "ppo_nnx_cached 0.906 0.931 ppo_nnx"),
+        ("cpu/modes", "compile_modes", "ppo_torch 1.93 0.227 ppo_torch_compile"),
         ("cpu", "memory", "small ppo_nnx 920"),
     ],
 )

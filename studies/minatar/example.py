@@ -1,7 +1,7 @@
 """Time MinAtar's own DQN, unchanged, beside ours: its ms per learning frame as a line of JSON.
 
     git clone https://github.com/kenjyoung/MinAtar ../MinAtar  # at 4241f24; GPL: none is here
-    OMP_NUM_THREADS=1 python studies/minatar/example.py ../MinAtar/examples 20000 1
+    python studies/minatar/example.py ../MinAtar/examples 20000 1
 
 The arguments are its folder, the frames and the seed. The first 5,000 frames are random play; the
 time is that of those after them, which learn.
