@@ -155,5 +155,5 @@ def test_targets_of_a_gpu_are_held_against_what_was_measured(tmp_path):
         ["ppo_torch_compile over ppo_linen, medium", "at most 1.5", 3.0],
         ["ppo_torch_compile over ppo_linen, large", "at most 1.1", 3.0],
         ["64 agents over one, ppo_linen_vmap", "at most 2.0", 2.0],
-        ["products' share of ppo_linen, large", "at least 0.7", 0.368],
+        ["products' share of ppo_linen, large", "at least 0.7", 0.3685],
     ]
