@@ -4,9 +4,12 @@ Only tests/gpu/run.sh sets TEST_DEVICE, and lets tests see the GPU.
 """
 
 import os
+import subprocess
 import sys
+import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +27,17 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 
+def start_process(words, folder, env, **options):
+    """A process that leads a session of its own, and what it says is read as text."""
+    pipe = subprocess.PIPE
+    own: dict[str, Any] = {"env": env, "text": True, "start_new_session": True}
+    own |= {"cwd": folder, "stdout": pipe, "stderr": pipe}
+    return subprocess.Popen(list(map(str, words)), **own, **options)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory):
-    """Where the session's processes keep what JAX compiles, which they all find.
+    """The variables by which a process finds what JAX compiled in the session, as tests do.
 
     It still counts as compiled: JAX reports a compilation whether it is new or found.
     """
@@ -35,9 +46,13 @@ def compiled(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of the session; a process has a folder in it
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    place = str(folder / "compiled")
+    jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    return folder / "compiled"
+    return {
+        "JAX_COMPILATION_CACHE_DIR": place,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +61,22 @@ def whole_run(tmp_path_factory):
     from running import make_whole_run
 
     return cache(lambda name: make_whole_run(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A W&B server to which the environment points, with a key."""
+    import wandb
+    from wandb_server import WandbServer
+
+    server = WandbServer()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    yield server
+    wandb.teardown()  # or the process's next run would look for this server
+    server.shutdown()
+    server.server_close()

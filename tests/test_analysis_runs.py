@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 from made_up import MODES, metrics_rows, results, run_info, write_grid, write_plain, write_run
-from wandb_server import WandbServer
 
 from analysis import schema
 from analysis.runs import load, save
@@ -249,20 +247,6 @@ def test_a_study_is_the_same_tables_to_the_last_bit(tmp_path):
 
 
 # === Weights & Biases ===========================================================================
-@pytest.fixture
-def server(monkeypatch, tmp_path):
-    """A W&B server to which the environment points, with a key."""
-    server = WandbServer()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 def test_a_real_offline_run_is_the_same_from_wandb_as_from_its_folder(server, tmp_path):
     """Beside it, one that was killed and resumed, so that some lines are there twice; and others.
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, start_process
 
 from analysis.runs import load
 
@@ -70,17 +70,10 @@ def environment(project, **stand_in):
 
 
 def start(project, *flags, env=None, cwd=None, program="./benchmark.sh", **stand_in):
-    return subprocess.Popen(
-        # Under nohup, or in a shell's background, these signals would be ignored.
-        ["env", "--default-signal=INT,HUP", program, *flags],
-        cwd=cwd or project,
-        env=env or environment(project, **stand_in),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    # Under nohup, or in a shell's background, these signals would be ignored.
+    words = ["env", "--default-signal=INT,HUP", program, *flags]
+    env = env or environment(project, **stand_in)
+    return start_process(words, cwd or project, env, stdin=subprocess.DEVNULL)
 
 
 def finish(driver):

@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, start_process
 from test_driver import add_tool
 
 PYTHON = """#!/bin/bash
@@ -39,8 +38,7 @@ def start(project, **variables):
     """Source setup.sh with only the project's tools on PATH; print the `python` that it leaves."""
     own = {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
     env = {name: x for name, x in os.environ.items() if name != "VENV"} | own | variables
-    command, pipe = ["bash", "-c", SOURCE], subprocess.PIPE
-    return subprocess.Popen(command, cwd=project, env=env, stdout=pipe, stderr=pipe, text=True)
+    return start_process(["bash", "-c", SOURCE], project, env)
 
 
 def setup(project, **variables):

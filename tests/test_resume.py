@@ -11,18 +11,14 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
-import wandb
-from conftest import ROOT
+from conftest import ROOT, start_process
 from running import arrays, command, info, main, metrics, rewind, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb_server import WandbServer
 
 from analysis.runs import load
 
@@ -38,21 +34,10 @@ def start(tmp_path, compiled):
     processes = []
 
     def start(*command):
-        env = dict(os.environ)
+        env = os.environ | compiled
         env.pop("UV", None)  # hints would be uv's
-        env["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
-        env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        process = subprocess.Popen(
-            list(map(str, command)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env=env,
-            start_new_session=True,
-        )
-        processes.append(process)
-        return process
+        processes.append(start_process(command, tmp_path, env))
+        return processes[-1]
 
     yield start
     for process in processes:
@@ -176,21 +161,6 @@ def test_what_cannot_go_on_is_refused_in_a_sentence(name, whole_run, tmp_path, c
 
 
 # === Weights & Biases ===========================================================================
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    server = WandbServer()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("WANDB_MODE", "online")
-    yield server
-    wandb.teardown()  # or the process's next run would look for this server
-    server.shutdown()
-    server.server_close()
-
-
 def check_wandb(run, folder):
     """It has every iteration once; of those with the same number, the later counts."""
     assert run["state"] == "finished"

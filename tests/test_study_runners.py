@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, start_process
 
 import evaluate
 import ppo_linen_vmap
@@ -31,13 +31,8 @@ SMALL = "--total-timesteps 256 --num-envs 4 --num-steps 32 --hidden-sizes 8 --nu
 
 
 def run_side_by_side(tmp_path, *words):
-    return subprocess.Popen(
-        [sys.executable, "-m", "studies.agents.side_by_side", *words, "--runs-dir", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"RUN_INFO": '{"cores": 3}'},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [sys.executable, "-m", "studies.agents.side_by_side", *words, "--runs-dir", tmp_path]
+    return start_process(words, ROOT, os.environ | {"RUN_INFO": '{"cores": 3}'})
 
 
 def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path):
