@@ -10,12 +10,11 @@ PROJECT = {"id": "1", "name": "project", "entity": {"id": "1", "name": "team"}}
 
 
 class WandbServer(ThreadingHTTPServer):
-    """Keeps the runs that it is sent, in memory, and counts the queries by name."""
+    """Keeps the runs that it is sent, in memory."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.runs: dict[str, dict[str, Any]] = {}  # id -> name, state, config, summary, history
-        self.queries: list[str] = []
 
     @property
     def url(self) -> str:
@@ -44,7 +43,6 @@ class WandbServer(ThreadingHTTPServer):
     def answer(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
         """Return the data that answers a GraphQL query."""
         words = query.replace("#graphql", "").replace("(", " ").split()
-        self.queries.append(words[1])
         match words[1]:
             case "Viewer" | "GetDefaultEntity":
                 return {"viewer": USER}
@@ -60,10 +58,8 @@ class WandbServer(ThreadingHTTPServer):
             case "CreateRunFiles":
                 files = [{"name": x, "uploadUrl": self.url} for x in variables["files"]]
                 return {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": files}}
-            case "Runs" if variables["project"] == "project":
-                return {"project": self.page(int(variables["cursor"] or 0), variables["perPage"])}
             case "Runs":
-                return {"project": None}
+                return {"project": self.page()}
             case "RunHistoryKeys":
                 return {"project": {"run": {"historyKeys": self.keys(variables["name"])}}}
             case "RunParquetHistory":
@@ -100,13 +96,10 @@ class WandbServer(ThreadingHTTPServer):
         keys = {name: {"typeCounts": [{"type": "number"}]} for row in rows for name in row}
         return {"sets": [], "keys": keys, "lastStep": len(rows) - 1}
 
-    def page(self, start: int, size: int) -> dict[str, Any]:
-        part = list(enumerate(self.runs.items(), 1))[start : start + size]
-        edges = [{"node": self.node(run_id), "cursor": str(i)} for i, (run_id, _) in part]
-        more = start + size < len(self.runs)
-        info = {"endCursor": edges[-1]["cursor"] if edges else None, "hasNextPage": more}
-        runs = {"edges": edges, "pageInfo": info}
-        return {"internalId": "1", "runCount": len(self.runs), "readOnly": False, "runs": runs}
+    def page(self) -> dict[str, Any]:
+        edges = [{"node": self.node(run_id), "cursor": run_id} for run_id in self.runs]
+        runs = {"edges": edges, "pageInfo": {"endCursor": None, "hasNextPage": False}}
+        return {"internalId": "1", "runCount": len(edges), "readOnly": False, "runs": runs}
 
     def node(self, run_id: str) -> dict[str, Any]:
         run, day = self.run(run_id), "2026-01-01T00:00:00"
