@@ -61,6 +61,12 @@ def num_shuffled(args: Any) -> int:
     return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
 
 
+def empty_memory(args: Any, zeros: Any) -> list[Any]:
+    """What a rollout begins with beside the observations, where an agent has a memory."""
+    sizes = args.num_envs, getattr(args, "gru_hidden_size", 0)
+    return [zeros(sizes)] if sizes[1] else []
+
+
 def floats(metrics: dict[str, Any]) -> Metrics:
     return {name: float(x) for name, x in metrics.items()}
 
@@ -125,8 +131,9 @@ class Linen:
         return floats(metrics)
 
     def rollout(self, seed: int) -> Any:
-        carry = self.obs, self.env_state, jax.random.key(seed)
-        self.obs, self.env_state, storage = self.rollout_fn(self.state, *carry)
+        carry = self.obs, *empty_memory(self.args, jnp.zeros), self.env_state
+        new = self.rollout_fn(self.state, *carry, jax.random.key(seed))
+        self.obs, *_, self.env_state, storage = new
         return storage
 
 
@@ -238,9 +245,9 @@ class Torch:
 
     def rollout(self, seed: int) -> Any:
         torch.manual_seed(seed)
-        self.obs, self.env_state, storage = self.script.rollout(
-            self.policy_fn, self.obs, self.env_state, self.step_fn, self.env, self.args
-        )
+        carry = self.obs, *empty_memory(self.args, torch.zeros), self.env_state
+        new = self.script.rollout(self.policy_fn, *carry, self.step_fn, self.env, self.args)
+        self.obs, *_, self.env_state, storage = new
         return storage
 
 
@@ -255,40 +262,12 @@ class TorchGymnasium(Torch):
         return storage
 
 
-# === Memory =====================================================================================
-class Memory:
-    """What is another with memory."""
-
-    def rollout(self: Any, seed: int) -> Any:
-        memory = jnp.zeros((self.args.num_envs, self.args.gru_hidden_size))
-        carry = self.obs, memory, self.env_state, jax.random.key(seed)
-        return self.rollout_fn(self.state, *carry)[-1]
-
-
-class LinenMemory(Memory, Linen):
-    pass
-
-
-class NNXMemory(Memory, NNX):
-    pass
-
-
-class EquinoxMemory(Memory, Equinox):
-    pass
-
-
 class TorchMemory(Torch):
     def tensors(self) -> list[torch.nn.Parameter]:
         named = dict(self.agent.named_parameters())
         names = [x for x in sorted(named) if "gru" not in x]
         names += [f"gru.{x}_{y}_l0" for y in ("ih", "hh") for x in ("bias", "weight")]
         return [named[x] for x in names]
-
-    def rollout(self, seed: int) -> Any:
-        torch.manual_seed(seed)
-        memory = torch.zeros(self.args.num_envs, self.args.gru_hidden_size)
-        carry = self.obs, memory, self.env_state, self.step_fn
-        return self.script.rollout(self.policy_fn, *carry, self.env, self.args)[-1]
 
 
 LEARNERS: dict[str, Any] = {
@@ -300,9 +279,9 @@ LEARNERS: dict[str, Any] = {
     "ppo_torch": Torch,
     "ppo_torch_compile": Torch,
     "ppo_torch_gymnasium": TorchGymnasium,
-    "ppo_rnn_linen": LinenMemory,
-    "ppo_rnn_nnx": NNXMemory,
-    "ppo_rnn_equinox": EquinoxMemory,
+    "ppo_rnn_linen": Linen,
+    "ppo_rnn_nnx": NNX,
+    "ppo_rnn_equinox": Equinox,
     "ppo_rnn_torch": TorchMemory,
 }
 
