@@ -1,17 +1,16 @@
-"""Whatever text there is stays text on the page; numbers are written as a reader wants them."""
+"""Whatever text there is stays text: on the page, in CSV and in a terminal."""
 
 import base64
 import random
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 from matplotlib.figure import Figure
 
-from analysis import figures, page, words
+from analysis import figures, page
 from analysis.page import Bullets, Plot, Section, Table, Text
 from analysis.schema import clean
 
@@ -92,11 +91,6 @@ def test_any_text_comes_back_from_markdown_and_html_as_it_went_in(tmp_path):
             assert found == [swapped(part, names) for part in own], nasty
 
 
-def test_plain_text_stays_readable_in_markdown():
-    text = "ppo_linen --no-jit, 1.03 [0.89, 1.20], and -0.5 a & b, 12:30, #3 (once)! x = 2 - 1; a/b"
-    assert page.escape(text) == text
-
-
 def test_a_page_needs_no_other_file_and_runs_nothing(tmp_path):
     text, html = written(WORDS, tmp_path / "new" / "out")
     links = re.findall(r"\]\(([^)]*)\)", text)
@@ -124,25 +118,3 @@ def test_a_terminal_gets_no_control_characters():
     assert page.brief(Table("table", "\x1b", cells, cells)) == (
         "\ufffd\n\n   script     s\nppo_linen   1.5\n \ufffd[31m\ufffdx\ufffd 10.25"
     )
-
-
-# === Words ======================================================================================
-@pytest.mark.parametrize(
-    ("three", "text"),
-    [
-        ((1.004, 1.0036, 1.0101), "1.004 [1.004, 1.010]"),
-        ((1.0, 0.9996, 1.02), "1.000 [1.000, 1.020]"),
-        ((1234.5, 800.2, 1500.7), "1,234 [800, 1,501]"),
-        ((50_000, 20_000, np.inf), "50,000 [20,000, no end]"),
-        ((-9.96, -20.0, -0.02), "-9.96 [-20.00, -0.02]"),
-    ],
-)
-def test_an_interval_has_the_same_decimals_in_all_three(three, text):
-    assert words.interval(*three) == text
-
-
-def test_numbers_and_counts_are_readable():
-    values = (0, 0.5, 1.2345, 99.96, 1234.5, -200, np.nan)
-    assert [words.number(x) for x in values] == ["0", "0.500", "1.23", "100", "1,234", "-200", "-"]
-    counts = [words.counted(x, "run") for x in ([1], [3, 1], [np.nan])]
-    assert counts == ["1 run", "1 to 3 runs", "an unknown number of runs"]
