@@ -54,7 +54,7 @@ def steady_of(path):
 
 
 # === What a reader gets =========================================================================
-def test_a_grid_gives_every_section_and_a_page_without_other_files(tmp_path):
+def test_a_grid_gives_every_section_and_files_of_its_own(tmp_path):
     write_grid(tmp_path / "async", sizes=("small", "medium"), repeats=3)
     modes = ("linen jit", "linen none", "nnx jit", "nnx none")
     write_grid(tmp_path / "sync", modes, sync=True)
@@ -65,9 +65,6 @@ def test_a_grid_gives_every_section_and_a_page_without_other_files(tmp_path):
     files = re.findall(r"\]\(([^)]*)\)", text)
     assert len(files) == len(set(files)) > 10
     assert all((tmp_path / "report" / file).stat().st_size > 20 for file in files)
-    html = (tmp_path / "report/report.html").read_text()
-    images = re.findall(r'src="data:image/png;base64,', html)
-    assert len(images) == len(re.findall(r"^!\[", text, flags=re.MULTILINE)) == 3
     answer = section(text, "The answer")
     assert answer.startswith("\nOver 2 environments with the small network, 12 iterations took")
     assert "| network | script | runs | startup (s) | iteration (ms) |" in answer
@@ -97,16 +94,9 @@ def test_the_headline_groups_scripts_that_cannot_be_told_apart():
 @pytest.fixture(scope="module")
 def two_platforms(tmp_path_factory):
     folder = tmp_path_factory.mktemp("platforms")
-    modes = ("linen jit", "torch compile")
+    modes, wsl2 = ("linen jit", "torch compile"), "Linux-6.6-microsoft-standard-WSL2"
     write_grid(folder / "a", modes, ENVS[:1], repeats=3)
-    write_grid(
-        folder / "b",
-        modes,
-        ENVS[:1],
-        repeats=3,
-        os="Linux-6.6-microsoft-standard-WSL2",
-        slowdown=3.0,
-    )
+    write_grid(folder / "b", modes, ENVS[:1], repeats=3, slowdown=3.0, os=wsl2)
     return folder
 
 
@@ -115,8 +105,6 @@ def test_each_platform_has_a_chapter_and_they_are_compared(two_platforms, tmp_pa
     assert titles(text)[:3] == ["Linux, Fast, 2 cores", "WSL2, Fast, 2 cores", "Platforms"]
     assert titles(text, 3).count("The answer") == 2
     assert steady_of(tmp_path / "tables/platforms.csv") == pytest.approx([3, 3], rel=0.1)
-    first, second = (pd.read_csv(tmp_path / f"tables/part{i}_answer.csv") for i in (1, 2))
-    assert second["steady"].to_numpy() == pytest.approx(3 * first["steady"].to_numpy(), rel=0.1)
     text = report_of(two_platforms, "--baseline", "ppo_torch_compile", "--out", tmp_path)
     assert "times as long as ppo_torch_compile" in text
     assert "times as long as ppo_linen" not in text
@@ -166,26 +154,8 @@ def test_bad_usage_is_one_sentence(two_platforms, tmp_path, arguments, words):
 
 
 # === Tables of somebody else's ==================================================================
-def test_a_foreign_table_gives_the_whole_report(tmp_path, quick):
-    """Two machines: documented columns alone."""
-    slow = foreign_runs(ENVS, 2).drop(columns="run")
-    fast = slow.copy()
-    fast[["startup", "first", "steady", "total", "process"]] /= 2
-    runs = pd.concat([slow.assign(platform="A100"), fast.assign(platform="H100")])
-    runs.to_csv(tmp_path / "mine.csv", index=False)
-    text = report_of(tmp_path / "mine.csv", "--out", tmp_path / "report")
-    assert titles(text)[:3] == ["A100", "H100", "Platforms"]
-    tables = tmp_path / "report/tables"
-    answer = pd.read_csv(tables / "part2_answer.csv").set_index("mode")
-    eager = answer.loc["mine eager"]
-    assert eager["steady_estimate"] == pytest.approx(3, rel=0.1)
-    assert eager["steady_low"] > 2
-    assert eager["steady_environments"] == 3
-    assert set(pd.read_csv(tables / "part2_break_even.csv")["sooner"]) == {"mine eager"}
-    assert steady_of(tables / "platforms.csv") == pytest.approx(0.5)
-
-
 REPORTED: dict[str, dict[str, Any]] = {
+    "nothing odd": {"platform": ["A100", "H100"] * 4},
     "no durations": dict.fromkeys(("startup", "first", "steady", "total", "process")),
     "each of its own environment": {"env_id": list("abcdefgh")},
     "each of its own length": {"num_iterations": range(1, 9)},
