@@ -141,16 +141,10 @@ def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
         assert load(tmp_path).runs["greedy_return"].isna().all()
 
 
-def test_last_returns_and_progress_of_dqn_are_of_the_last_100_episodes():
+def test_progress_of_dqn_is_of_the_last_100_episodes():
     frame = returning({"dqn_linen": range(5), "dqn_torch": range(5)}, algorithm="dqn")
-    frame = frame.assign(greedy_return=[1, 2, 3, *[np.nan] * 7], random_return=0.5)
     iterations = logs(frame, returns=lambda run, i: float(i))
     iterations["charts/episodes"] = 30
-    bench = only_bench(frame, iterations)
-    row = by(learning.last_returns(bench), "mode")["dqn_linen"]
-    assert (row["runs"], row["evaluated"], row["greedy_estimate"]) == (5, 3, 2)
-    assert row["random_estimate"] == 0.5
-    assert np.isnan([row["random_low"], row["noisy_estimate"], row["minus_estimate"]]).all()
-    points = learning.progress(bench)
+    points = learning.progress(only_bench(frame, iterations))
     assert points.loc[points["mode"] == "dqn_linen", "steps"].min() == 400  # of 30 episodes each
     assert points["estimate"].iloc[0] == pytest.approx((10 * 0 + 30 * (1 + 2 + 3)) / 100)
