@@ -60,6 +60,12 @@ def test_the_replay_is_donated(name, count):
     assert f"donate_argnums=range({count}))" in sections(read(name))["Training"]
 
 
+@EACH
+def test_a_seed_draws_the_first_weights(name):
+    seeded = "torch.manual_seed(args.seed)" if "torch" in name else "PRNGKey(args.seed)"
+    assert seeded in sections(read(name))["Training"].partition(" make_agent(")[0]
+
+
 # === Flags ======================================================================================
 @EACH
 @pytest.mark.parametrize("kind", ["Args", "MinAtar", "Doors"])

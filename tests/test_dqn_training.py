@@ -142,23 +142,6 @@ def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tm
             assert row[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", DQN_SCRIPTS)
-def test_another_seed_begins_with_other_weights(name, tmp_path, monkeypatch):
-    """By what make_agent draws with: a key, or PyTorch's generator."""
-    seeds = []
-
-    def make_agent(args, env, key_or_device):
-        seeds.append((str(key_or_device), torch.initial_seed()))
-        raise InterruptedError
-
-    monkeypatch.setattr(importlib.import_module(name), "make_agent", make_agent)
-    torch.manual_seed(0)
-    for seed in ("1", "2"):
-        with pytest.raises(InterruptedError):
-            train(name, tmp_path / seed, f"--seed {seed}")
-    assert seeds[0] != seeds[1]
-
-
 def test_a_loss_without_updates_has_not_diverged(tmp_path, capsys):
     """At such a learning rate, weights are soon no numbers."""
     flags = "--learning-starts 128 --learning-rate 1e38 --total-timesteps 384"
