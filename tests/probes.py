@@ -95,10 +95,6 @@ class Recall1(Probe):
         return state.time > self.steps
 
 
-class Recall5(Recall1):
-    steps = 5
-
-
 class Recall30(Recall1):
     steps = 30
 
