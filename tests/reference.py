@@ -64,15 +64,11 @@ def flatten(weights: dict) -> np.ndarray:
 
 
 def unflatten(vector: np.ndarray, like: dict) -> dict:
-    weights, start = {}, 0
-    for name in ("actor", "critic"):
-        weights[name] = []
-        for kernel, bias in like[name]:
-            middle, end = start + kernel.size, start + kernel.size + bias.size
-            layer = vector[start:middle].reshape(kernel.shape), vector[middle:end]
-            weights[name].append(layer)
-            start = end
-    return weights
+    arrays = [x for name in ("actor", "critic") for layer in like[name] for x in layer]
+    ends = np.cumsum([x.size for x in arrays])[:-1]
+    parts = [x.reshape(y.shape) for x, y in zip(np.split(vector, ends), arrays, strict=True)]
+    layers = list(zip(parts[::2], parts[1::2], strict=True))
+    return {"actor": layers[: len(like["actor"])], "critic": layers[len(like["actor"]) :]}
 
 
 def gradient(weights: dict, batch: tuple, args: Any, loss_fn: Any = ppo_loss) -> np.ndarray:
