@@ -165,21 +165,26 @@ def op_by_op(monkeypatch, script):
         monkeypatch.setattr(script, "to_jax", jax.dlpack.from_dlpack)
 
 
-def make_whole_run(name, runs_dir):
+def make_whole_run(name, runs_dir, begin=None):
+    """A run that begin starts, which is the one of four iterations if there is none."""
     script, checkpoints = importlib.import_module(name), []
     log = getattr(script, "RunLogs", script.RunLog)
     save = log.save
+    folder = runs_dir / "whole"
 
     def keep(log, **state):
         save(log, **state)
-        checkpoints.append((runs_dir / "whole/checkpoint.npz").read_bytes())
+        checkpoints.append((folder / "checkpoint.npz").read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
         counts = Counts(patch)
         counts.watch(patch, script)
         op_by_op(patch, script)
         patch.setattr(log, "save", keep)
-        folder = train(name, runs_dir, "whole", *flags_of(name), iterations=4)
+        if begin:
+            begin(folder)
+        else:
+            train(name, runs_dir, "whole", *flags_of(name), iterations=4)
     return WholeRun(folder, checkpoints[0], counts.per_iteration)
 
 

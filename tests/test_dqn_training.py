@@ -8,7 +8,7 @@ import dqn
 import numpy as np
 import pytest
 import torch
-from running import Counts, arrays, info, main, metrics, rewind
+from running import arrays, info, main, make_whole_run, metrics, rewind, rows
 from sections import DQN_SCRIPTS
 
 
@@ -40,23 +40,12 @@ def told(request, tmp_path_factory):
         empty = make_replay(*args)
         return type(empty)(*(x * np.nan if "float" in str(x.dtype) else x for x in empty))
 
-    folder, checkpoints = tmp_path_factory.mktemp("told"), []
-    save = script.RunLog.save
-
-    def keep(log, **state):
-        save(log, **state)
-        checkpoints.append((folder / "whole/checkpoint.npz").read_bytes())
-
+    folder = tmp_path_factory.mktemp("told")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "make_replay", make_nan)
-        patch.setattr(script.RunLog, "save", keep)
-        counts = Counts(patch)
-        counts.watch(patch, script)
-        rows = train(name, folder / "whole", TOLD)
-    run = SimpleNamespace(name=name, folder=folder / "whole", checkpoint=checkpoints[0])
-    run.rows, run.counts = rows, counts.per_iteration
-    run.half = rewind(run, folder / "half")
-    return run
+        run = make_whole_run(name, folder, lambda place: train(name, place, TOLD))
+    half = rewind(run, folder / "half")
+    return SimpleNamespace(name=name, half=half, rows=rows(run.folder), **run._asdict())
 
 
 def steps_in(told, folder):
