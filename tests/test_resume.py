@@ -34,9 +34,8 @@ def start(tmp_path, compiled):
     processes = []
 
     def start(*command):
-        env = os.environ | compiled
-        env.pop("UV", None)  # hints would be uv's
-        processes.append(start_process(command, tmp_path, env))
+        own = {name: x for name, x in os.environ.items() if name not in ("UV", "VIRTUAL_ENV")}
+        processes.append(start_process(command, tmp_path, own | compiled))
         return processes[-1]
 
     yield start
@@ -93,6 +92,25 @@ def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(name, signals,
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     steps = {event.step for event in events.Tensors("losses/entropy")}
     assert steps == {row["global_step"] for row in metrics(whole)}
+
+
+def test_a_script_alone_goes_on_by_the_words_that_it_says(start, tmp_path):
+    """In an empty folder; by uv where that is there, as a new user would."""
+    shutil.copy(ROOT / "ppo_linen.py", tmp_path)
+    runner = ["uv", "run"] if shutil.which("uv") else ["python"]
+    sizes = "--num-envs 4 --num-steps 32 --hidden-sizes 8 --update-epochs 1 --run-name one"
+    process = start(*runner, "ppo_linen.py", *sizes.split(), "--total-timesteps", 128 * 400)
+    while not process.stdout.readline().startswith("iteration"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    told = output.splitlines()[-1]
+    assert told == f"To go on: {' '.join(runner)} ppo_linen.py --resume runs/one"
+    process = start(*shlex.split(told.removeprefix("To go on: ")))
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert [row["iteration"] for row in metrics(tmp_path / "runs/one")] == list(range(400))
 
 
 # === The last iteration =========================================================================
