@@ -1,7 +1,10 @@
-"""setup.sh, with a stand-in for Python that only notes what it is asked to install."""
+"""setup.sh, with a stand-in for Python that only notes what it is to install; and machine.py."""
 
+import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -103,3 +106,27 @@ def test_what_cannot_be_set_up_gets_one_sentence(project):
     add_tool(project, "python3.12", f"#!/bin/bash\n{old}\n")
     error = "setup: no Python 3.11 or later on PATH: install one, then run this again."
     assert setup(project) == (2, [], [error])
+
+
+# === What benchmark.sh tells a run of its machine ===============================================
+def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
+    """What a tool says as it fails is no answer, wherever it says it."""
+    script = tmp_path / "ppo_mine.py"
+    script.write_text("")
+
+    def said(text):
+        add_tool(tmp_path, "nvidia-smi", f"#!/bin/sh\n{text}\n")
+        env = os.environ | {"PATH": f"{tmp_path}/tools:{os.environ['PATH']}"}
+        command = [sys.executable, "-IS", ROOT / "studies/machine.py", script]
+        done = subprocess.run(command, env=env, check=True, capture_output=True)
+        return json.loads(done.stdout)
+
+    failed = said("echo 'it has failed, truly' && exit 9")
+    assert failed["gpu"] is failed["driver"] is failed["git_commit"] is None
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "ppo_mine.py"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    script.write_text("# changed\n")
+    found = said("echo 'a, b' >&2 && echo '570.1, NVIDIA H200, x'")
+    assert (found["driver"], found["gpu"]) == ("570.1", "NVIDIA H200, x")
+    assert re.fullmatch("[0-9a-f]{40}-dirty", found["git_commit"])
