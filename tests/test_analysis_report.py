@@ -1,10 +1,12 @@
-"""The report of every kind of result set: sections, files, sentences, and what users get wrong."""
+"""The report of every kind of result set; what users get wrong; notebooks that show its parts."""
 
 import re
 from typing import Any
 
+import nbformat
 import pandas as pd
 import pytest
+from conftest import ROOT
 from made_up import (
     ENVS,
     LINEN,
@@ -16,8 +18,10 @@ from made_up import (
     only_bench,
     run_command,
     write_grid,
+    write_plain,
     write_study,
 )
+from nbclient import NotebookClient
 
 from analysis import figures, report
 
@@ -183,3 +187,36 @@ def test_whatever_a_table_lacks_or_holds_there_is_a_report(tmp_path, quick, case
     status, said, errors = run_command("report", tmp_path / "in", "--out", tmp_path / "out")
     assert status == 0, errors
     assert (said + errors).replace("\n", "").isprintable()
+
+
+# === Notebooks ==================================================================================
+SHOWN = {
+    "platforms": (">Platforms</h", "1 run stopped and resumed"),
+    "phases": (">WSL2, Fast, 2 cores</h", "These runs have nothing on phases."),
+}
+
+
+def code_of(notebook):
+    return [x for x in notebook.cells if x.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("analysis/*.ipynb")), ids=lambda x: x.stem)
+def test_a_notebook_asks_for_sections_that_there_are(path):
+    source = "\n".join(x.source for x in code_of(nbformat.read(path, 4)))
+    names = re.findall(r'show\(SOURCE, "(.*)"\)', source)
+    assert names
+    assert set(names) <= {*report.SECTIONS, "platforms"}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_notebooks_show_any_source(tmp_path, name):
+    write_plain(write_grid(tmp_path / "here"), seed=3, resumed=[5])
+    write_grid(tmp_path / "wsl2", envs=("CartPole-v1",), os="Linux-6.6-microsoft-standard-WSL2")
+    notebook = nbformat.read(ROOT / f"analysis/{name}.ipynb", 4)
+    first = code_of(notebook)[0]
+    first.source = first.source.partition("SOURCE =")[0] + f"SOURCE = {str(tmp_path)!r}"
+    folder = {"metadata": {"path": str(ROOT / "analysis")}}
+    NotebookClient(notebook, timeout=600, resources=folder).execute()
+    outputs = [x for cell in code_of(notebook) for x in cell.outputs]
+    html = "".join(x.get("data", {}).get("text/html", "") for x in outputs)
+    assert [x for x in SHOWN[name] if x not in html] == []
