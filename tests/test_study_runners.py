@@ -292,25 +292,3 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(name, tmp_path,
     monkeypatch.setattr(sys, "argv", ["peer", *words, "--run-name", "two"])
     with pytest.raises(SystemExit, match="no unchanged checkout"):
         peer.main()
-
-
-UV = """#!/bin/sh
-echo "$*" >>calls
-case "$*" in
-*--help) test -e installed ;;
-sync*) touch installed ;;
-esac
-"""
-
-
-def test_peers_are_installed_once_and_then_run_without_the_network(tmp_path):
-    (tmp_path / "uv").write_text(UV)
-    (tmp_path / "uv").chmod(0o755)
-    own = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    (tmp_path / "ppo_peer.py").touch()
-    for words in (["install", "."], ["install", "."], ["ppo.py", "--seed", "1"]):
-        command = [sys.executable, "-m", "studies.peers.run", *words]
-        subprocess.run(command, cwd=tmp_path, env=os.environ | own, check=True)
-    calls = (tmp_path / "calls").read_text()
-    assert calls.count("sync --quiet --script ") == 1
-    assert calls.endswith("\nrun --quiet --offline --script ppo.py --seed 1\n")

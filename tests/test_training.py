@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import jax
 import numpy as np
-import probes  # noqa: F401  (registers one)
+import probes  # noqa: F401  (registers the environment)
 import pytest
 import reference
 import torch
