@@ -195,43 +195,33 @@ def run_peer(file, tmp_path, *flags):
     return load(tmp_path / "runs"), json.loads((tmp_path / "called.json").read_text())
 
 
-def assert_given(called, expected):
+@pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "memory/ppo_sb3_recurrent"])
+def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, tmp_path):
+    script = name.partition("ppo_")[2]
+    args = asdict(ppo_torch.Args(run_name="usual"))
+    flags = ["--hidden-sizes", "8"]
+    if script == "sb3_recurrent":
+        args = asdict(ppo_rnn_torch.Args(run_name="usual", gru_hidden_size=9))
+        flags += ["--gru-hidden-size", "9"]
+    found, called = run_peer(ROOT / f"studies/{name}.py", tmp_path, *flags)
+    expected = {x: y for x, y in args.items() if x not in (*NOT_SETTINGS, "feed_back")}
+    [run] = found.runs.to_dict("records")
+    assert json.loads(run["settings"]) == expected
+    assert (run["mode"], run["script"], run["framework"]) == (script, script, script)
+    assert (run["repeat"], run["size"], run["platform"]) == (7, "8", "Linux, Fast, 3 cores")
+    assert (run["num_iterations"], run["batch_size"], run["final_return"]) == (3, 8192, 20)
+    assert list(found.iterations["charts/episodes"]) == [2, 2, 2]
     for ours in (*NAMES, "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"):
         assert called[NAMES.get(ours, ours)] == expected[ours], ours
     assert called["batch_size"] * expected["num_minibatches"] == 8192
     assert called["learning_rate"] == [expected["learning_rate"], 0, 1]
-    assert called["policy_kwargs"]["optimizer_kwargs"] == {"eps": expected["adam_eps"]}
-
-
-@pytest.mark.parametrize("name", ["sb3", "sbx"])
-def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, tmp_path):
-    file = ROOT / f"studies/peers/ppo_{name}.py"
-    found, called = run_peer(file, tmp_path, "--hidden-sizes", "8", "9")
-    args = asdict(ppo_torch.Args(run_name="usual"))
-    expected = {x: y for x, y in args.items() if x not in NOT_SETTINGS}
-    [run] = found.runs.to_dict("records")
-    assert json.loads(run["settings"]) == expected
-    assert (run["mode"], run["script"], run["framework"]) == (name, name, name)
-    assert (run["repeat"], run["size"], run["platform"]) == (7, "8x9", "Linux, Fast, 3 cores")
-    assert (run["num_iterations"], run["batch_size"], run["final_return"]) == (3, 8192, 20)
-    assert list(found.iterations["charts/episodes"]) == [2, 2, 2]
-    assert_given(called, expected)
-    assert called["policy_kwargs"]["net_arch"] == {"pi": [8, 9], "vf": [8, 9]}
-    assert called.get("clip_range_vf") == {"sb3": 0.2, "sbx": None}[name]
-
-
-def test_recurrent_ppo_has_the_settings_of_our_scripts_with_memory(tmp_path):
-    file = ROOT / "studies/memory/ppo_sb3_recurrent.py"
-    sizes = ["--hidden-sizes", "8", "--gru-hidden-size", "9"]
-    found, called = run_peer(file, tmp_path, *sizes)
-    args = asdict(ppo_rnn_torch.Args(run_name="usual", gru_hidden_size=9))
-    expected = {x: y for x, y in args.items() if x not in (*NOT_SETTINGS, "feed_back")}
-    [run] = found.runs.to_dict("records")
-    assert json.loads(run["settings"]) == expected
-    assert (run["mode"], run["size"]) == ("sb3_recurrent", "8")
-    assert_given(called, expected)
-    assert called["policy_kwargs"]["lstm_hidden_size"] == 9
-    assert called["policy_kwargs"]["features_extractor_kwargs"] == {"size": 8}
+    assert called.get("clip_range_vf") == (None if script == "sbx" else 0.2)
+    policy = called["policy_kwargs"]
+    assert policy["optimizer_kwargs"] == {"eps": expected["adam_eps"]}
+    if script == "sb3_recurrent":
+        assert policy["lstm_hidden_size"] == 9 and policy["features_extractor_kwargs"]["size"] == 8
+    else:
+        assert policy["net_arch"] == {"pi": [8], "vf": [8]}
 
 
 # The files of other repositories that a peer runs, as short as they can be.
