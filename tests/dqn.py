@@ -176,14 +176,11 @@ def args_of(name: str, flags: str) -> Any:
     return script.tyro.cli(script.Args, args=(SMALL + flags).split())
 
 
-def env_of(obs_shape: tuple) -> Any:
-    """What of an environment a script asks for, which has three actions."""
-    return SimpleNamespace(obs_shape=obs_shape, obs_dim=int(np.prod(obs_shape)), num_actions=3)
-
-
 def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
+    """With what of an environment a script asks for, which has three actions."""
     kind = Linen if name in LINEN_PAIR else Torch
-    return kind(importlib.import_module(name), args_of(name, flags), env_of(obs_shape))
+    env = SimpleNamespace(obs_shape=obs_shape, obs_dim=int(np.prod(obs_shape)), num_actions=3)
+    return kind(importlib.import_module(name), args_of(name, flags), env)
 
 
 def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) -> list[np.ndarray]:

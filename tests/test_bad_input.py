@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 from running import content, main
-from sections import ALL_SCRIPTS, VMAP_SCRIPTS
+from sections import ALL_SCRIPTS
 from test_dqn_structure import function
 from torch._inductor import cpp_builder
 
@@ -40,8 +40,7 @@ def test_what_cannot_work_is_one_sentence(name, flags, sentence, tmp_path, monke
 
 def test_the_other_scripts_check_their_flags_by_the_same_words():
     """DQN's four: test_dqn_structure.py. Environments in Gymnasium: test_gymnasium.py."""
-    for scripts in (ALL_SCRIPTS, VMAP_SCRIPTS):
-        assert len({function(name, "__post_init__") for name in scripts}) == 1
+    assert len({function(name, "__post_init__") for name in ALL_SCRIPTS}) == 1
 
 
 @pytest.fixture
