@@ -119,8 +119,6 @@ def test_a_run_learns_and_leaves_what_it_should(name, tmp_path, capsys, monkeypa
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     tags = {key for key, x in logged[-1].items() if "/" in key and x is not None}
     assert tags <= set(events.Tags()["tensors"])
-    steps = [event.step for event in events.Tensors("losses/entropy")]
-    assert steps == [row["global_step"] for row in logged]
 
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first == f"{folder}: the first iteration takes longer, since it compiles"
