@@ -1,27 +1,12 @@
 """What agents learned: returns, curves and targets, on made-up runs whose truth is known."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
-from made_up import (
-    CACHED,
-    LINEN,
-    NNX,
-    TORCH,
-    by,
-    logs,
-    metrics_rows,
-    only_bench,
-    returning,
-    run_info,
-    write_run,
-)
+from made_up import CACHED, LINEN, NNX, TORCH, by, logs, only_bench, returning
 from scipy import stats
 
 from analysis import learning
-from analysis.runs import RULES, load
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -108,29 +93,6 @@ def test_targets_are_first_reached_in_the_median_and_never_is_slower_than_all():
     assert np.isinf(found[CACHED]["high"])
     for nothing in (frame.assign(resumed=True), frame[frame["mode"] == NNX]):
         assert learning.targets(only_bench(nothing, iterations), KNOWN).empty
-
-
-# === DQN ========================================================================================
-def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
-    """30 episodes end in each iteration: the last 100 are those of three and a third of one."""
-    args = {"num_envs": 1, "num_steps": 500, "total_timesteps": 6000, "env_id": "Breakout-MinAtar"}
-    info = run_info(script="dqn_linen", args=args | RULES)
-    del info["args"]["sync_for_timing"]  # which DQN has not
-    rows = [row | {"charts/episodes": 30} for row in metrics_rows(info)]
-    path = write_run(tmp_path, info, rows)
-    result = {"iteration": 12, "actions": "greedy", "episodes": 100, "max_steps": 10_000}
-    for name, epsilon, mean in (("", 0, 9.5), ("-epsilon-0.05", 0.05, 8.5), ("-epsilon-1", 1, 0.5)):
-        own = result | {"epsilon": epsilon, "return": {"mean": mean}}
-        (path / f"evaluation{name}.json").write_text(json.dumps(own))
-    [row] = load(tmp_path).runs.to_dict("records")
-    assert (row["mode"], row["algorithm"], row["sync"]) == ("dqn_linen", "dqn", False)
-    assert row["last_100_return"] == pytest.approx(0.3 * (110 + 100 + 90) + 0.1 * 80)
-    assert json.loads(row["settings"])["total_timesteps"] == 6000  # other lengths never pool
-    assert (row["greedy_return"], row["noisy_return"], row["random_return"]) == (9.5, 8.5, 0.5)
-    for change in ({"iteration": 11}, {"episodes": 1}):  # of something else, so it does not count
-        own = result | {"epsilon": 0, "return": {"mean": 9.5}} | change
-        (path / "evaluation.json").write_text(json.dumps(own))
-        assert load(tmp_path).runs["greedy_return"].isna().all()
 
 
 def test_progress_of_dqn_is_of_the_last_100_episodes():

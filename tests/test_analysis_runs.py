@@ -13,7 +13,7 @@ from conftest import ROOT
 from made_up import MODES, metrics_rows, results, run_info, write_grid, write_plain, write_run
 
 from analysis import schema
-from analysis.runs import load, save
+from analysis.runs import RULES, load, save
 from analysis.schema import ITERATIONS, RUNS, SourceError
 
 HOSTILE = "<script>\ud800\x1b[31m\r\n\0\u202e../../x|$^_`" + "x" * 100_000
@@ -69,6 +69,28 @@ def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
     assert data.runs[durations].isna().all(axis=None)
     assert data.iterations.filter(regex="time/|SPS").isna().all(axis=None)
     assert data.iterations["charts/episodic_return"].tolist() == [10.0 * i for i in range(12)]
+
+
+def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
+    """30 episodes end in each iteration: the last 100 are those of three and a third of one."""
+    args = {"num_envs": 1, "num_steps": 500, "total_timesteps": 6000, "env_id": "Breakout-MinAtar"}
+    info = run_info(script="dqn_linen", args=args | RULES)
+    del info["args"]["sync_for_timing"]  # which DQN has not
+    rows = [row | {"charts/episodes": 30} for row in metrics_rows(info)]
+    path = write_run(tmp_path, info, rows)
+    result = {"iteration": 12, "actions": "greedy", "episodes": 100, "max_steps": 10_000}
+    for name, epsilon, mean in (("", 0, 9.5), ("-epsilon-0.05", 0.05, 8.5), ("-epsilon-1", 1, 0.5)):
+        own = result | {"epsilon": epsilon, "return": {"mean": mean}}
+        (path / f"evaluation{name}.json").write_text(json.dumps(own))
+    [row] = load(tmp_path).runs.to_dict("records")
+    assert (row["mode"], row["algorithm"], row["sync"]) == ("dqn_linen", "dqn", False)
+    assert row["last_100_return"] == pytest.approx(0.3 * (110 + 100 + 90) + 0.1 * 80)
+    assert json.loads(row["settings"])["total_timesteps"] == 6000  # other lengths never pool
+    assert (row["greedy_return"], row["noisy_return"], row["random_return"]) == (9.5, 8.5, 0.5)
+    for change in ({"iteration": 11}, {"episodes": 1}):  # of something else, so it does not count
+        own = result | {"epsilon": 0, "return": {"mean": 9.5}} | change
+        (path / "evaluation.json").write_text(json.dumps(own))
+        assert load(tmp_path).runs["greedy_return"].isna().all()
 
 
 def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
