@@ -1,26 +1,12 @@
 """The report of every kind of result set; what users get wrong; notebooks that show its parts."""
 
 import re
-from typing import Any
 
 import nbformat
 import pandas as pd
 import pytest
 from conftest import ROOT
-from made_up import (
-    ENVS,
-    LINEN,
-    NNX,
-    TORCH,
-    foreign_iterations,
-    foreign_runs,
-    grid,
-    only_bench,
-    run_command,
-    write_grid,
-    write_plain,
-    write_study,
-)
+from made_up import ENVS, LINEN, NNX, TORCH, grid, only_bench, run_command, write_grid, write_plain
 from nbclient import NotebookClient
 
 from analysis import figures, report
@@ -155,38 +141,6 @@ def test_bad_usage_is_one_sentence(two_platforms, tmp_path, arguments, words):
     assert status == 2
     assert words in said
     assert said.count("\n") == 1
-
-
-# === Tables of somebody else's ==================================================================
-REPORTED: dict[str, dict[str, Any]] = {
-    "nothing odd": {"platform": ["A100", "H100"] * 4},
-    "no durations": dict.fromkeys(("startup", "first", "steady", "total", "process")),
-    "each of its own environment": {"env_id": list("abcdefgh")},
-    "each of its own length": {"num_iterations": range(1, 9)},
-    "all resumed": {"resumed": True},
-    "extremes": {
-        "steady": [2e-9, 9e8] * 4,
-        "first": [9e8, 2e-9] * 4,
-        "final_return": [-1e99, 1e99] * 4,
-        "num_iterations": 1e14,
-        "cores": 0,
-    },
-    "hostile text": {
-        "env_id": ["<b>|$x$\x1b[31m\n# "] * 8,
-        "mode": ["a$\\b{", "=1"] * 4,
-        "started": ["x", "9999-99-99"] * 4,
-        "settings": ["{", "[]"] * 4,
-    },
-}
-
-
-@pytest.mark.parametrize("case", REPORTED)
-def test_whatever_a_table_lacks_or_holds_there_is_a_report(tmp_path, quick, case):
-    runs = foreign_runs()
-    write_study(tmp_path / "in", runs.assign(**REPORTED[case]), foreign_iterations(runs))
-    status, said, errors = run_command("report", tmp_path / "in", "--out", tmp_path / "out")
-    assert status == 0, errors
-    assert (said + errors).replace("\n", "").isprintable()
 
 
 # === Notebooks ==================================================================================

@@ -1,9 +1,12 @@
-"""Tables from elsewhere, made of the documented columns, load; what cannot be has a reason."""
+"""Tables from elsewhere, made of the documented columns, load and give a report, or a reason."""
+
+from typing import Any
 
 import numpy as np
 import pytest
-from made_up import foreign_iterations, foreign_runs, write_study, write_table
+from made_up import foreign_iterations, foreign_runs, run_command, write_study, write_table
 
+from analysis import figures
 from analysis.runs import load
 from analysis.schema import RUNS, SourceError
 
@@ -108,3 +111,36 @@ def test_what_a_table_lacks_of_returns_comes_from_its_iterations(tmp_path):
     given = foreign_runs(num_iterations=20)
     data = load(write_study(tmp_path / "given", given, iterations))
     assert data.runs["num_iterations"].tolist() == [20] * 8
+
+
+# === Report =====================================================================================
+REPORTED: dict[str, dict[str, Any]] = {
+    "nothing odd": {"platform": ["A100", "H100"] * 4},
+    "no durations": dict.fromkeys(("startup", "first", "steady", "total", "process")),
+    "each of its own environment": {"env_id": list("abcdefgh")},
+    "each of its own length": {"num_iterations": range(1, 9)},
+    "all resumed": {"resumed": True},
+    "extremes": {
+        "steady": [2e-9, 9e8] * 4,
+        "first": [9e8, 2e-9] * 4,
+        "final_return": [-1e99, 1e99] * 4,
+        "num_iterations": 1e14,
+        "cores": 0,
+    },
+    "hostile text": {
+        "env_id": ["<b>|$x$\x1b[31m\n# "] * 8,
+        "mode": ["a$\\b{", "=1"] * 4,
+        "started": ["x", "9999-99-99"] * 4,
+        "settings": ["{", "[]"] * 4,
+    },
+}
+
+
+@pytest.mark.parametrize("case", REPORTED)
+def test_whatever_a_table_lacks_or_holds_there_is_a_report(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(figures, "png", lambda figure: b"")  # which is quicker
+    runs = foreign_runs()
+    write_study(tmp_path / "in", runs.assign(**REPORTED[case]), foreign_iterations(runs))
+    status, said, errors = run_command("report", tmp_path / "in", "--out", tmp_path / "out")
+    assert status == 0, errors
+    assert (said + errors).replace("\n", "").isprintable()
