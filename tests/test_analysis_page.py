@@ -1,14 +1,18 @@
-"""Whatever text there is stays text: on the page, in CSV and in a terminal."""
+"""Whatever text there is stays text: on the page, in CSV, in a terminal, in figures; and bars."""
 
 import base64
 import random
 import re
 from html.parser import HTMLParser
 
+import matplotlib
+import numpy as np
 import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
+from matplotlib import text
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from analysis import figures, page
 from analysis.page import Bullets, Plot, Section, Table, Text
@@ -27,12 +31,6 @@ PNG = b"\x89PNG"
 GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # which lets HTML through
 
 
-@pytest.fixture(autouse=True)
-def images(monkeypatch):
-    """Known bytes in place of drawings."""
-    monkeypatch.setattr(figures, "png", lambda figure: PNG)
-
-
 def sections_of(words):
     """A page with one of the words in every place that holds text."""
     first, text, one, two, plot, caption, note, *rest = words
@@ -43,7 +41,10 @@ def sections_of(words):
 
 
 def written(words, out):
-    page.write(words[-1], sections_of(words), out)
+    """The page with known bytes in place of drawings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "png", lambda figure: PNG)
+        page.write(words[-1], sections_of(words), out)
     return (out / "report.md").read_text(), (out / "report.html").read_text()
 
 
@@ -118,3 +119,51 @@ def test_a_terminal_gets_no_control_characters():
     assert page.brief(Table("table", "\x1b", cells, cells)) == (
         "\ufffd\n\n   script     s\nppo_linen   1.5\n \ufffd[31m\ufffdx\ufffd 10.25"
     )
+
+
+# === Figures: what can be said of them without looking ==========================================
+HOSTILE = ["a$\\undefined$b", "<script>alert(1)</script>", "W" * 300, "", "$x^{$", "\\"]
+PARTS = {"startup": "startup", "rest": "later iterations"}
+
+
+def looks(modes):
+    return figures.looks(pd.DataFrame({"mode": modes, "framework": modes}))
+
+
+def draw_bars(modes, sizes):
+    rows = [(x, y, 2.0, 4.4, 5.0, 7.0) for x in sizes for y in modes]
+    frame = pd.DataFrame(rows, columns=["size", "mode", *PARTS, "low", "high"])
+    return figures.bars(frame, looks(modes), PARTS, "seconds")
+
+
+def draw_bands(modes, panels):
+    table = [(x, y, 8192.0 * i, i, i - 1, i + 1) for x in panels for y in modes for i in range(9)]
+    frame = pd.DataFrame(table, columns=["panel", "mode", "x", "estimate", "low", "high"])
+    return figures.bands(frame, looks(modes), "environment steps", "return")
+
+
+@pytest.mark.parametrize("draw", [draw_bars, draw_bands])
+def test_hostile_names_are_drawn_to_the_letter_and_matplotlib_is_left_as_it_was(draw):
+    with matplotlib.rc_context({"font.size": 33, "text.parse_math": True}):
+        before = dict(matplotlib.rcParams)
+        figure = draw(HOSTILE, HOSTILE[:3])
+        data = figures.png(figure)
+        assert dict(matplotlib.rcParams) == before
+    assert data.startswith(b"\x89PNG")
+    assert data == figures.png(draw(HOSTILE, HOSTILE[:3]))
+    shown = [x.get_text() for x in figure.findobj(text.Text) if x.get_visible()]
+    for name in ("a$\\undefined$b", "<script>alert(1)</script>", "(no name)", "$x^{$"):
+        assert any(x.startswith(name) for x in shown)
+    [legend] = figure.legends
+    assert legend.get_window_extent().width < figure.bbox.width
+
+
+def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_known():
+    frame = pd.DataFrame({"size": "small", "mode": ["ppo_linen", "ppo_nnx"], "startup": 2.0})
+    frame = frame.assign(rest=[4.42, np.nan], low=[6, np.nan], high=[7, np.nan])
+    (axes,) = figures.bars(frame, looks(frame["mode"]), PARTS, "seconds").axes
+    assert [x.get_text() for x in axes.texts] == ["6.42", "-"]
+    ends = [(x.get_x(), x.get_width()) for x in axes.patches if isinstance(x, Rectangle)]
+    assert ends[0] == (0, 2)
+    assert ends[2] == pytest.approx((2, 4.42))
+    assert list(np.asarray(axes.lines[0].get_xdata())) == [6, 7]
