@@ -4,6 +4,7 @@ The Run log is the same to the letter in all scripts, so here one of JAX and one
 for all. That each script goes on to the last digit, test_training.py has.
 """
 
+import importlib
 import json
 import os
 import pickle
@@ -114,8 +115,17 @@ def test_a_script_alone_goes_on_by_the_words_that_it_says(start, tmp_path):
 
 
 # === The last iteration =========================================================================
-def test_a_stop_in_the_last_iteration_completes_the_run(tmp_path, capfd):
-    folder = train("ppo_torch", tmp_path, "stopped", stops=6)
+def test_a_stop_in_the_last_iteration_completes_the_run(tmp_path, monkeypatch, capfd):
+    """Before its checkpoint, which is the run's only one."""
+    log = importlib.import_module("ppo_torch").RunLog
+    save = log.save
+
+    def stop_and_save(log, **state):
+        signal.raise_signal(signal.SIGTERM)
+        save(log, **state)
+
+    monkeypatch.setattr(log, "save", stop_and_save)
+    folder = train("ppo_torch", tmp_path, "stopped")
     assert (folder / "run.json").exists()
     assert "Stopped" not in capfd.readouterr().out
 
