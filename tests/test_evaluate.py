@@ -199,19 +199,10 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
 
 
 # === Command line and strangers' files ==========================================================
-BAD = {
-    "": "name the folder of a run",
-    "run --episodes 0": "--episodes and --max-steps must be 1 or more",
-    "run": "run/checkpoint.npz is not there, or is damaged (FileNotFoundError)",
-}
-
-
-@pytest.mark.parametrize("flags", BAD)
-def test_bad_command_line(flags, command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_command_line(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # of the box around what is wrong with a flag
-    status, out, err = command(*flags.split())
-    assert (status, out) == (2, "") and BAD[flags] in err
+    status, out, err = command("run", "--episodes", 0)
+    assert (status, out) == (2, "") and "--episodes and --max-steps must be 1 or more" in err
 
 
 def change(folder, args=(), **others):
