@@ -138,13 +138,6 @@ def test_both_do_the_same_in_many_episodes():
     assert {row for (row, _), _ in starts} == {14}
 
 
-def test_time_ends_an_episode_after_50_steps():
-    env = gymnasium.make(ENV_ID)
-    env.reset(options={"layout": (5, 5)})
-    ends = [env.step(STAY)[2:4] for _ in range(50)]
-    assert ends == [(False, False)] * 49 + [(False, True)]
-
-
 # === Random numbers =============================================================================
 def test_all_layouts_are_as_likely():
     """And their columns independent of those of the next seed, whose words are not random."""
