@@ -155,6 +155,7 @@ def test_all_layouts_are_as_likely():
 def test_gymnasiums_own_check_and_ours(capsys):
     check_env(make(render_mode="rgb_array"))
     assert gymnasium.spec("Doors-v0").max_episode_steps is None
+    assert (rules.LIMIT, DOORS.default_params.max_steps_in_episode) == (50, 50)
     for name in ("envs.doors:Doors", ENV_ID):
         check.main(name)
         assert f"{name} is as the scripts need it" in capsys.readouterr().out
