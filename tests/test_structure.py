@@ -117,8 +117,9 @@ def imports(name):
 @EACH
 def test_imports_no_file_of_this_project_and_nothing_that_a_system_lacks(name):
     """Of Windows and macOS; psutil's wheels are not there for all, nor is any command."""
-    ours = {"analysis", "envs", "tests", *(path.stem for path in ROOT.glob("*.py"))}
-    assert not imports(name) & {*ours, *"fcntl resource pwd grp psutil subprocess".split()}
+    banned = {"fcntl", "resource", "pwd", "grp", "psutil", "subprocess"}
+    banned |= {"analysis", "envs", "tests", *(path.stem for path in ROOT.glob("*.py"))}
+    assert not imports(name) & banned
 
 
 def requirements():

@@ -249,7 +249,7 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     peer = importlib.import_module("ppo_cleanrl")
     words = ["--checkout", str(tmp_path / "checkout"), "--runs-dir", str(tmp_path / "runs")]
     monkeypatch.setattr(sys, "argv", ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)])
-    with pytest.raises(SystemExit, match="git clone https://github.com/vwxyzjn/cleanrl"):
+    with pytest.raises(SystemExit, match="git clone https://github"):
         peer.main()
     monkeypatch.setattr(peer, "COMMIT", commit)
     peer.main()
