@@ -248,7 +248,8 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     monkeypatch.chdir(tmp_path)  # and back: the peer goes to its run's folder
     peer = importlib.import_module("ppo_cleanrl")
     words = ["--checkout", str(tmp_path / "checkout"), "--runs-dir", str(tmp_path / "runs")]
-    monkeypatch.setattr(sys, "argv", ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)])
+    words = ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit, match="git clone https://github"):
         peer.main()
     monkeypatch.setattr(peer, "COMMIT", commit)
@@ -260,5 +261,6 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     [path] = tmp_path.glob("runs/*/run.json")
     assert json.loads(path.read_text())["versions"]["vwxyzjn/cleanrl"] == commit
     file.write_text(CLEANRL + "# changed")
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit, match="no unchanged checkout"):
         peer.main()
