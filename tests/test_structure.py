@@ -33,8 +33,13 @@ def test_shared_sections_are_the_same_to_the_letter():
 
 
 # === Lengths and diffs ==========================================================================
-LENGTHS = {"ppo_linen": 620, "dqn_linen": 760, "dqn_linen_gymnasium": 835, "dqn_torch": 837}
-LENGTHS["dqn_torch_gymnasium"] = 880
+LENGTHS = {
+    "ppo_linen": 620,
+    "dqn_linen": 760,
+    "dqn_linen_gymnasium": 835,
+    "dqn_torch": 837,
+    "dqn_torch_gymnasium": 880,
+}
 
 
 @pytest.mark.parametrize("name", LENGTHS)
