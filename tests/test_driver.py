@@ -60,9 +60,13 @@ def add_grid(project, *lines):
 
 def environment(project, **stand_in):
     """The driver uses this Python as it is; its machine-wide lock is this test's own."""
-    own = {"VENV": sys.prefix, "TMPDIR": str(project), "TRACE": str(project / "trace")}
-    own |= {"PATH": f"{project}/tools:{os.environ['PATH']}", "STAND_IN": json.dumps(stand_in)}
-    return os.environ | own
+    return os.environ | {
+        "VENV": sys.prefix,
+        "TMPDIR": str(project),
+        "TRACE": str(project / "trace"),
+        "PATH": f"{project}/tools:{os.environ['PATH']}",
+        "STAND_IN": json.dumps(stand_in),
+    }
 
 
 def start(project, *flags, env=None, cwd=None, program="./benchmark.sh", **stand_in):
@@ -223,9 +227,13 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
     starts = [x for x in events if x["event"] == "start"]
     assert all(x["run"] == x["command"].split()[-1] and len(x["load"]) == 3 for x in starts)
     ends = {x["run"].split("__")[2]: x for x in events if x["event"] == "end"}
-    found = {name: (x["completed"], x["exit_status"]) for name, x in ends.items()}
-    failed = {"torch": ("no", 1), "torch_compile": ("no", 124), "linen": ("no", 137)}
-    assert found == failed | {"nnx": ("no", 0), "nnx_cached": ("yes", 0)}
+    assert {name: (x["completed"], x["exit_status"]) for name, x in ends.items()} == {
+        "torch": ("no", 1),
+        "torch_compile": ("no", 124),
+        "linen": ("no", 137),
+        "nnx": ("no", 0),
+        "nnx_cached": ("yes", 0),
+    }
     assert "RuntimeError: shapes do not match \N{SNOWMAN}" in ends["torch"]["tail"]
     assert "Runs not complete: 4 of 5:" in driver.stdout
     again = driver.stdout.splitlines()[-1]
