@@ -4,7 +4,7 @@ import io
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
@@ -36,7 +36,15 @@ def table(rows: pd.DataFrame | Sequence[dict[str, Any]], **common: Any) -> pd.Da
     return runs.fill(schema.check(frame, schema.RUNS)[0])
 
 
-def grid(modes, envs=("CartPole-v1",), repeats=1, length=100, noise=0.0, seed=0, **common):
+def grid(
+    modes: dict[str, tuple[float, float]],
+    envs: Sequence[str] = ("CartPole-v1",),
+    repeats: int = 1,
+    length: int = 100,
+    noise: float = 0.0,
+    seed: int = 0,
+    **common: Any,
+) -> pd.DataFrame:
     """Return a run per mode, environment and repeat, from each mode's startup and iteration.
 
     The n-th environment's iterations take 2 ** n times as long. Noise is log-normal, and of the
@@ -64,7 +72,9 @@ def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -
     return pd.concat(parts, ignore_index=True)
 
 
-def logs(frame: pd.DataFrame, returns: Any = None, loss: Any = None) -> pd.DataFrame:
+def logs(
+    frame: pd.DataFrame, returns: Callable | None = None, loss: Callable | None = None
+) -> pd.DataFrame:
     """Return ten iterations of each run: a return and a loss by a function of its row and of i.
 
     Without one, every run has losses of its own, and no returns. Iteration 0 compiles.
@@ -88,7 +98,9 @@ def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more:
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
 
 
-def only_bench(frame, iterations=None, baseline=None) -> measures.Bench:
+def only_bench(
+    frame: pd.DataFrame, iterations: pd.DataFrame | None = None, baseline: str | None = None
+) -> measures.Bench:
     """Return the bench of runs that are of one platform and one set of hyperparameters."""
     [made] = measures.benches(data_of(frame, iterations), baseline)
     return made
@@ -114,14 +126,19 @@ MODES: dict[str, tuple[str, str, str, float, float]] = {
     "nnx jit": ("ppo_nnx", "nnx", "jit", 3.2, 0.062),
     "nnx cached_partial": ("ppo_nnx_cached", "nnx", "cached_partial", 3.2, 0.061),
 }
-THREE = ("linen jit", "nnx cached_partial", "torch compile")
 SIZES = {"small": [64, 64], "medium": [256] * 3}
 SECONDS = np.arange(1, 13) / 10  # of each iteration: 0.1, 0.2, ...
 RETURNS = np.arange(12) * 10.0
 
 
 def run_info(
-    mode="linen jit", env_id="CartPole-v1", size="small", seed=1, sync=False, args=None, **changes
+    mode: str = "linen jit",
+    env_id: str = "CartPole-v1",
+    size: str = "small",
+    seed: int = 1,
+    sync: bool = False,
+    args: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Return what run.json holds under benchmark.sh, but for the results.
 
@@ -142,7 +159,9 @@ def run_info(
     return info | changes
 
 
-def metrics_rows(info: dict[str, Any], seconds=SECONDS, returns=RETURNS) -> list[dict[str, Any]]:
+def metrics_rows(
+    info: dict[str, Any], seconds: np.ndarray = SECONDS, returns: np.ndarray = RETURNS
+) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl for the given seconds and returns of each iteration."""
     rows = []
     for i, (duration, value) in enumerate(zip(seconds.tolist(), returns.tolist(), strict=True)):
@@ -178,7 +197,13 @@ def write_plain(folder: Path, **changes: Any) -> Path:
 
 
 def write_grid(
-    folder, modes=THREE, envs=ENVS[:2], sizes=("small",), repeats=2, slowdown=1.0, **changes
+    folder: Path,
+    modes: Sequence[str] = ("linen jit", "nnx cached_partial", "torch compile"),
+    envs: Sequence[str] = ENVS[:2],
+    sizes: Sequence[str] = ("small",),
+    repeats: int = 2,
+    slowdown: float = 1.0,
+    **changes: Any,
 ) -> Path:
     """Write a run per cell and repeat, with noise of a few percent, and return folder."""
     rng = np.random.default_rng(0)

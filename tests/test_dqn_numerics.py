@@ -107,7 +107,9 @@ def test_the_learning_rate_falls_by_iteration():
     ("replay_ratio", "batch_size", "learning_starts"),
     [("12.8", 128, 7), ("0.1", 7, 33), ("5.3", 1, 100), (repr(1 / 3), 10, 17), ("0", 4, 0)],
 )
-def test_updates_are_as_many_as_asked_for(num_envs, replay_ratio, batch_size, learning_starts):
+def test_updates_are_as_many_as_the_replay_ratio_says(
+    num_envs, replay_ratio, batch_size, learning_starts
+):
     """After every step, whatever num_envs; what one iteration did not do, the next does."""
     flags = f"--replay-ratio {replay_ratio} --batch-size {batch_size} --num-envs {num_envs} "
     flags += f"--learning-starts {learning_starts} --buffer-size {32 * num_envs} "

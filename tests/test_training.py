@@ -59,7 +59,9 @@ def test_nothing_compiles_twice_and_one_transfer_brings_all_metrics(name, whole_
     assert (counts[1]["transfers"], counts[3]["transfers"]) == (transfers, transfers)
 
 
-def test_a_run_goes_on_from_its_checkpoint_exactly(name, whole_run, tmp_path, monkeypatch):
+def test_a_run_goes_on_from_its_checkpoint_to_the_last_digit(
+    name, whole_run, tmp_path, monkeypatch
+):
     """What came after the checkpoint is forgotten; of many agents, theirs is ahead."""
     run = whole_run(name)
     folder = rewind(run, tmp_path / "killed")
@@ -208,9 +210,13 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
         state.add_(1)
         return static[-1]
 
-    # Of the recording, after three calls to warm up.
-    cuda.CUDAGraph.return_value.replay = lambda: static[3].copy_(function(seen[3]))
+    class Graph:
+        def replay(self):
+            recorded = static[3]  # of the recording, after three calls to warm up
+            recorded.copy_(function(seen[3]))
+
     monkeypatch.setattr(torch, "cuda", cuda)
+    cuda.CUDAGraph = Graph
     replay = importlib.import_module("ppo_torch_compile").capture(function, (state,))
     x = torch.tensor([10.0])
     first, second = replay(x), replay(x + 1)
@@ -239,7 +245,9 @@ def test_matmul_precision_means_the_same_in_all(name, tmp_path, monkeypatch):
     ("torch_gpu", "jax_gpu", "missing"),
     [(True, False, "jax[cuda13]."), (False, True, "torch, a CUDA build."), (False, False, "")],
 )
-def test_both_use_the_cpu_unless_both_see_a_gpu(torch_gpu, jax_gpu, missing, monkeypatch, capsys):
+def test_both_frameworks_use_the_cpu_unless_both_see_a_gpu(
+    torch_gpu, jax_gpu, missing, monkeypatch, capsys
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_gpu)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if jax_gpu else "cpu")
     for name in ("ppo_torch", *COMPILED):

@@ -24,7 +24,13 @@ class WandbServer(ThreadingHTTPServer):
         new = {"name": run_id, "state": "running", "config": "{}", "summary": "{}", "history": []}
         return self.runs.setdefault(run_id, new)
 
-    def add(self, run_id: str, info: dict, results: dict, metrics: list[dict]) -> None:
+    def add(
+        self,
+        run_id: str,
+        info: dict[str, Any],
+        results: dict[str, Any],
+        metrics: list[dict[str, Any]],
+    ) -> None:
         """Keep a run as if it had been tracked; W&B drops the nulls of a summary."""
         self.runs[run_id] = {
             "name": info["args"]["run_name"],
@@ -62,8 +68,9 @@ class WandbServer(ThreadingHTTPServer):
                 return {"project": {"run": {"parquetHistory": history}}}
             case "HistoryPage":
                 part = slice(variables["minStep"], variables["maxStep"])
-                rows = self.run(variables["run"])["history"][part]
-                return {"project": {"run": {"history": rows}}}
+                return {
+                    "project": {"run": {"history": self.run(variables["run"])["history"][part]}}
+                }
         raise ValueError(query)
 
     def resume_status(self, run_id: str) -> dict[str, Any] | None:
