@@ -49,8 +49,10 @@ def compiled(tmp_path_factory):
     place = str(folder / "compiled")
     jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    own = {"JAX_COMPILATION_CACHE_DIR": place}
-    return own | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": place,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 @pytest.fixture(scope="session")

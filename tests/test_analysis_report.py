@@ -76,6 +76,8 @@ def test_the_headline_groups_scripts_that_cannot_be_told_apart():
     alone = report.headline(only_bench(grid(modes)))
     assert alone.endswith("ran once: no difference in time can be claimed.")
     assert " or " not in alone
+    short = report.headline(only_bench(runs.assign(process=float("nan"))))
+    assert short.startswith("On CartPole-v1, an iteration took ppo_")
 
 
 # === Platforms, baselines, older results ========================================================
