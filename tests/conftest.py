@@ -9,7 +9,6 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,10 +28,16 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 def start_process(words, folder, env, **options):
     """A process that leads a session of its own, and what it says is read as text."""
-    pipe = subprocess.PIPE
-    own: dict[str, Any] = {"env": env, "text": True, "start_new_session": True}
-    own |= {"cwd": folder, "stdout": pipe, "stderr": pipe}
-    return subprocess.Popen(list(map(str, words)), **own, **options)
+    return subprocess.Popen(
+        list(map(str, words)),
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
