@@ -58,8 +58,13 @@ class Args:
             raise ValueError("name the folder of a run, or several")
         if self.episodes < 1 or self.max_steps < 1:
             raise ValueError("--episodes and --max-steps must be 1 or more")
+        if self.seed < 0:
+            raise ValueError("--seed must be 0 or more")
         if not 0 <= self.epsilon <= 1:
             raise ValueError("--epsilon must lie between 0 and 1")
+        for path in self.script:
+            if path.suffix != ".py" or not path.is_file():
+                raise ValueError(f"--script: {path} is no Python file")
         if self.gif and not self.gif.parent.is_dir():
             raise ValueError(f"--gif: there is no folder {self.gif.parent}")
 
@@ -357,7 +362,11 @@ def main() -> None:
             print(f"{run.folder}: {agent}, {result['global_step']:,} steps")
             length = f"length {result['length']['mean']:.1f}, {result['capped']} capped"
             print(f"  return {said(total)}, {total['min']:g} to {total['max']:g}, {length}")
-            Path(run.folder, file).write_text(json.dumps(result, indent=2))
+            try:
+                content = json.dumps(result, indent=2).encode()
+                run.script.replace_file(Path(run.folder, file), content)
+            except OSError as error:
+                fail(f"{file} cannot be written: {error}")
         means.append(list(returns.values()))
         if len(returns) > 1:
             mean, middle = said(summary(means[-1])), stats.trim_mean(means[-1], 0.25)

@@ -483,12 +483,12 @@ class RunLog:
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
             fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
-        self.dir.mkdir(parents=True, exist_ok=True)
-        self.lock = sqlite3.connect(self.dir / "lock", timeout=0)
         try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            self.lock = sqlite3.connect(self.dir / "lock", timeout=0)
             self.lock.execute("BEGIN EXCLUSIVE")  # until the process ends, however it does
-        except sqlite3.OperationalError:
-            fail(f"{self.dir} is in use by another process")
+        except (OSError, sqlite3.OperationalError) as error:
+            fail(f"{self.dir} is in use by another process, or cannot be written: {error}")
 
         self.info: dict[str, Any] = {
             "args": asdict(args),
@@ -632,10 +632,10 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, An
         with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             arrays = dict(file)
         info = json.loads(arrays["info"].item())
+        if info["script"] != Path(__file__).stem:
+            fail(f"{folder} is a run of {info['script']}.py")
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
-    if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']}.py")
 
     def read(path, x):
         array = arrays.get(name_of(path))
@@ -662,7 +662,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def fail(reason: str) -> NoReturn:
-    print(reason, file=sys.stderr)
+    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
     sys.exit(2)
 
 

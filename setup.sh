@@ -47,7 +47,8 @@ python_headers() {
 install_environment() { # make or update $VENV from the file $1; what is already there stays
   local requirements=$1 python torch
   python=$(find_python) || return
-  if ! "$VENV/bin/python" -m pip --version &>/dev/null; then
+  # uv's environments have no pip.
+  if ! "$VENV/bin/python" -m pip --version &>/dev/null && ! "$VENV/bin/python" -m ensurepip &>/dev/null; then
     echo "setup: making $VENV with $("$python" --version)"
     find "$VENV" -mindepth 1 ! -name setup.lock -delete
     if ! "$python" -m venv "$VENV"; then

@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
     add = command.add_argument
     add("folder", type=Path, help="studies/NAME")
     add("runs", type=Path, nargs="?", help="runs of yours; default the study's")
-    add("--out", type=Path, help="folder to write to; default RUNS/report")
+    add("--out", type=Path, help="folder to write to; default RUNS/report, or the study's")
 
     command = commands.add_parser("docs", help="write the numbers of the documents from studies/")
     command.set_defaults(run=docs.run)
@@ -53,7 +53,7 @@ def parse() -> argparse.Namespace:
 
 
 def make_report(args: argparse.Namespace) -> int:
-    only = args.only_runs.read_text().splitlines() if args.only_runs else None
+    only = args.only_runs.read_text(errors="replace").splitlines() if args.only_runs else None
     data = load(args.runs if len(args.runs) > 1 else args.runs[0], only=only)
     modes = mode_order(data.runs["mode"])
     if args.baseline and args.baseline not in modes:
@@ -100,12 +100,10 @@ def update_study(args: argparse.Namespace) -> int:
     study = docs.study_of(args.folder)
     if not hasattr(study, "update"):
         raise SourceError(f"{args.folder} has no figure of its own")
-    out = args.folder
-    if args.runs:
-        if not args.runs.is_dir():
-            raise SourceError(f"{args.runs} is not a folder of runs")
-        out = args.out or args.runs / "report"
-        out.mkdir(parents=True, exist_ok=True)
+    if args.runs and not args.runs.is_dir():
+        raise SourceError(f"{args.runs} is not a folder of runs")
+    out = args.out or (args.runs / "report" if args.runs else args.folder)
+    out.mkdir(parents=True, exist_ok=True)
     study.update(args.runs or args.folder, out)
     return 0
 

@@ -449,6 +449,8 @@ def open_table(path: Path, columns: Iterable[Column]) -> pd.DataFrame:
         reason = str(error).partition("\n")[0]
         raise SourceError(f"{path} is not a table that can be read: {reason:.80}") from None
     table = table.rename(columns=lambda x: str(x).strip())
+    if not table.columns.is_unique:
+        raise SourceError(f"{path} has two columns of one name")
     missing = [x.name for x in columns if x.must and x.name not in table]
     if missing:
         raise SourceError(f"{path} has no column {', '.join(missing)}")

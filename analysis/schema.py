@@ -93,7 +93,7 @@ def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
         flags = texts.map(lambda x: FLAGS.get(str(x).strip().lower()))
         return flags.astype("bool"), flags.isna()
     numbers = given.astype(object).where(given.notna(), math.nan)
-    if not set(map(type, numbers)) <= {int, float}:
+    if not set(map(type, numbers)) <= {float}:  # an int may be too large for one
         numbers = numbers.map(to_number)
     numbers = numbers.astype("float64")
     fits = numbers.between(KINDS[kind].low, KINDS[kind].high, inclusive="neither")

@@ -10,6 +10,7 @@ It imports the standard library alone: benchmark.sh --list comes before any setu
 
 import argparse
 import hashlib
+import os
 import re
 import sys
 from itertools import product
@@ -63,7 +64,7 @@ def positive(text: str) -> int:
 
 
 def items(text: str) -> list[str]:
-    if Path(text).is_file():
+    if os.path.isfile(text):  # False, too, for what is too long to be a path
         return [text]  # a script's path may have spaces
     words = text.replace(",", " ").split()
     if not words:
@@ -123,7 +124,7 @@ class Grid:
 
     def read(self, study: str) -> None:
         path = ROOT / "studies" / study / "grid"
-        if not path.is_file():
+        if not os.path.isfile(path):
             fail(f"there is no study '{study}'; see ./benchmark.sh --help")
         for line in path.read_text().splitlines():
             word, _, rest = line.strip().partition(" ")
@@ -136,7 +137,7 @@ class Grid:
                 self.scripts[words[0]] = words[1:]
             elif word == "flags" and words:
                 self.flags.setdefault(words[0], []).extend(words[1:])
-            elif word in ("begin", "end"):
+            elif word in ("begin", "end") and words:
                 self.commands.append((word, rest))
             elif word == "include":
                 self.read(rest)
@@ -151,11 +152,11 @@ class Grid:
         name = path.name.removesuffix(".py")
         short = name.removeprefix("ppo_")
         known = ROOT / file_of(short)
-        if known.is_file():
-            if "/" in text and not (path.is_file() and path.samefile(known)):
+        if os.path.isfile(known):
+            if "/" in text and not (os.path.isfile(path) and path.samefile(known)):
                 fail(f"--scripts: '{text}' has the name of a script of this project")
             return short
-        if path.suffix != ".py" or not path.is_file():
+        if path.suffix != ".py" or not os.path.isfile(path):
             fail(f"--scripts: '{text}' is neither a script of this project nor the path of one")
         if not re.fullmatch(r"\w+", name, re.ASCII):
             fail(
@@ -205,7 +206,8 @@ def expand(grid: Grid, args: argparse.Namespace) -> list[dict[str, Any]]:
 def describe(grid, args, options, flags, cell, repeat) -> dict[str, Any]:
     """One run: its name, block and seconds, what --only looks at, and its command."""
     env, size, script, first = cell
-    if env[0] != "@" and env not in ENVIRONMENTS and not re.fullmatch(OWN_ENVIRONMENT, env):
+    is_configuration = env.startswith("@") and args.study != "custom"  # no flag has one
+    if not is_configuration and env not in ENVIRONMENTS and not re.fullmatch(OWN_ENVIRONMENT, env):
         fail(f"--envs must be of: {' '.join(ENVIRONMENTS)}; or my_module:MyEnv; not '{env}'")
     if size not in SIZES:
         fail(f"--sizes must be of: {' '.join(SIZES)}; not '{size}'")
@@ -215,7 +217,7 @@ def describe(grid, args, options, flags, cell, repeat) -> dict[str, Any]:
     seed = int(first) + int(options["stride"]) * (repeat - 1)
     # A dot for the colon of one's own: no other environment's name has one.
     parts = [options["name"], env.replace(":", ".")]
-    if env[0] == "@":  # a line's name says more
+    if is_configuration:  # a line's name says more
         parts = [options["name"] or env[1:]]
     name = "__".join(filter(None, [*parts, size, script, f"{iterations}it", f"seed{seed}"]))
 
@@ -227,7 +229,7 @@ def describe(grid, args, options, flags, cell, repeat) -> dict[str, Any]:
         words[0] = str(ROOT / words[0])
     if options["through"]:
         words = ["-m", options["through"], *words]
-    words += [env[1:]] if env[0] == "@" else ["--env-id", env]
+    words += [env[1:]] if is_configuration else ["--env-id", env]
     if SIZES[size]:
         words += ["--hidden-sizes", *map(str, SIZES[size])]
     steps = int(options["steps"] or (5000 if script.startswith("dqn_") else 8192))
@@ -268,12 +270,12 @@ def quoted(word: str) -> str:
 
 def main() -> None:
     args = parse_args()
-    grid = Grid(args)
     try:
+        grid = Grid(args)
         runs = [run for run in expand(grid, args) if re.search(args.only, run["key"])]
     except (re.error, OverflowError):
         fail(f"--only must be a regular expression, not '{args.only}'")
-    except (ValueError, KeyError) as error:
+    except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
         fail(f"studies/{args.study}/grid has a number or a name that is none: {error}")
     if not runs:
         fail(f"nothing to run: no command matches --only '{args.only}'")

@@ -113,6 +113,7 @@ def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
     [
         ({"status": "running"}, {}, "status is running"),
         ({"args": {"num_envs": 0}}, {}, "not a run of this benchmark: ZeroDivisionError"),
+        ({"args": {"seed": 10**400}}, {}, "seed is "),
         ({"cores": "many"}, {}, "cores is 'many', not a number"),
         ({}, {"time/iteration": 0}, "iteration 9: time/iteration is 0, not a number above"),
         ({}, {"iteration": 2}, "12 iterations instead of 12, from 0 on"),

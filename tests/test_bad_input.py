@@ -53,7 +53,9 @@ def runs(whole_run, tmp_path, monkeypatch):
     return tmp_path
 
 
+IN_USE = "is in use by another process, or cannot be written"
 FOLDERS = [
+    ("--runs-dir killed/metrics.jsonl --run-name x", f"killed/metrics.jsonl/x {IN_USE}: [Err"),
     ("--runs-dir . --run-name killed", "killed exists: choose another --run-name, or go on with "),
     ("--resume complete", "complete exists and is complete: choose another --run-name, or eval"),
     ("--resume killed --seed 2", "--resume: killed goes on with its own arguments, so give no "),
@@ -76,7 +78,7 @@ def test_a_folder_in_use(runs, capfd):
     lock.execute("BEGIN EXCLUSIVE")
     capfd.readouterr()
     assert main("ppo_torch", "--resume", "killed") == 2
-    assert capfd.readouterr() == ("", "killed is in use by another process\n")
+    assert capfd.readouterr() == ("", f"killed {IN_USE}: database is locked\n")
     lock.close()
     assert main("ppo_torch", "--resume", "killed") == 0
 

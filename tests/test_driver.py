@@ -142,6 +142,8 @@ def processes_in(project):
     [
         ("fast", "there is no study 'fast'"),
         ("async --sizes small", "--sizes"),
+        ("--envs @CartPole-v1", "--envs must be of"),
+        (f"--scripts {'linen,' * 60}own", "'own' is neither a script of this project nor"),
         ("--envs ,", "--envs: must name one or more, not ','"),
         ("--scripts own/ppo_linen.py", "has the name of a script of this project"),
         ("--scripts own/mine.py,mine.py", "have one name"),

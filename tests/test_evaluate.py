@@ -199,10 +199,18 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
 
 
 # === Command line and strangers' files ==========================================================
-def test_bad_command_line(command, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--episodes 0", "--episodes and --max-steps must be 1 or more"),
+        ("--seed -1", "--seed must be 0 or more"),
+        ("--script missing.py", "--script: missing.py is no Python file"),
+    ],
+)
+def test_bad_command_line(flags, sentence, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # of the box around what is wrong with a flag
-    status, out, err = command("run", "--episodes", 0)
-    assert (status, out) == (2, "") and "--episodes and --max-steps must be 1 or more" in err
+    status, out, err = command("run", *flags.split())
+    assert (status, out) == (2, "") and sentence in err
 
 
 def change(folder, args=(), **others):
@@ -217,6 +225,7 @@ def change(folder, args=(), **others):
 STRANGE = [
     ({"script": "../../evil\n\x1b[31m"}, "There is no ../../evil??[31m.py"),
     ({"args": {"env_id": "evil:Evil"}}, "is code; to run it, add --env-id evil:Evil"),
+    ({"args": {"env_id": "\x1b[31m"}}, "--env-id: gymnax has no ?[31m"),
     ({"args": {"hidden_sizes": [8]}}, "Dense_1/bias of shape (2,) in its checkpoint"),
 ]
 

@@ -236,7 +236,7 @@ for iteration in range(int(sys.argv[sys.argv.index("--total-timesteps") + 1]) //
 """
 
 
-def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monkeypatch):
+def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monkeypatch, capsys):
     file = tmp_path / "checkout/cleanrl/ppo.py"
     file.parent.mkdir(parents=True)
     file.write_text(CLEANRL)
@@ -250,8 +250,9 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     words = ["--checkout", str(tmp_path / "checkout"), "--runs-dir", str(tmp_path / "runs")]
     words = ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)]
     monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match="git clone https://github"):
+    with pytest.raises(SystemExit, match="2"):
         peer.main()
+    assert "git clone https://github" in capsys.readouterr().err
     monkeypatch.setattr(peer, "COMMIT", commit)
     peer.main()
     found = load(tmp_path / "runs")

@@ -114,6 +114,8 @@ def main() -> None:
     parser.add_argument("--run-name", required=True, help="a new folder in it")
     args, flags = parser.parse_known_args()
     folder = args.runs_dir / args.run_name
+    if folder.exists():
+        parser.error(f"{folder} exists: choose another --run-name")
     folder.mkdir(parents=True)
     train(args.script, flags, args.seed, folder)
 

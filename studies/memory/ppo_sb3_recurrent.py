@@ -60,7 +60,7 @@ class Encoder(BaseFeaturesExtractor):
 
 def main() -> None:
     args = parse_args(
-        "sb3_recurrent", gru_hidden_size=(0, "how many numbers the LSTM's memory has")
+        "sb3_recurrent", gru_hidden_size=(64, "how many numbers the LSTM's memory has")
     )
     args.learning_rate = 1e-3
     args.gamma = 0.98

@@ -2,10 +2,9 @@
 
 import argparse
 import subprocess
-import sys
 from pathlib import Path
 
-from peer import RunLog
+from peer import RunLog, fail
 
 
 def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> Path:
@@ -15,12 +14,12 @@ def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> P
     """
     checkout = Path(vars(args).pop("checkout")).absolute()
     if args.hidden_sizes != [64, 64]:
-        sys.exit(f"The networks of {file} have two layers of 64 units: --hidden-sizes 64 64")
+        fail(f"The networks of {file} have two layers of 64 units: --hidden-sizes 64 64")
     git = ["git", "-C", str(checkout)]
     done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", file]).returncode
     if done.stdout.strip() != commit or changed:
-        sys.exit(
+        fail(
             f"{checkout} is no unchanged checkout of {commit[:9]}. To make one:\n"
             f"  git clone https://github.com/{repository} {checkout}\n"
             f"  git -C {checkout} checkout {commit}"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NoReturn
 
 # By ppo_torch.py's names, so that the analysis knows what to compare. What a library does not do in
 # the same way (SBX, for one, never clips the value loss) is in README.md.
@@ -41,6 +41,11 @@ SETTINGS: dict[str, Any] = {
 BATCH_SIZE = SETTINGS["num_envs"] * SETTINGS["num_steps"]
 
 
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
 def parse_args(script: str, **own: tuple[Any, str]) -> argparse.Namespace:
     """Return the flags that benchmark.sh passes, and the SETTINGS.
 
@@ -58,6 +63,10 @@ def parse_args(script: str, **own: tuple[Any, str]) -> argparse.Namespace:
         parser.add_argument(flag, type=type(usual), default=usual, help=meaning)
     args = parser.parse_args()
     args.run_name = args.run_name or f"{args.env_id}__{script}__{args.seed}__{time.time():.0f}"
+    if args.total_timesteps < BATCH_SIZE:
+        parser.error(f"--total-timesteps must be at least a batch, {BATCH_SIZE} steps")
+    if Path(args.runs_dir, args.run_name).exists():
+        parser.error(f"--run-name: {args.run_name} exists in {args.runs_dir}")
     return argparse.Namespace(exp_name=script, **SETTINGS, **vars(args))
 
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from studies.peers.peer import fail
+
 RUN = ["uv", "run", "--quiet", "--offline", "--script"]
 SYNC = ["uv", "sync", "--quiet"]
 
@@ -44,16 +46,19 @@ def find_links() -> list[str]:
 
 def main() -> None:
     if not shutil.which("uv"):
-        sys.exit("the peers need uv, which makes an environment for each: pip install uv")
+        fail("the peers need uv, which makes an environment for each: pip install uv")
     os.environ["UV_PYTHON"] = sys.executable
-    if sys.argv[1] != "install":
+    if sys.argv[1:2] != ["install"]:
         os.execvp("uv", [*RUN, *sys.argv[1:]])
-    for file in sorted(map(str, Path(sys.argv[2]).glob("ppo_*.py"))):
+    files = sorted(str(x) for folder in sys.argv[2:] for x in Path(folder).glob("ppo_*.py"))
+    if not files:
+        fail(f"install: there is no peer in '{' '.join(sys.argv[2:])}'")
+    for file in files:
         if not is_installed(file):
             try:
                 install(file)
             except subprocess.CalledProcessError:
-                sys.exit(f"uv could not install what {file} names, as it says above.")
+                fail(f"uv could not install what {file} names, as it says above.")
 
 
 if __name__ == "__main__":
