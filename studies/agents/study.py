@@ -95,7 +95,10 @@ def costs(source: Path) -> pd.DataFrame:
 
 # === Tables =====================================================================================
 def ratio_table(table: pd.DataFrame) -> Table:
-    """How many times as long one way takes as another: a column per N, by repeats of both."""
+    """How many times as long one way takes as another: a column per N, by repeats of both.
+
+    Raise SourceError if no two ways are there.
+    """
     names = ["framework", "agents", "repeat"]
     seconds = table.pivot(index=names, columns="way", values="seconds")
     parts = []
@@ -104,6 +107,8 @@ def ratio_table(table: pd.DataFrame) -> Table:
             ratio = (seconds[way] / seconds[other]).rename("ratio").reset_index()
             found = stats.of_groups(ratio, names[:2], "ratio", stats.geometric_mean)
             parts.append(found.assign(way=way, other=other))
+    if not parts:
+        raise SourceError("no two ways were run, so there is no ratio")
     frame = pd.concat(parts).replace({"framework": NAMES})
     frame = frame.rename(columns={"other": "times as long as"})
     shown = frame.assign(agents=frame["agents"].map("{:,.0f}".format))
@@ -115,7 +120,9 @@ def rate_table(table: pd.DataFrame) -> Table:
     """A row per framework, and a column per way, of the N with the most steps per second."""
     thousands = table.assign(thousands=table["rate"] / 1000)
     frame = stats.of_groups(thousands, KEYS, "thousands", stats.geometric_mean)
-    frame = frame.loc[frame.groupby(["framework", "way"])["estimate"].idxmax()]
+    # Processes have the same rate for every N, but for rounding: the smallest N is shown.
+    rates = frame.sort_values("agents")["estimate"].round(6)
+    frame = frame.loc[rates.groupby([frame["framework"], frame["way"]], sort=False).idxmax()]
     frame = frame.replace({"framework": NAMES})
     text = texts(frame) + frame["agents"].map(" (N = {:,.0f})".format)
     cells = across(frame, text, ["framework"], "way")
@@ -145,5 +152,5 @@ def update(source: Path, out: Path) -> None:
     """Draw the figure of a folder of runs, or of the study, and print the tables."""
     table = costs(source)
     (out / "agents.png").write_bytes(figures.png(draw(table)))
-    for found in (ratio_table(table), rate_table(table)):
-        print(f"{page.brief(found)}\n")
+    for make in (rate_table, ratio_table):
+        print(f"{page.brief(make(table))}\n")
