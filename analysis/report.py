@@ -46,7 +46,8 @@ def headline(bench: Bench) -> str:
     if (timed(bench.runs).groupby(["mode", "env_id", "size"]).size() == 1).all():
         sentences.append("Each program ran once: no difference in time can be claimed.")
     elif any(" or " in x for x in sentences):
-        sentences.append("Scripts joined by \u201cor\u201d cannot be told from the first of them.")
+        first = "Scripts joined by \u201cor\u201d cannot be told from the first of them"
+        sentences.append(f"{first}; the next one can.")
     return " ".join(sentences)
 
 

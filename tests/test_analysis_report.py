@@ -70,7 +70,7 @@ def test_the_headline_groups_scripts_that_cannot_be_told_apart():
     assert re.fullmatch(
         r"On CartPole-v1, 100 iterations took ppo_(linen or ppo_nnx|nnx or ppo_linen) "
         r"1[45]\.\d( to 1[45]\.\d)? s and ppo_torch 9\d\.\d s\. "
-        "Scripts joined by “or” cannot be told from the first of them.",
+        "Scripts joined by “or” cannot be told from the first of them; the next one can.",
         report.headline(only_bench(runs)),
     )
     alone = report.headline(only_bench(grid(modes)))
