@@ -77,7 +77,7 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     startup = column("answer", "startup (s)", "studies/peers")
     eager, compiled = startup[["ppo_torch", "ppo_torch_compile"]]
     assert f"It starts in {eager} s, compiled in {compiled} s" in page
-    assert f"ahead after {crossing('studies/peers', 'small')} iterations" in page
+    assert f"but leads after {crossing('studies/peers', 'small')} iterations" in page
     medium = crossing("studies/cpu", "medium")
     assert f"with three layers of 256 after {medium}" in page
     study = words_of("studies/cpu/README.md")
