@@ -17,7 +17,7 @@ DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*
 DOCUMENTS += ROOT.glob("studies/**/*.md")
 FAULTS = {
     "doors": 7,
-    "memory": 10,
+    "memory": 8,
     "minatar": 3,
     "peers": 3,
 }

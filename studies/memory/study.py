@@ -13,6 +13,7 @@ from analysis import figures, learning, stats
 from analysis.measures import Bench, in_order, measure
 from analysis.page import Table
 from analysis.runs import load
+from analysis.schema import SourceError
 from analysis.tables import across, texts
 from analysis.words import number
 
@@ -21,9 +22,7 @@ MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
 SIZES = {"small": "64", "256x256": "256"}  # of two layers, as of one and a memory
 NAMES = {
     MASKED_CARTPOLE: "CartPole without velocities",
-    "MemoryChain-bsuite": "MemoryChain, 5 steps",
     "envs.memory_chain:MemoryChain30": "MemoryChain, 30 steps",
-    "UmbrellaChain-bsuite": "UmbrellaChain",
 }
 LAST = 10  # iterations, whose mean return is what a run has learned
 
@@ -46,7 +45,7 @@ def cost_table(source: Path) -> Table:
         parts.append((part["steady"] * 1000).map(number).rename(f"{units} units (ms)"))
         ratios = texts(part.rename(columns=lambda x: x.removeprefix("steady_")))
         parts.append(ratios.rename(f"{units} units, times {BASELINE}"))
-    cells = pd.concat(parts, axis=1).reset_index()
+    cells = pd.concat(parts, axis=1).fillna("-").reset_index()
     return Table("memory_costs", "What memory costs: an iteration", frame, cells)
 
 
@@ -69,6 +68,8 @@ def learning_table(source: Path) -> Table:
 def draw(bench: Bench) -> Figure:
     """Plot the return on CartPole without its velocities against steps, and against seconds."""
     runs = bench.runs[(bench.runs["env_id"] == MASKED_CARTPOLE) & (bench.runs["size"] == "64")]
+    if runs.empty:
+        raise SourceError(f"no run has {MASKED_CARTPOLE} and 64 units")
     rows = learning.curves(bench._replace(runs=runs))
     points = []
     for _, part in rows.groupby(["mode", "steps"]):
