@@ -262,6 +262,7 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     [path] = tmp_path.glob("runs/*/run.json")
     assert json.loads(path.read_text())["versions"]["vwxyzjn/cleanrl"] == commit
     file.write_text(CLEANRL + "# changed")
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match="no unchanged checkout"):
+    monkeypatch.setattr(sys, "argv", [*words, "--run-name", "changed"])
+    with pytest.raises(SystemExit, match="2"):
         peer.main()
+    assert "no unchanged checkout" in capsys.readouterr().err
