@@ -68,16 +68,16 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     page = words_of("README.md")
     training = column("answer", "100 iterations (s)", "studies/peers")
     jax = sorted(training[training.index.str.match("ppo_(linen|nnx|equinox)")], key=float)
-    torch = training["ppo_torch"]
-    assert f"take {jax[0]} to {jax[-1]} s with them, and {torch} s with PyTorch" in page
+    compiled, eager = training[["ppo_torch_compile", "ppo_torch"]]
+    assert f"take {jax[0]} to {jax[-1]} s with them, and {compiled} to {eager} s with" in page
     envs = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
     cartpole, acrobot, mountain_car = map(torch_over_linen_in_gymnasium, envs)
-    times = acrobot.split()[0]
-    assert f"iterations take {cartpole} times as long, in Acrobot-v1 {times} times" in page
+    assert f"PyTorch's iterations take {cartpole} times as long" in page
+    assert f"in Acrobot-v1 iterations {acrobot.split()[0]} times" in page
     startup = column("answer", "startup (s)", "studies/peers")
     eager, compiled = startup[["ppo_torch", "ppo_torch_compile"]]
-    assert f"It starts in {eager} s, compiled in {compiled} s" in page
-    assert f"but leads after {crossing('studies/peers', 'small')} iterations" in page
+    assert f"It starts in {eager} s. Compiled it needs {compiled} s" in page
+    assert f"and leads after {crossing('studies/peers', 'small')} iterations" in page
     medium = crossing("studies/cpu", "medium")
     assert f"with three layers of 256 after {medium}" in page
     study = words_of("studies/cpu/README.md")
