@@ -239,6 +239,7 @@ def test_a_pair_is_chosen_folded_copied_and_shared(visit):
     log = page.locator("#section-Run-log")
     lines = int(re.fullmatch(r"Run log: the same, (\d+) lines", log.inner_text())[1])  # ty: ignore
     log.locator("summary").click()
+    log.locator("tbody tr").last.wait_for()  # they come with the event after the click
     assert log.locator("tbody tr").count() == lines
     log.get_by_role("button", name="Copy Run log of ppo_linen").click()
     page.get_by_text("Copied", exact=True).wait_for()
