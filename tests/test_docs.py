@@ -72,7 +72,8 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     assert f"take {jax[0]} to {jax[-1]} s with them, and {compiled} to {eager} s with" in page
     envs = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
     cartpole, acrobot, mountain_car = map(torch_over_linen_in_gymnasium, envs)
-    assert f"PyTorch's iterations take {cartpole} times as long" in page
+    whole = torch_over_linen_in_gymnasium("CartPole-v1", "process")
+    assert f"iterations take {cartpole} times as long, 20 with their start {whole[:4]}" in page
     assert f"in Acrobot-v1 iterations {acrobot.split()[0]} times" in page
     startup = column("answer", "startup (s)", "studies/peers")
     eager, compiled = startup[["ppo_torch", "ppo_torch_compile"]]
@@ -83,12 +84,13 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     study = words_of("studies/cpu/README.md")
     assert f"after {medium} iterations" in study
     assert f"takes {cartpole} times as long as `ppo_linen_gymnasium.py`" in study
+    assert f"for an iteration, and {whole} times for all 20" in study
     assert f"Acrobot-v1 ({acrobot}) and MountainCar-v0 ({mountain_car})" in study
 
 
-def torch_over_linen_in_gymnasium(env_id):
+def torch_over_linen_in_gymnasium(env_id, value="steady"):
     runs = load(ROOT / "studies/cpu/gymnasium").runs
-    found = stats.compare(runs[runs["env_id"] == env_id], "steady", "ppo_linen_gymnasium")
+    found = stats.compare(runs[runs["env_id"] == env_id], value, "ppo_linen_gymnasium")
     return tables.texts(found[found["mode"] == "ppo_torch_gymnasium"]).iloc[0]
 
 
