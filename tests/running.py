@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from sections import path_of
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
@@ -22,7 +22,7 @@ BATCH = 128
 
 def command(name, run_name, iterations, *flags):
     sizes = [*SMALL.split(), "--total-timesteps", BATCH * iterations]
-    return [sys.executable, ROOT / f"{name}.py", *sizes, "--run-name", run_name, *flags]
+    return [sys.executable, path_of(name), *sizes, "--run-name", run_name, *flags]
 
 
 def main(name, *flags):

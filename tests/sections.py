@@ -71,8 +71,14 @@ OWN = {
 }
 
 
+def path_of(script: str) -> Path:
+    """Of a script by its name: at the top level, or in more/."""
+    path = ROOT / f"{script}.py"
+    return path if path.exists() else ROOT / "more" / f"{script}.py"
+
+
 def read(script: str) -> str:
-    return (ROOT / f"{script}.py").read_text()
+    return path_of(script).read_text()
 
 
 def sections(text: str) -> dict[str, str]:
@@ -124,7 +130,7 @@ def copy(script: str, section: str) -> list[str]:
         if section == "Environment":
             new = OWN[section].sub("", new).rstrip() + "\n\n\n" + kept
         if new != old:
-            (ROOT / f"{other}.py").write_text(text.replace(old, new))
+            path_of(other).write_text(text.replace(old, new))
             changed.append(other)
     return changed
 

@@ -11,7 +11,16 @@ import tomllib
 
 import pytest
 from conftest import ROOT
-from sections import DQN_SCRIPTS, PPO_SCRIPTS, SECTIONS, VMAP_SECTIONS, differences, read, sections
+from sections import (
+    DQN_SCRIPTS,
+    PPO_SCRIPTS,
+    SECTIONS,
+    VMAP_SECTIONS,
+    differences,
+    path_of,
+    read,
+    sections,
+)
 
 EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS])
 MAIN = """\
@@ -49,7 +58,7 @@ def test_length(name):
 
 
 def changed_lines(first, second):
-    command = ["diff", ROOT / f"{first}.py", ROOT / f"{second}.py"]
+    command = ["diff", path_of(first), path_of(second)]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return sum(line[0] in "<>" for line in lines)
 
