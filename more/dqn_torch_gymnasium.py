@@ -22,18 +22,18 @@ START = time.perf_counter()  # before the imports, which take seconds
 
 import copy
 import importlib
-import io
 import json
 import math
 import os
 import platform
+import shlex
+import shutil
 import signal
-import sqlite3
 import sys
 import warnings
 import weakref
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from importlib import metadata
@@ -49,7 +49,9 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box, Discrete
-from tensorboard.summary import Writer
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch import nn
 from torch.nn import functional as F
 
@@ -612,7 +614,8 @@ def train(args: Args) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    log = RunLog(args, "torch", "compile" if args.compile else "eager", gpu or "cpu")
+    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    log = RunLog(args, spaces, "torch", "compile" if args.compile else "eager", gpu or "cpu")
 
     torch.manual_seed(args.seed)
     agent = make_agent(args, env, device)
@@ -668,24 +671,22 @@ class RunLog:
     Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
     """
 
-    def __init__(self, args: Args, framework: str, compile_mode: str, device: str) -> None:
+    def __init__(
+        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
+    ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.signal = 0  # the number of one that came
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        self.agent_dir = self.dir  # of the agent that the last line plays
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
             fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
-        try:
-            self.dir.mkdir(parents=True, exist_ok=True)
-            self.lock = sqlite3.connect(self.dir / "lock", timeout=0)
-            self.lock.execute("BEGIN EXCLUSIVE")  # until the process ends, however it does
-        except (OSError, sqlite3.OperationalError) as error:
-            fail(f"{self.dir} is in use by another process, or cannot be written: {error}")
 
         self.info: dict[str, Any] = {
             "args": asdict(args),
+            "spaces": spaces,  # what load_policy must know of the environment
             "script": Path(__file__).stem,
             "framework": framework,
             "compile_mode": compile_mode,
@@ -701,23 +702,30 @@ class RunLog:
             "durations": {"imports": time.perf_counter() - START, "total": 0.0},
         }
         if args.resume:
-            self.info, _ = load_checkpoint(self.dir)
+            self.info, _ = load_info(self.dir)
             self.info["resumed"].append(self.info["iteration"])
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         self.start = time.perf_counter() - self.info["durations"]["total"]
-        self.open_files()
+        try:
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.open_files()
+        except OSError as error:
+            fail(f"{self.dir} cannot be written, or a part of it is missing: {error}")
+        self.wandb = self.start_wandb() if args.track else None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
         print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
 
     def open_files(self) -> None:
         path = self.dir / "metrics.jsonl"
+        self.tensorboard = EventFileWriter(str(self.dir))
         if self.args.resume:  # forget what came after the checkpoint
-            lines = path.read_bytes().splitlines(keepends=True)
-            os.truncate(path, len(b"".join(lines[: self.info["iteration"]])))
+            lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
+            os.truncate(path, len(b"".join(lines)))
+            last = json.loads(lines[-1])["global_step"]
+            restart = SessionLog(status=SessionLog.START)  # at which TensorBoard drops later steps
+            self.tensorboard.add_event(Event(step=last + 1, session_log=restart))
         self.metrics = open(path, "a", buffering=1)  # a line at a time
-        self.tensorboard = Writer(str(self.dir))
-        self.wandb = self.start_wandb() if self.args.track else None
 
     def start_wandb(self) -> Any:
         import wandb  # half a second that only --track pays
@@ -752,20 +760,22 @@ class RunLog:
         row["charts/SPS"] = self.steps / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
+        charts = {name: x for name, x in row.items() if "/" in name and math.isfinite(x)}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        row = {name: x if math.isfinite(x) else None for name, x in row.items()}
+        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
 
-        self.metrics.write(json.dumps(row) + "\n")
-        for name, x in row.items():
-            if "/" in name and x is not None:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        self.metrics.write(json.dumps(finite) + "\n")
+        values = [Summary.Value(tag=name, simple_value=x) for name, x in charts.items()]
+        event = Event(step=row["global_step"], wall_time=time.time(), summary=Summary(value=values))
+        self.tensorboard.add_event(event)
         if self.wandb:
-            self.wandb.log(row, step=iteration)
+            self.wandb.log(finite, step=iteration)
         self.info["iteration"] = iteration + 1
         if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
-            mean = row["charts/episodic_return"]
-            text = "no episode ended" if mean is None else f"return {mean:.4g}"
-            if row["losses/td_loss"] is None and row["charts/updates"]:
+            text = f"return {row['charts/episodic_return']:.4g}"
+            if row["charts/episodes"] == 0:
+                text = "no episode ended"
+            if math.isnan(row["losses/td_loss"]) and row["charts/updates"] > 0:
                 text += ", diverged: the loss is not a number"
             progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
             print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
@@ -778,18 +788,16 @@ class RunLog:
     def save(self, **state: Any) -> None:
         """Write a checkpoint to go on from; if a signal came, end there."""
         self.tensorboard.flush()
-        os.fsync(self.metrics.fileno())  # before the checkpoint that counts on them
         self.info["durations"]["total"] = time.perf_counter() - self.start
         arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
-        file = io.BytesIO()
-        np.savez(file, info=json.dumps(self.info), **arrays)  # sync
-        replace_file(self.dir / "checkpoint.npz", file.getvalue())
+        with open(self.dir / "checkpoint.new", "wb") as file:
+            np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        # Renamed, not written over: killed at any moment, a run has the old one or the new one.
+        os.replace(self.dir / "checkpoint.new", self.dir / "checkpoint.npz")
         done = self.info["iteration"]
         if self.signal and done < self.args.num_iterations:
-            runner = "uv run" if "UV" in os.environ else "python"
-            print(f"Stopped after {done} iterations.")
-            own = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
-            print(f"To go on: {runner} {sys.argv[0]} --resume {self.dir}{own}")
+            print(f"Stopped after {done} iterations. To go on:")
+            print(shell_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
             sys.exit(128 + self.signal)
 
     def load(self, **state: Any) -> list[Any]:
@@ -802,37 +810,64 @@ class RunLog:
         self.info["status"] = "completed"
         self.info["durations"]["total"] = time.perf_counter() - self.start
         self.info["peak_device_bytes"] = peak_device_bytes
-        status = Path("/proc/self/status")
-        if status.exists():  # on Linux
-            peak = status.read_text().partition("VmHWM:")[2].split()[0]
-            self.info["peak_host_bytes"] = 1024 * int(peak)
-        replace_file(self.dir / "run.json", json.dumps(self.info, indent=2).encode())
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
         self.metrics.close()
         self.tensorboard.close()
-        self.lock.close()
-        print(f"Written to {self.dir}; python evaluate.py {self.dir} plays it")
+        print(f"Written to {self.dir}. To see its agent act:")
+        print(self.play_command())
+
+    def own_environment(self) -> list[str]:
+        """Its flag: whoever runs a folder's own environment must name it, since it is code."""
+        return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+
+    def play_command(self) -> str:
+        """What plays the agent: evaluate.py, or where that is not, load_policy for one action."""
+        script = os.path.relpath(__file__)
+        in_uv = "UV" in os.environ
+        packages = ["--with-requirements", script] if in_uv else []
+        for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
+            if (folder / "evaluate.py").exists():
+                words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
+                return shell_line(*packages, *words, *self.own_environment())
+        shape = (1, *self.info["spaces"]["obs_shape"])
+        lines = [
+            "import numpy, runpy",
+            f"policy = runpy.run_path({script!r})['load_policy']({str(self.agent_dir)!r})",
+            f"print(policy(numpy.zeros({shape})))",
+        ]
+        python = ["--no-project", "python"] if in_uv else []
+        return shell_line(*packages, *python, "-c", "; ".join(lines))
+
+
+def shell_line(*words: str) -> str:
+    """A line for the shell that runs Python with these words, as this process was run."""
+    if "UV" in os.environ:
+        return shlex.join(["uv", "run", *words])
+    is_python = shutil.which("python") == sys.executable
+    return shlex.join(["python" if is_python else sys.executable, *words])
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
     """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
     path = Path(folder, "checkpoint.npz")
+    names = [name_of(place) for place, _ in jax.tree.leaves_with_path(state)]
     try:
-        names = [name_of(place) for place, _ in jax.tree.leaves_with_path(state)]
         with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
-            arrays = {name: file[name] for name in names if name in file}  # no replay for info
+            arrays = {name: file[name] for name in names if name in file}
         if info["script"] != Path(__file__).stem:
             fail(f"{folder} is a run of {info['script']}.py")
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
 
-    def read(path, x):
-        array = arrays.get(name_of(path))
+    def read(place, x):
+        array = arrays.get(name_of(place))
         if array is None or array.shape != tuple(x.shape):
-            fail(f"{folder} has no {name_of(path)} of shape {tuple(x.shape)} in its checkpoint")
+            fail(f"{folder} has no {name_of(place)} of shape {tuple(x.shape)} in its checkpoint")
         return array
 
     return info, jax.tree.map_with_path(read, state)
@@ -843,14 +878,25 @@ def name_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in one piece: killed at any moment, it holds all of the old or of the new."""
-    new = path.with_suffix(".new")
-    with open(new, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Return what a run's checkpoint says of it, and its arguments."""
+    info, _ = load_checkpoint(folder)
+    try:
+        return info, Args(**info["args"])
+    except (TypeError, ValueError) as error:  # of another version of this file
+        fail(f"{folder} has arguments that {Path(__file__).name} does not take: {error}")
+
+
+def args_to_resume(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume, which goes on with its own."""
+    _, args = load_info(given.resume)
+    args = replace(args, resume=given.resume)
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    alone = Args(resume=given.resume, run_name=given.run_name)
+    if given not in (alone, replace(alone, env_id=args.env_id)):
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
 
 
 def fail(reason: str) -> NoReturn:
@@ -858,17 +904,6 @@ def fail(reason: str) -> NoReturn:
     sys.exit(2)
 
 
-def args_of_run(given: Args) -> Args:
-    """The arguments of the run in the folder given.resume."""
-    info, _ = load_checkpoint(given.resume)
-    args = Args(**info["args"] | {"resume": given.resume})
-    if ":" in args.env_id and given.env_id != args.env_id:
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    if tyro.cli(Args, default=args) != args:  # the command line says otherwise
-        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
-    return args
-
-
 if __name__ == "__main__":
     args = parse_args()
-    train(args_of_run(args) if args.resume else args)
+    train(args_to_resume(args) if args.resume else args)

@@ -33,7 +33,7 @@ def main(name, *flags):
         patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
         try:
             args = script.tyro.cli(script.Args)
-            script.train(script.args_of_run(args) if args.resume else args)
+            script.train(script.args_to_resume(args) if args.resume else args)
         except SystemExit as stopped:
             return stopped.code
         finally:
