@@ -12,7 +12,8 @@
     python evaluate.py runs/mine --script path/to/mine.py --env-id my_module:MyEnv
 
 A run is a folder with a checkpoint.npz, finished or not, or one with a folder for each agent. Its
-script is --script's, or a ppo_*.py or dqn_*.py beside this file. Everything runs on the CPU.
+script is --script's, or lies beside this file or in more/; its load_policy is what acts. Everything
+runs on the CPU.
 """
 
 import importlib.util
@@ -22,7 +23,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -45,7 +45,7 @@ class Args:
     runs: tyro.conf.Positional[tuple[str, ...]]  # folders of runs
     against: tuple[str, ...] = ()  # folders of other runs, to compare them with
     episodes: int = 100  # episodes of each run
-    sample: bool = False  # draw PPO's actions from the policy; off: take the best one
+    sample: bool = False  # draw actions from the policy; off: take the likeliest one
     epsilon: float = 0.0  # chance that an action is random instead; 1: a random agent
     max_steps: int = 10_000  # an episode that gets here counts as it stands; some would not end
     seed: int = 0  # seed of environments and actions, the same for every run
@@ -74,7 +74,6 @@ class Run(NamedTuple):
     script: Any
     args: Any  # the script's Args
     iteration: int  # how many the agent was trained for
-    act: Callable  # obs (N, obs_dim), memory -> logits (N, num_actions), or a DQN's values; memory
 
 
 def fail(reason: str) -> NoReturn:
@@ -97,8 +96,7 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
     path = Path(folder, "checkpoint.npz")
     try:
         with np.load(path, allow_pickle=False) as checkpoint:
-            arrays = dict(checkpoint)
-        info = json.loads(arrays["info"].item())
+            info = json.loads(checkpoint["info"].item())
         name = str(info["script"])
         env_id = str(info["args"]["env_id"])
     except Exception as error:  # a damaged file can raise anything
@@ -106,8 +104,8 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
     if ":" in env_id and env_id not in env_ids:
         fail(f"{folder}: its environment is code; to run it, add --env-id {env_id}")
     here = Path(__file__).parent
-    files = [*scripts, *here.glob("ppo_*.py"), *here.glob("dqn_*.py")]
-    file = next((x for x in files if x.stem == name), None)
+    files = [*scripts, *here.glob("*.py"), *here.glob("more/*.py")]
+    file = next((x for x in files if x.stem == name and "def load_policy(" in x.read_text()), None)
     if file is None:
         fail(f"There is no {name}.py beside evaluate.py: add --script path/to/{name}.py")
     spec: Any = importlib.util.spec_from_file_location(name, file)
@@ -115,70 +113,16 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
     sys.modules[name] = script  # where dataclasses look for it
     sys.path.append(str(file.parent))  # for what it imports from there
     spec.loader.exec_module(script)
-    try:
-        args = script.Args(**info["args"])
-    except (TypeError, ValueError) as error:  # of another version, or a copy edited since
-        fail(f"{folder}: {name}.py does not take its arguments: {error}")
-
-    def read(place, x):
-        key = jax.tree_util.keystr(place, simple=True, separator="/")
-        array = arrays.get(key)
-        if array is None or array.shape != tuple(x.shape):
-            fail(f"{folder} has no {key} of shape {tuple(x.shape)} in its checkpoint")
-        if not np.isfinite(array).all():
-            fail(f"{folder}: {key} is not a number everywhere, so its agent cannot act")
-        return array
-
-    act = load_agent(script, args, partial(jax.tree.map_with_path, read))
-    return Run(Path(folder), script, args, info["iteration"], act)
-
-
-def load_agent(script: Any, args: Any, read: Callable) -> Callable:
-    """The function Run.act; read fills a tree with a checkpoint."""
-    if not hasattr(args, "gru_hidden_size"):
-        method = "__call__" if hasattr(script, "QNetwork") else "get_logits"
-        call = load_network(script, args, read, method)
-        return lambda obs, memory: (call(obs), memory)
-    call = load_network(script, args, read, "__call__")
-
-    def act(obs, memory):
-        logits, _, memory = call(memory, obs)
-        return logits, memory
-
-    return act
-
-
-def load_network(script: Any, args: Any, read: Callable, method: str) -> Callable:
-    """The network's method of this name, with a checkpoint's parameters."""
-    env = make_env(script, args, 1)
-    if hasattr(script, "torch"):
-        torch = script.torch
-        network = script.make_agent(args, env, torch.device("cpu"))[0].requires_grad_(False)
-        name = "q_network" if hasattr(script, "QNetwork") else "agent"
-        arrays = read({"tensors": {name: network.state_dict()}})["tensors"][name]
-        network.load_state_dict({key: torch.as_tensor(x) for key, x in arrays.items()})
-        call = getattr(network, method)
-        return lambda *inputs: call(*(torch.tensor(np.asarray(x)) for x in inputs))
-    make = partial(script.make_agent, args, env, jax.random.PRNGKey(0))
-    if hasattr(script, "nnx"):
-        agent, _ = script.nnx.eval_shape(make)
-        template = {"state": {"agent": script.nnx.state(agent)}}
-        script.nnx.update(agent, read(template)["state"]["agent"])
-        return jax.jit(getattr(agent, method))
-    shapes = jax.eval_shape(make)
-    if hasattr(script, "eqx"):
-        agent = read({"train_state": {"agent": shapes.agent}})["train_state"]["agent"]
-        call = getattr(agent, method)
-        return jax.jit(lambda *inputs: call(*inputs))
-    params = read({"train_state": {"params": shapes.params}})["train_state"]["params"]
-    return jax.jit(partial(shapes.apply_fn, params, method=method))
+    info, run_args = script.load_info(folder)
+    if "spaces" not in info:
+        fail(f"{folder} is of an earlier version of {name}.py, which had no load_policy")
+    return Run(Path(folder), script, run_args, info["iteration"])
 
 
 def make_env(script: Any, args: Any, num_envs: int, seed: int = 0) -> Any:
     """The script's VecEnv, with the environments that the run had."""
     options = vars(args) | {"num_envs": num_envs, "seed": seed}
-    if options.get("vectorization") in ("async", "vector"):
-        options["vectorization"] = "sync"  # the same ones, in this process
+    options["vectorization"] = "sync"  # Gymnasium's environments, in this process
     names = inspect.signature(script.VecEnv).parameters
     return script.VecEnv(**{name: options[name] for name in names})
 
@@ -191,9 +135,11 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     """
     env = make_env(run.script, run.args, num_envs, args.seed)
     look = painter(run, env) if draws else lambda obs, state: None
+    policy = run.script.load_policy(run.folder, args.seed)
+    options = {"sample": True} if args.sample else {}
     in_gymnasium = hasattr(run.script, "gymnasium")
     if in_gymnasium:
-        obs, state = env.reset(args.max_steps), None
+        obs, state = env.reset(), None
     else:
         obs, state = jax.jit(env.reset)(jax.random.split(jax.random.PRNGKey(args.seed), 3)[1])
     step = jax.jit(env.step)
@@ -201,15 +147,11 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     returns = np.zeros(num_envs)
     lengths = np.zeros(num_envs)
     over = np.full(num_envs, False)
-    memory = np.zeros((num_envs, getattr(run.args, "gru_hidden_size", 0)), np.float32)
     while not over.all() and lengths.max() < args.max_steps:
-        logits, memory = run.act(obs, memory)
-        logits = np.asarray(logits)
-        if args.sample:
-            logits = logits + rng.gumbel(size=logits.shape)  # whose largest is a draw from softmax
-        action = logits.argmax(-1).astype(np.int32)
+        action = policy(np.asarray(obs), **options)
         explores = rng.random(num_envs) < args.epsilon
-        action[explores] = rng.integers(env.num_actions, size=explores.sum())
+        if explores.any():
+            action[explores] = random_actions(env, in_gymnasium, rng, explores.sum())
         picture = look(obs, state)
         if in_gymnasium:
             obs, result = env.step(action)
@@ -220,6 +162,16 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
         lengths = np.where(over, lengths, result["episode_length"])
         over = over | result["terminated"] | result["truncated"]
         yield picture, returns, lengths, over
+
+
+def random_actions(env: Any, in_gymnasium: bool, rng: np.random.Generator, count: int) -> Any:
+    """As many draws from the environment's action space, whatever kind of action it has."""
+    seed = int(rng.integers(2**31))
+    if in_gymnasium:
+        env.action_space.seed(seed)
+        return np.stack([env.action_space.sample() for _ in range(count)])
+    keys = jax.random.split(jax.random.PRNGKey(seed), count)
+    return jax.vmap(env.action_space.sample)(keys)
 
 
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
@@ -343,8 +295,10 @@ def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
-    if args.sample and any(hasattr(run.script, "QNetwork") for run in runs + others):
-        fail("--sample draws from a policy, and a DQN has none: --epsilon is for it")
+    for run in runs + others:
+        policy = run.script.load_policy(run.folder)  # once before all else, which takes a while
+        if args.sample and "sample" not in inspect.signature(policy).parameters:
+            fail(f"--sample: {run.script.__name__} has no policy to draw from; see --epsilon")
     groups: dict[Any, list[Run]] = {}
     for i, run in enumerate(runs + others):
         groups.setdefault((i < len(runs), settings_of(run)), []).append(run)
@@ -363,8 +317,9 @@ def main() -> None:
             length = f"length {result['length']['mean']:.1f}, {result['capped']} capped"
             print(f"  return {said(total)}, {total['min']:g} to {total['max']:g}, {length}")
             try:
-                content = json.dumps(result, indent=2).encode()
-                run.script.replace_file(Path(run.folder, file), content)
+                new = Path(run.folder, file).with_suffix(".new")
+                new.write_text(json.dumps(result, indent=2))
+                new.replace(new.with_suffix(".json"))
             except OSError as error:
                 fail(f"{file} cannot be written: {error}")
         means.append(list(returns.values()))

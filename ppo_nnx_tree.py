@@ -29,11 +29,13 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
@@ -377,7 +379,7 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "nnx", "jit_partial" if args.jit else "none", device.device_kind)
 
     # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
@@ -409,6 +411,30 @@ def train(args: Args) -> None:
             if log.must_save():
                 log.save(state=nnx.state(objects), obs=obs, env_state=env_state)
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. With
+    sample=True the actions are drawn by their chances, as in training; seed is that of the draws.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    agent, _ = nnx.eval_shape(partial(make_agent, args, env, jax.random.PRNGKey(0)))
+    _, saved = load_checkpoint(folder, {"state": {"agent": nnx.state(agent)}})
+    nnx.update(agent, saved["state"]["agent"])
+    get_logits = jax.jit(agent.get_logits)
+    rng = np.random.default_rng(seed)
+
+    def policy(obs, sample=False):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        logits = np.asarray(get_logits(obs))
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
+        return logits.argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================

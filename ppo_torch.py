@@ -29,11 +29,13 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
@@ -422,7 +424,7 @@ def train(args: Args) -> None:
     device = choose_device()
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "torch", "env.jit" if args.jit_env else "none", gpu or "cpu")
 
     torch.manual_seed(args.seed)
@@ -467,6 +469,30 @@ def train(args: Args) -> None:
                 log.save(**on_host, generators=states, env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. With
+    sample=True the actions are drawn by their chances, as in training; seed is that of the draws.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    agent, *_ = make_agent(args, env, torch.device("cpu"))
+    _, saved = load_checkpoint(folder, {"tensors": {"agent": agent.state_dict()}})
+    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    rng = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def policy(obs, sample=False):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        logits = agent.get_logits(torch.as_tensor(obs)).numpy()
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
+        return logits.argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================

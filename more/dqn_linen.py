@@ -31,11 +31,13 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import gymnax
@@ -515,7 +517,7 @@ def train(args: Args) -> None:
     device = jax.devices()[0]
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "linen", "jit", device.device_kind)
 
     # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
@@ -544,6 +546,25 @@ def train(args: Args) -> None:
         if log.must_save():
             log.save(train_state=train_state, replay=replay, obs=obs, env_state=env_state)
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the best action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
+    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    params = saved["train_state"]["params"]
+    get_q = jax.jit(partial(shapes.apply_fn, params))
+
+    def policy(obs):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        return np.asarray(get_q(obs)).argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================

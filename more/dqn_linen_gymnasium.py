@@ -31,12 +31,14 @@ import signal
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import gymnasium
@@ -587,7 +589,7 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "linen", "jit", device.device_kind)
 
     # An iteration's keys are folded in from its number, so resuming needs none.
@@ -617,6 +619,25 @@ def train(args: Args) -> None:
         if log.must_save():
             log.save(train_state=train_state, replay=replay, obs=obs, actions=env.actions)
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the best action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
+    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    params = saved["train_state"]["params"]
+    get_q = jax.jit(partial(shapes.apply_fn, params))
+
+    def policy(obs):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        return np.asarray(get_q(obs)).argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================

@@ -32,12 +32,14 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
@@ -571,7 +573,7 @@ def train(args: Args) -> None:
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "torch", "compile" if args.compile else "env.jit", gpu or "cpu")
 
     torch.manual_seed(args.seed)
@@ -624,6 +626,25 @@ def train(args: Args) -> None:
             log.save(**on_host, generators=states, env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the best action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    q_network = make_agent(args, env, torch.device("cpu")).q_network
+    _, saved = load_checkpoint(folder, {"tensors": {"q_network": q_network.state_dict()}})
+    q_network.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["q_network"]))
+
+    @torch.no_grad()
+    def policy(obs):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        return q_network(torch.as_tensor(obs)).numpy().argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================

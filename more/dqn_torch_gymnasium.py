@@ -32,6 +32,7 @@ import signal
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -39,6 +40,7 @@ from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
@@ -614,7 +616,7 @@ def train(args: Args) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "torch", "compile" if args.compile else "eager", gpu or "cpu")
 
     torch.manual_seed(args.seed)
@@ -661,6 +663,25 @@ def train(args: Args) -> None:
             states = [x.get_rng_state() for x in generators]
             log.save(**on_host, generators=states, actions=env.actions)
     log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the best action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    q_network = make_agent(args, env, torch.device("cpu")).q_network
+    _, saved = load_checkpoint(folder, {"tensors": {"q_network": q_network.state_dict()}})
+    q_network.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["q_network"]))
+
+    @torch.no_grad()
+    def policy(obs):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        return q_network(torch.as_tensor(obs)).numpy().argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================

@@ -29,10 +29,12 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
@@ -433,7 +435,7 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.feed_back)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
 
     # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
@@ -464,6 +466,39 @@ def train(args: Args) -> None:
             if log.must_save():
                 log.save(train_state=train_state, obs=obs, memory=memory, env_state=env_state)
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. Calls are
+    steps of N environments, which the agent remembers; where starts (N,) is true, an episode
+    begins, and the memory of the one before is emptied. With sample=True the actions are drawn by
+    their chances, as in training; seed is that of the draws.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
+    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    params = saved["train_state"]["params"]
+    step = jax.jit(partial(shapes.apply_fn, params))
+    rng = np.random.default_rng(seed)
+    memory = jnp.zeros((0, args.gru_hidden_size))
+
+    def policy(obs, starts=None, sample=False):
+        nonlocal memory
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        if len(memory) != len(obs):
+            memory = jnp.zeros((len(obs), args.gru_hidden_size))
+        if starts is not None:
+            memory = forget(memory, jnp.asarray(starts))
+        logits, _, memory = step(memory, obs)
+        logits = np.asarray(logits)
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
+        return logits.argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================

@@ -31,12 +31,14 @@ import signal
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
@@ -487,7 +489,7 @@ def train(args: Args) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "num_actions": env.num_actions}  # for load_policy
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "torch", "eager", gpu or "cpu")
 
     torch.manual_seed(args.seed)
@@ -527,6 +529,30 @@ def train(args: Args) -> None:
             states = [x.get_rng_state() for x in generators]
             log.save(**on_host, generators=states, actions=env.actions)
     log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. With
+    sample=True the actions are drawn by their chances, as in training; seed is that of the draws.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    agent, *_ = make_agent(args, env, torch.device("cpu"))
+    _, saved = load_checkpoint(folder, {"tensors": {"agent": agent.state_dict()}})
+    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    rng = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def policy(obs, sample=False):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        logits = agent.get_logits(torch.as_tensor(obs)).numpy()
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
+        return logits.argmax(-1)
+
+    return policy
 
 
 # === Run log ====================================================================================
