@@ -691,13 +691,14 @@ class RunLog:
                 words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
                 return shell_line(*packages, *words, *self.own_environment())
         shape = (1, *self.info["spaces"]["obs_shape"])
-        lines = [
+        run = json.dumps(str(self.agent_dir))
+        code = [
             "import numpy, runpy",
-            f"policy = runpy.run_path({script!r})['load_policy']({str(self.agent_dir)!r})",
+            f'policy = runpy.run_path({json.dumps(script)})["load_policy"]({run})',
             f"print(policy(numpy.zeros({shape})))",
         ]
         python = ["--no-project", "python"] if in_uv else []
-        return shell_line(*packages, *python, "-c", "; ".join(lines))
+        return shell_line(*packages, *python, "-c", "; ".join(code))
 
 
 def shell_line(*words: str) -> str:
