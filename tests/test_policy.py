@@ -1,0 +1,112 @@
+"""load_policy: what a run learnt, as a function of observations, in every script."""
+
+import importlib
+from functools import cache
+from typing import Any
+
+import dqn
+import numpy as np
+import pytest
+import reference
+from frameworks import weights_in
+from running import main, train
+from sections import DQN_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS
+
+NO_MEMORY = [name for name in PPO_SCRIPTS if name not in RNN_SCRIPTS]
+BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
+
+
+@pytest.fixture(scope="session")
+def folder_of(whole_run, tmp_path_factory):
+    """Name of a script -> folder of an agent that it trained shortly, which is made once."""
+
+    @cache
+    def folder_of(name):
+        if name in DQN_SCRIPTS:
+            breakout = BREAKOUT if "gymnasium" not in name else ""
+            flags = [*dqn.SMALL.split(), *breakout.split(), "--total-timesteps", 128]
+            folder = tmp_path_factory.mktemp(name)
+            assert main(name, *flags, "--runs-dir", folder, "--run-name", "run") == 0
+            return folder / "run"
+        folder = whole_run(name).folder
+        return max(folder.glob("seed*")) if "vmap" in name else folder
+
+    return folder_of
+
+
+def policy_of(name, folder, **options):
+    return importlib.import_module(name).load_policy(folder, **options)
+
+
+@pytest.mark.parametrize("name", NO_MEMORY)
+def test_ppos_likeliest_action_is_that_of_the_checkpoints_actor(name, folder_of):
+    """Of CartPole's two. An obs as a list, or of another type, is one too."""
+    folder = folder_of(name)
+    obs = np.random.default_rng(0).normal(size=(300, 4))
+    logits = reference.forward(weights_in(folder)["actor"], obs)
+    action = policy_of(name, folder)(obs)
+    assert isinstance(action, np.ndarray) and 0 < action.mean() < 1
+    sure = abs(logits[:, 1] - logits[:, 0]) > 1e-5
+    np.testing.assert_array_equal(action[sure], logits.argmax(-1)[sure])
+    np.testing.assert_array_equal(policy_of(name, folder)(obs.tolist()), action)
+
+
+@pytest.mark.parametrize("name", PPO_SCRIPTS)
+def test_draws_are_by_the_chances_and_repeat_with_the_seed(name, folder_of):
+    """20,000 of one state, within five standard errors."""
+    folder = folder_of(name)
+    obs = np.tile([0.5, -1.0, 0.1, 1.0], (20_000, 1))
+    draws = [policy_of(name, folder, seed=seed)(obs, sample=True) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert (draws[0] != draws[2]).any() and set(draws[0]) == {0, 1}
+    if name in NO_MEMORY:
+        chance = np.exp(reference.log_softmax(reference.forward(weights_in(folder)["actor"], obs)))
+        error = np.sqrt(chance[0].prod() / len(obs))
+        assert abs(draws[0].mean() - chance[0, 1]) < 5 * error
+
+
+@pytest.mark.parametrize("name", DQN_SCRIPTS)
+def test_dqns_best_action_is_that_of_the_checkpoints_network(name, folder_of):
+    """In gymnax of Breakout, whose obs is an image."""
+    folder = folder_of(name)
+    shape = (4,) if "gymnasium" in name else (10, 10, 4)
+    obs = 5 * np.random.default_rng(0).normal(size=(50, *shape)).astype("f")
+    params = dqn.parameters(dqn.layers_in(folder))
+    expected = dqn.q_values(params, obs.reshape(50, -1), shape).detach().numpy()
+    action = policy_of(name, folder)(obs)
+    assert len(set(action)) > 1
+    best_two = np.sort(expected)[:, -2:]
+    sure = np.diff(best_two)[:, 0] > 1e-4
+    np.testing.assert_array_equal(action[sure], expected.argmax(-1)[sure])
+
+
+RECALL = "--num-envs 32 --num-steps 62 --num-minibatches 4 --update-epochs 8 --hidden-sizes 16 "
+RECALL += "--gru-hidden-size 16 --learning-rate 1e-2 --gamma 0.99 --vf-coef 0.5"
+
+
+@pytest.mark.parametrize("name", RNN_SCRIPTS)
+def test_with_memory_a_policy_remembers_until_an_episode_begins(name, tmp_path):
+    """Recall1 shows a signal, then nothing, and asks for the signal that it showed."""
+    flags = f"{RECALL} --env-id probes:Recall1 --total-timesteps {32 * 62 * 10}"
+    policy: Any = policy_of(name, train(name, tmp_path, "run", *flags.split()))
+    obs_dim = 1
+    signal = np.where(np.arange(20) % 2 == 0, 1.0, -1.0)[:, None]
+    nothing = np.zeros((20, obs_dim))
+    policy(signal)
+    np.testing.assert_array_equal(policy(nothing), signal[:, 0] > 0)
+    # Half of them begin anew: they see nothing, and know nothing of the signal before.
+    policy(signal)
+    starts = np.arange(20) < 10
+    action = policy(nothing, starts)
+    assert len(set(action[:10])) == 1
+    np.testing.assert_array_equal(action[10:], signal[10:, 0] > 0)
+    assert len(policy(nothing[:3])) == 3  # fewer environments begin anew
+
+
+@pytest.mark.parametrize("name", [name for name in PPO_SCRIPTS if "vmap" in name])
+def test_of_many_agents_one_must_be_named(name, whole_run, capsys):
+    folder = whole_run(name).folder
+    with pytest.raises(SystemExit) as stopped:
+        policy_of(name, folder)
+    sentence = f"{folder} is of many agents: name one of them, as {folder}/seed"
+    assert stopped.value.code == 2 and capsys.readouterr().err.startswith(sentence)
