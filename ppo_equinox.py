@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -192,10 +193,12 @@ class MLP(eqx.Module):
     hidden: list[Linear]
     output: Linear
 
-    def __init__(self, sizes, output_scale, key):
-        *keys, output_key = jax.random.split(key, len(sizes) - 1)
-        self.hidden = list(map(Linear, sizes, sizes[1:], keys))  # up to the last key
-        self.output = Linear(*sizes[-2:], output_key, output_scale)
+    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale, key):
+        sizes = (num_inputs, *hidden_sizes)
+        *keys, output_key = jax.random.split(key, len(sizes))
+        pairs = zip(pairwise(sizes), keys, strict=True)
+        self.hidden = [Linear(m, n, key) for (m, n), key in pairs]
+        self.output = Linear(sizes[-1], num_outputs, output_key, output_scale)
 
     def __call__(self, x):
         for layer in self.hidden:
@@ -206,6 +209,12 @@ class MLP(eqx.Module):
 class Agent(eqx.Module):
     actor: MLP
     critic: MLP
+
+    def __init__(self, obs_shape, hidden_sizes, num_actions, key):
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
+        actor_key, critic_key = jax.random.split(key)
+        self.actor = MLP(obs_dim, hidden_sizes, num_actions, output_scale=0.01, key=actor_key)
+        self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0, key=critic_key)
 
     def get_logits(self, obs):
         return self.actor(obs)  # (..., obs_dim) -> (..., num_actions)
@@ -225,11 +234,7 @@ class TrainState(eqx.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    actor_key, critic_key = jax.random.split(key)
-    sizes = (env.obs_dim, *args.hidden_sizes)
-    actor = MLP((*sizes, env.num_actions), output_scale=0.01, key=actor_key)
-    critic = MLP((*sizes, 1), output_scale=1.0, key=critic_key)
-    agent = Agent(actor, critic)
+    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions, key)
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)

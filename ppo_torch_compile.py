@@ -212,8 +212,9 @@ def linear(num_inputs, num_outputs, scale):
 
 
 class Agent(nn.Module):
-    def __init__(self, obs_dim, hidden_sizes, num_actions):
+    def __init__(self, obs_shape, hidden_sizes, num_actions):
         super().__init__()
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
         self.actor = MLP(obs_dim, hidden_sizes, num_actions, output_scale=0.01)
         self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0)
 
@@ -235,7 +236,7 @@ class Adam(NamedTuple):
 
 def make_agent(args: Args, env: VecEnv, device: torch.device):
     """Initialise the parameters and Adam."""
-    agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions).to(device)
+    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
     mean, square = torch.zeros(2, sum(x.numel() for x in agent.parameters()), device=device)
     return agent, Adam(mean, square, torch.tensor(0, device=device))
 

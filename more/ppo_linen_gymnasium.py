@@ -287,6 +287,7 @@ class MLP(nn.Module):
 
 
 class Agent(nn.Module):
+    obs_shape: tuple[int, ...]  # obs comes flat; a CNN would first restore this shape
     hidden_sizes: tuple[int, ...]
     num_actions: int
 
@@ -306,7 +307,7 @@ class Agent(nn.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(args.hidden_sizes, env.num_actions)
+    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
     params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate

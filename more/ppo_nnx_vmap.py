@@ -193,7 +193,8 @@ class MLP(nnx.Module):
 
 
 class Agent(nnx.Module):
-    def __init__(self, obs_dim, hidden_sizes, num_actions, rngs):
+    def __init__(self, obs_shape, hidden_sizes, num_actions, rngs):
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
         self.actor = MLP(obs_dim, hidden_sizes, num_actions, output_scale=0.01, rngs=rngs)
         self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0, rngs=rngs)
 
@@ -209,7 +210,7 @@ class Agent(nnx.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> tuple[Agent, nnx.Optimizer]:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_dim, args.hidden_sizes, env.num_actions, nnx.Rngs(key))
+    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions, nnx.Rngs(key))
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -204,10 +205,12 @@ class MLP(eqx.Module):
     hidden: list[Linear]
     output: Linear
 
-    def __init__(self, sizes, output_scale, key):
-        *keys, output_key = jax.random.split(key, len(sizes) - 1)
-        self.hidden = list(map(Linear, sizes, sizes[1:], keys))  # up to the last key
-        self.output = Linear(*sizes[-2:], output_key, output_scale)
+    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale, key):
+        sizes = (num_inputs, *hidden_sizes)
+        *keys, output_key = jax.random.split(key, len(sizes))
+        pairs = zip(pairwise(sizes), keys, strict=True)
+        self.hidden = [Linear(m, n, key) for (m, n), key in pairs]
+        self.output = Linear(sizes[-1], num_outputs, output_key, output_scale)
 
     def __call__(self, x):
         for layer in self.hidden:
@@ -220,6 +223,15 @@ class Agent(eqx.Module):
     critic: MLP
     encoder: MLP
     recurrent: MLP
+
+    def __init__(self, obs_shape, hidden_sizes, num_actions, gru_hidden_size, key):
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
+        size = gru_hidden_size
+        keys = jax.random.split(key, 4)
+        self.encoder = MLP(obs_dim, hidden_sizes, 3 * size, output_scale=1.0, key=keys[0])
+        self.recurrent = MLP(size, (), 3 * size, output_scale=1.0, key=keys[1])
+        self.actor = MLP(size, (), num_actions, output_scale=0.01, key=keys[2])
+        self.critic = MLP(size, (), 1, output_scale=1.0, key=keys[3])
 
     def encode(self, obs):
         return self.encoder(obs)  # (..., obs_dim) -> (..., 3 H), H = gru_hidden_size
@@ -252,13 +264,8 @@ class TrainState(eqx.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    keys = jax.random.split(key, 4)
-    size = args.gru_hidden_size
-    encoder = MLP((env.obs_dim, *args.hidden_sizes, 3 * size), output_scale=1.0, key=keys[0])
-    recurrent = MLP((size, 3 * size), output_scale=1.0, key=keys[1])
-    actor = MLP((size, env.num_actions), output_scale=0.01, key=keys[2])
-    critic = MLP((size, 1), output_scale=1.0, key=keys[3])
-    agent = Agent(actor, critic, encoder, recurrent)
+    sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
+    agent = Agent(env.obs_shape, *sizes, key)
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)

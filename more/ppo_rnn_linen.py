@@ -200,6 +200,7 @@ class MLP(nn.Module):
 
 
 class Agent(nn.Module):
+    obs_shape: tuple[int, ...]  # obs comes flat; a CNN would first restore this shape
     hidden_sizes: tuple[int, ...]
     num_actions: int
     gru_hidden_size: int
@@ -235,7 +236,8 @@ class Agent(nn.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(args.hidden_sizes, env.num_actions, args.gru_hidden_size)
+    sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
+    agent = Agent(env.obs_shape, *sizes)
     memory = jnp.zeros((1, args.gru_hidden_size))
     params = jax.jit(agent.init)(key, memory, jnp.zeros((1, env.obs_dim)))  # runs __call__
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)

@@ -201,7 +201,8 @@ class MLP(nnx.Module):
 
 
 class Agent(nnx.Module):
-    def __init__(self, obs_dim, hidden_sizes, num_actions, gru_hidden_size, rngs):
+    def __init__(self, obs_shape, hidden_sizes, num_actions, gru_hidden_size, rngs):
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
         size = gru_hidden_size
         self.encoder = MLP(obs_dim, hidden_sizes, 3 * size, output_scale=1.0, rngs=rngs)
         self.recurrent = MLP(size, (), 3 * size, output_scale=1.0, rngs=rngs)
@@ -233,8 +234,8 @@ class Agent(nnx.Module):
 
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> tuple[Agent, nnx.Optimizer]:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    sizes = (env.obs_dim, args.hidden_sizes, env.num_actions, args.gru_hidden_size)
-    agent = Agent(*sizes, nnx.Rngs(key))
+    sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
+    agent = Agent(env.obs_shape, *sizes, nnx.Rngs(key))
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)

@@ -223,8 +223,9 @@ def linear(num_inputs, num_outputs, scale):
 
 
 class Agent(nn.Module):
-    def __init__(self, obs_dim, hidden_sizes, num_actions, gru_hidden_size):
+    def __init__(self, obs_shape, hidden_sizes, num_actions, gru_hidden_size):
         super().__init__()
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
         *sizes, size = hidden_sizes
         self.encoder = MLP(obs_dim, sizes, size, output_scale=math.sqrt(2))
         self.gru = nn.GRU(size, gru_hidden_size)
@@ -253,8 +254,8 @@ class Agent(nn.Module):
 
 def make_agent(args: Args, env: VecEnv, device: torch.device):
     """Initialise the parameters and Adam."""
-    sizes = (env.obs_dim, args.hidden_sizes, env.num_actions, args.gru_hidden_size)
-    agent = Agent(*sizes).to(device)
+    sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
+    agent = Agent(env.obs_shape, *sizes).to(device)
     adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
     for x in agent.parameters():  # or they would be made by the first step: too late to resume
         adam.state[x] = {
