@@ -584,14 +584,16 @@ class RunLog:
 
     def open_files(self) -> None:
         path = self.dir / "metrics.jsonl"
-        self.tensorboard = EventFileWriter(str(self.dir))
+        lines = []
         if self.args.resume:  # forget what came after the checkpoint
             lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
             os.truncate(path, len(b"".join(lines)))
-            last = json.loads(lines[-1])["global_step"]
-            restart = SessionLog(status=SessionLog.START)  # at which TensorBoard drops later steps
-            self.tensorboard.add_event(Event(step=last + 1, session_log=restart))
         self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = EventFileWriter(str(self.dir))
+        if lines:  # TensorBoard drops what it has from this step on
+            step = json.loads(lines[-1])["global_step"] + 1
+            restart = SessionLog(status=SessionLog.START)
+            self.tensorboard.add_event(Event(step=step, session_log=restart))
 
     def start_wandb(self) -> Any:
         import wandb  # half a second that only --track pays

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from sections import path_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
@@ -39,7 +40,7 @@ def main(name, *flags):
         finally:
             for number, handler in zip(numbers, handlers, strict=True):
                 signal.signal(number, handler)
-            gc.collect()  # the run log, and with it the folder's lock
+            gc.collect()  # the run log, and with it its open files
     return 0
 
 
@@ -71,10 +72,30 @@ def assert_close(rows, expected):
         assert row == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
+def assert_tensorboard_agrees(folder):
+    """Every value of metrics.jsonl is there once, and no other."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    logged = metrics(folder)
+    for tag in ("losses/entropy", "charts/episodic_return", "charts/episodes"):
+        values = [(row["global_step"], row[tag]) for row in logged if row[tag] is not None]
+        steps, numbers = zip(*((x.step, x.value) for x in events.Scalars(tag)), strict=True)
+        assert list(steps) == [step for step, _ in values]
+        np.testing.assert_allclose(numbers, [value for _, value in values], rtol=1e-6)
+
+
 def arrays(folder) -> dict[str, Any]:
     """A checkpoint's arrays; the text info is one of them."""
     with np.load(folder / "checkpoint.npz") as file:
         return dict(file)
+
+
+def change(folder, args=(), **others):
+    """Rewrite what a checkpoint says of its run."""
+    found: dict[str, Any] = arrays(folder)
+    said = json.loads(found["info"].item())
+    said["args"] |= dict(args)
+    found["info"] = json.dumps(said | others)
+    np.savez(folder / "checkpoint.npz", **found)
 
 
 def info(folder):

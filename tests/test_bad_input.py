@@ -1,10 +1,9 @@
 """What a user would type ends in one sentence, exit status 2, no traceback, no file."""
 
 import shutil
-import sqlite3
 
 import pytest
-from running import content, main
+from running import change, content, main
 from sections import ALL_SCRIPTS
 from test_dqn_structure import function
 from torch._inductor import cpp_builder
@@ -45,20 +44,26 @@ def test_the_other_scripts_check_their_flags_by_the_same_words():
 
 @pytest.fixture
 def runs(whole_run, tmp_path, monkeypatch):
-    """A complete run, and one that was killed before it could write run.json."""
-    for name in ("complete", "killed"):
+    """A complete run; one that was killed before it could write run.json; parts of runs."""
+    for name in ("complete", "killed", "bare", "old"):
         shutil.copytree(whole_run("ppo_torch").folder, tmp_path / name)
-    (tmp_path / "killed/run.json").unlink()
+    for name in ("killed", "bare", "old"):
+        (tmp_path / name / "run.json").unlink()
+    (tmp_path / "bare/metrics.jsonl").unlink()
+    change(tmp_path / "old", {"replay_ratio": 4.0})
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-IN_USE = "is in use by another process, or cannot be written"
+NO_FOLDER = "cannot be written, or a part of it is missing"
 FOLDERS = [
-    ("--runs-dir killed/metrics.jsonl --run-name x", f"killed/metrics.jsonl/x {IN_USE}: [Err"),
+    ("--runs-dir killed/metrics.jsonl --run-name x", f"killed/metrics.jsonl/x {NO_FOLDER}: [Err"),
     ("--runs-dir . --run-name killed", "killed exists: choose another --run-name, or go on with "),
     ("--resume complete", "complete exists and is complete: choose another --run-name, or eval"),
     ("--resume killed --seed 2", "--resume: killed goes on with its own arguments, so give no "),
+    ("--resume killed --env-id Acrobot-v1", "--resume: killed goes on with its own arguments, "),
+    ("--resume bare", f"bare {NO_FOLDER}: [Errno 2] No such file"),
+    ("--resume old", "old has arguments that ppo_torch.py does not take: "),
 ]
 
 
@@ -70,17 +75,6 @@ def test_folders(flags, sentence, runs, capfd):
     output, errors = capfd.readouterr()
     assert output == "" and errors.startswith(sentence) and errors.count("\n") == 1
     assert content(runs) == before
-
-
-def test_a_folder_in_use(runs, capfd):
-    """Until that process ends; the lock is any system's, by SQLite."""
-    lock = sqlite3.connect("killed/lock")
-    lock.execute("BEGIN EXCLUSIVE")
-    capfd.readouterr()
-    assert main("ppo_torch", "--resume", "killed") == 2
-    assert capfd.readouterr() == ("", f"killed {IN_USE}: database is locked\n")
-    lock.close()
-    assert main("ppo_torch", "--resume", "killed") == 0
 
 
 def test_without_a_cpp_compiler(monkeypatch, capfd):

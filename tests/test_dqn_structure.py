@@ -25,7 +25,7 @@ def function(name, wanted):
 @EACH
 def test_sections_and_main(name):
     assert list(sections(read(name))) == SECTIONS
-    main = "    args = parse_args()\n    train(args_of_run(args) if args.resume else args)\n"
+    main = "    args = parse_args()\n    train(args_to_resume(args) if args.resume else args)\n"
     assert read(name).endswith(f'\n\n\nif __name__ == "__main__":\n{main}')
 
 

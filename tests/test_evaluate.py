@@ -1,6 +1,5 @@
 """evaluate.py: every kind of checkpoint, what counts, groups of seeds, strangers' files, GIFs."""
 
-import json
 import shutil
 import sys
 from functools import cache
@@ -15,11 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
-import reference
 from conftest import ROOT
-from frameworks import weights_in
 from PIL import Image, ImageSequence
-from running import arrays, main
+from running import change, main
 from scipy import stats
 
 import evaluate
@@ -84,42 +81,71 @@ def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1):
     """A run without a checkpoint, whose policy is the same in every state."""
     args = SimpleNamespace(env_id=env_id, seed=seed, num_envs=4, num_steps=32)
 
-    def act(obs, memory):
-        return np.tile(logits, (len(obs), 1)), memory
+    def load_policy(folder, seed=0):
+        rng = np.random.default_rng(seed)
 
-    return evaluate.Run(Path(folder), ppo_linen, args, 6, act)
+        def policy(obs, sample=False):
+            noise = rng.gumbel(size=(len(obs), len(logits)))
+            return (logits + noise if sample else np.tile(logits, (len(obs), 1))).argmax(-1)
+
+        return policy
+
+    script = SimpleNamespace(
+        __name__="ppo_linen", __file__="", VecEnv=ppo_linen.VecEnv, load_policy=load_policy
+    )
+    return evaluate.Run(Path(folder), script, args, 6)
 
 
 def play(run, **flags):
     return evaluate.evaluate(run, evaluate.Args(runs=("some",), **flags))
 
 
-# === Agents =====================================================================================
+# === Scripts ====================================================================================
 @pytest.mark.parametrize("name", PPO)
-def test_a_ppo_agent_is_that_of_the_checkpoint(name, whole_run):
-    folder = whole_run(name).folder
-    run = evaluate.load_run(str(folder))
-    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    expected = reference.forward(weights_in(folder)["actor"], obs)
-    np.testing.assert_allclose(run.act(obs, None)[0], expected, rtol=1e-4, atol=1e-5)
-    result = play(run, episodes=3)
+def test_a_run_of_each_framework_is_played(name, whole_run):
+    result = play(evaluate.load_run(str(whole_run(name).folder)), episodes=3)
     assert (result["script"], result["iteration"], result["global_step"]) == (name, 4, 512)
     assert len(result["returns"]) == 3 and result["returns"] == result["lengths"]
 
 
-@pytest.mark.parametrize("name", DQN)
-def test_a_dqn_agent_is_that_of_the_checkpoint(name, dqn_run):
-    """In the environment that it learned in."""
-    run = evaluate.load_run(str(dqn_run(name)))
-    obs = np.random.default_rng(0).normal(size=(20, np.prod(DQN[name]))).astype(np.float32)
-    params = dqn.parameters(dqn.layers_in(dqn_run(name)))
-    expected = dqn.q_values(params, obs, DQN[name]).detach()
-    np.testing.assert_allclose(run.act(obs, None)[0], expected, rtol=1e-3, atol=1e-4)
-    if name == "dqn_torch":
-        env = evaluate.make_env(run.script, run.args, 1)
-        assert (env.num_actions, env.params.max_steps_in_episode) == (6, 99)
-        assert env.env._sticky_action_prob == 0.25
-        assert arrays(dqn_run(name))["tensors/replay/obs"].dtype == bool
+def test_a_run_is_played_in_the_environment_that_it_learned_in(dqn_run):
+    run = evaluate.load_run(str(dqn_run("dqn_torch")))
+    env = evaluate.make_env(run.script, run.args, 1)
+    assert (env.num_actions, env.params.max_steps_in_episode) == (6, 99)
+    assert env.env._sticky_action_prob == 0.25
+
+
+CONTINUOUS = """import dataclasses
+import gymnax
+import numpy as np
+import ppo_linen
+from ppo_linen import Args, load_info
+
+
+class VecEnv(ppo_linen.VecEnv):
+    def __init__(self, env_id, num_envs):
+        self.env, self.params = gymnax.make(env_id)
+        self.action_space = self.env.action_space(self.params)
+        self.num_envs, self.obs_dim, self.obs_shape = num_envs, 3, (3,)
+
+
+def load_policy(folder, seed=0):
+    return lambda obs: np.full((len(obs), 1), 1.5, np.float32)
+"""
+
+
+def test_a_kind_of_action_that_no_script_has_is_played(copied_run, command, tmp_path, monkeypatch):
+    """With some actions at random, which are drawn from the environment's space."""
+    change(copied_run, {"env_id": "Pendulum-v1"}, script="continuous")
+    (tmp_path / "continuous.py").write_text(CONTINUOUS)
+    monkeypatch.setattr(ppo_linen, "__file__", "continuous.py")
+    flags = ("--script", tmp_path / "continuous.py", "--episodes", 3, "--max-steps", 20)
+    status, out, _ = command(copied_run, *flags, "--epsilon", 0.5)
+    assert status == 0 and "copied: continuous, Pendulum-v1" in out and "3 capped" in out
+    assert command(copied_run, *flags, "--sample")[::2] == (
+        2,
+        "--sample: continuous has no policy to draw from; see --epsilon\n",
+    )
 
 
 def test_a_script_lies_anywhere(copied_run, command, tmp_path):
@@ -213,15 +239,6 @@ def test_bad_command_line(flags, sentence, command, monkeypatch):
     assert (status, out) == (2, "") and sentence in err
 
 
-def change(folder, args=(), **others):
-    """Rewrite what a checkpoint says of its run."""
-    found: dict[str, Any] = arrays(folder)
-    info = json.loads(found["info"].item())
-    info["args"] |= dict(args)
-    found["info"] = json.dumps(info | others)
-    np.savez(folder / "checkpoint.npz", **found)
-
-
 STRANGE = [
     ({"script": "../../evil\n\x1b[31m"}, "There is no ../../evil??[31m.py"),
     ({"args": {"env_id": "evil:Evil"}}, "is code; to run it, add --env-id evil:Evil"),
@@ -242,14 +259,8 @@ def test_a_strange_file_runs_nothing(changes, message, copied_run, command, monk
     assert not (tmp_path / "evil").exists()
 
 
-def test_a_strange_array(copied_run, command):
-    """With NaN an agent would always take the first action; a pickle would be code."""
-    name = "train_state/params/params/actor/Dense_0/bias"
-    path, found = copied_run / "checkpoint.npz", arrays(copied_run)
-    found[name][3] = np.nan
-    np.savez(path, **found)
-    sentence = f"{copied_run}: {name} is not a number everywhere, so its agent cannot act\n"
-    assert command(copied_run) == (2, "", sentence)
+def test_a_pickle_is_refused(copied_run, command):
+    path = copied_run / "checkpoint.npz"
     np.savez(path, info=np.array({}, dtype=object))
     assert command(copied_run) == (2, "", f"{path} is not there, or is damaged (ValueError)\n")
 

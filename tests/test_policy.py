@@ -24,7 +24,7 @@ def folder_of(whole_run, tmp_path_factory):
     def folder_of(name):
         if name in DQN_SCRIPTS:
             breakout = BREAKOUT if "gymnasium" not in name else ""
-            flags = [*dqn.SMALL.split(), *breakout.split(), "--total-timesteps", 128]
+            flags = f"{dqn.SMALL} {breakout} --hidden-sizes 64 --total-timesteps 128".split()
             folder = tmp_path_factory.mktemp(name)
             assert main(name, *flags, "--runs-dir", folder, "--run-name", "run") == 0
             return folder / "run"

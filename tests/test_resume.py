@@ -18,8 +18,17 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, start_process
-from running import arrays, command, info, main, metrics, rewind, train
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from running import (
+    arrays,
+    assert_tensorboard_agrees,
+    command,
+    info,
+    main,
+    metrics,
+    rewind,
+    train,
+)
+from sections import path_of
 
 from analysis.runs import load
 
@@ -83,35 +92,57 @@ def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(name, signals,
             assert (process.returncode, errors) == (128 + number, "")
             assert count_lines(folder) == done
             *_, said, told = output.splitlines()
-            assert said == f"Stopped after {done} iterations."
-            assert told == f"To go on: python {ROOT / name}.py --resume runs/stopped"
-            process = start(sys.executable, *shlex.split(told.removeprefix("To go on: python ")))
+            assert said == f"Stopped after {done} iterations. To go on:"
+            assert shlex.split(told)[1:] == [f"{ROOT / name}.py", "--resume", "runs/stopped"]
+            process = start(*shlex.split(told))
     whole = train(name, tmp_path, "whole", iterations=iterations)
     assert metrics(folder) == metrics(whole)
     run = info(folder)
     assert (run["resumed"], run["iteration"], run["args"]["resume"]) == (resumed, iterations, "")
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
-    steps = {event.step for event in events.Tensors("losses/entropy")}
-    assert steps == {row["global_step"] for row in metrics(whole)}
+    assert_tensorboard_agrees(folder)
 
 
-def test_a_script_alone_goes_on_by_the_words_that_it_says(start, tmp_path):
+# === Lines to paste =============================================================================
+SHORT = "--num-envs 4 --num-steps 32 --hidden-sizes 8 --update-epochs 1"
+
+
+def output_of_line(line, start):
+    """What a line prints that a run ended with, pasted into a shell."""
+    process = start("bash", "-c", line)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output
+
+
+def test_a_script_alone_goes_on_and_acts_by_the_lines_that_it_prints(start, tmp_path):
     """In an empty folder; by uv where that is there, as a new user would."""
     shutil.copy(ROOT / "ppo_linen.py", tmp_path)
     runner = ["uv", "run"] if shutil.which("uv") else ["python"]
-    sizes = "--num-envs 4 --num-steps 32 --hidden-sizes 8 --update-epochs 1 --run-name one"
-    process = start(*runner, "ppo_linen.py", *sizes.split(), "--total-timesteps", 128 * 400)
+    flags = f"{SHORT} --run-name one --total-timesteps {128 * 400}"
+    process = start(*runner, "ppo_linen.py", *flags.split())
     while not process.stdout.readline().startswith("iteration"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     told = output.splitlines()[-1]
-    assert told == f"To go on: {' '.join(runner)} ppo_linen.py --resume runs/one"
-    process = start(*shlex.split(told.removeprefix("To go on: ")))
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+    assert told == f"{' '.join(runner)} ppo_linen.py --resume runs/one"
+    told = output_of_line(told, start).splitlines()[-1]
     assert [row["iteration"] for row in metrics(tmp_path / "runs/one")] == list(range(400))
+    assert output_of_line(told, start) in ("[0]\n", "[1]\n")
+
+
+def test_an_edited_copy_with_an_environment_of_ones_own_is_played_by_its_last_line(start, tmp_path):
+    """From another folder, whose name has a space, as the copy's has."""
+    shutil.copy(ROOT / "evaluate.py", tmp_path)
+    shutil.copy(ROOT / "tests/probes.py", tmp_path / "mine.py")
+    (tmp_path / "my scripts").mkdir()
+    shutil.copy(ROOT / "ppo_linen.py", tmp_path / "my scripts/ppo copy.py")
+    flags = f"{SHORT} --env-id mine:ProbeSignal --run-name first --total-timesteps 128"
+    process = start(sys.executable, "my scripts/ppo copy.py", *flags.split())
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "ppo copy, mine:ProbeSignal, seed 1" in output_of_line(output.splitlines()[-1], start)
 
 
 # === The last iteration =========================================================================
@@ -206,7 +237,7 @@ def check_wandb(run, folder):
 
 def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(start, server, tmp_path):
     """By the real client. All go on under the ids that they had."""
-    folder, how = tmp_path / "runs/many", [sys.executable, ROOT / "ppo_linen_vmap.py", "--resume"]
+    folder, how = tmp_path / "runs/many", [sys.executable, path_of("ppo_linen_vmap"), "--resume"]
     flags = ("--num-agents", 2, "--track", "--save-every", 10)
     process = start(*command("ppo_linen_vmap", "many", 60, *flags))
     wait_for_lines(process, folder, 15)
@@ -214,8 +245,8 @@ def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(start, server, t
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     process = start(*how, folder)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     (program, *_) = server.runs
     folders = {program: folder} | {f"{program}-{x}": folder / f"seed{x}" for x in (1, 2)}
     assert server.runs.keys() == folders.keys()

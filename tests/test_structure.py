@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS])
 MAIN = """\
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    train(args_of_run(args) if args.resume else args)
+    train(args_to_resume(args) if args.resume else args)
 """
 
 

@@ -69,8 +69,8 @@ def test_every_agent_has_a_folder_that_is_like_a_runs(whole_run):
         assert run["args"] == program["args"] | own
         assert run["durations"]["total"] <= program["durations"]["total"]
         assert [row["global_step"] for row in rows] == [128 * (i + 1) for i in range(4)]
-        events = EventAccumulator(str(folder / name), size_guidance={"tensors": 0}).Reload()
-        assert len(events.Tensors("losses/entropy")) == 4
+        events = EventAccumulator(str(folder / name), size_guidance={"scalars": 0}).Reload()
+        assert len(events.Scalars("losses/entropy")) == 4
     assert "agent" not in program
     for i, row in enumerate(means):
         for name in ("losses/entropy", "charts/episodic_return"):
