@@ -592,6 +592,10 @@ class RunLog:
             reinit="create_new",
         )
         run.define_metric("*", step_metric="global_step")
+        if run.offline:  # a resumed run has a folder of its own, which is to hold all of it
+            for line in (self.dir / "metrics.jsonl").read_text().splitlines():
+                row = json.loads(line)
+                run.log(row, step=row["iteration"])
         self.info["wandb_id"] = run.id
         return run
 

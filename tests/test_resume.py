@@ -12,6 +12,7 @@ import random
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -21,6 +22,7 @@ from conftest import ROOT, start_process
 from running import (
     arrays,
     assert_tensorboard_agrees,
+    change,
     command,
     info,
     main,
@@ -255,3 +257,20 @@ def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(start, server, t
     assert {run["name"] for run in server.runs.values()} == {"many", "many-seed1", "many-seed2"}
     data = load("wandb:team/project")
     assert data.runs["agent"].tolist() == [0, 1] and not data.left_out
+
+
+def test_an_offline_wandb_folder_of_a_resumed_run_holds_all_of_it(
+    whole_run, server, tmp_path, monkeypatch
+):
+    """Sent by `wandb sync`, which never joins the folders of one run."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = rewind(whole_run("ppo_linen"), tmp_path / "killed")
+    change(folder, {"track": True})
+    assert main("ppo_linen", "--resume", folder) == 0
+    (offline,) = folder.glob("wandb/offline-run-*")
+    subprocess.run([sys.executable, "-m", "wandb", "sync", offline], check=True, timeout=120)
+    (run,) = server.runs.values()
+    history = [json.loads(row) for row in run["history"]]
+    assert [row["iteration"] for row in history] == [0, 1, 2, 3]
+    for row, logged in zip(history, metrics(folder), strict=True):
+        assert row.items() >= {name: x for name, x in logged.items() if x is not None}.items()
