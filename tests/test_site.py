@@ -33,7 +33,7 @@ def test_the_page_holds_every_script_to_the_letter():
     texts = ["".join(x[1:] for x in line.split(site.BETWEEN)) for line in lines]
     assert set(scripts) == {*PPO_SCRIPTS, *DQN_SCRIPTS}
     for name, script in scripts.items():
-        file = (ROOT / f"{name}.py").read_text().splitlines()
+        file = (ROOT / script["file"]).read_text().splitlines()
         end = 0
         for section in script["sections"]:
             start = section["start"] - 1
