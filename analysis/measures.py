@@ -23,8 +23,8 @@ for name, row in SCRIPTS.items():
     BASELINES.setdefault(row["algorithm"], name)
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
-    # With --compile are DQN's runs from before dqn_torch_compile.py.
-    *(mode for x in SCRIPTS for mode in (f"{x} --compile", x)),
+    # The compiled one before the eager one; --compile is of runs from before dqn_torch_compile.py.
+    *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", f"{x} --compile", x)),
     *("sb3_recurrent", "purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax"),
     *("cleanrl", "skrl_torch", "torchrl", "sb3"),
     *(f"{x} {flag}" for x in SCRIPTS for flag in OP_BY_OP.values()),

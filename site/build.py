@@ -3,7 +3,8 @@
     python site/build.py    # writes report/site.html, one file, which makes no network requests
 
 It is page.html with page.css, page.js, the scripts that scripts.toml names, docs/notes.toml,
-idioms.toml and the studies in it. A line that scripts share is held once. The page itself compares scripts and counts seconds.
+idioms.toml and the studies in it. A line that scripts share is held once. The page itself compares
+scripts and counts seconds.
 """
 
 import argparse
