@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, start_process
 from running import arrays, command, info, main, metrics, rewind, train
+from sections import path_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from analysis.runs import load
@@ -206,7 +207,7 @@ def check_wandb(run, folder):
 
 def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(start, server, tmp_path):
     """By the real client. All go on under the ids that they had."""
-    folder, how = tmp_path / "runs/many", [sys.executable, ROOT / "ppo_linen_vmap.py", "--resume"]
+    folder, how = tmp_path / "runs/many", [sys.executable, path_of("ppo_linen_vmap"), "--resume"]
     flags = ("--num-agents", 2, "--track", "--save-every", 10)
     process = start(*command("ppo_linen_vmap", "many", 60, *flags))
     wait_for_lines(process, folder, 15)

@@ -17,6 +17,7 @@ import pandas as pd
 import psutil
 import pytest
 from conftest import ROOT, start_process
+from sections import path_of
 
 import evaluate
 import ppo_linen_vmap
@@ -148,7 +149,7 @@ def test_a_run_is_judged_as_it_learns_by_the_network_that_it_saves(name, tmp_pat
     words = "--total-timesteps 1536 --num-envs 4 --num-steps 32 --learning-starts 128"
     words += " --hidden-sizes 8 --buffer-size 512 --batch-size 8 --run-name doors-4__it"
     words += f" --runs-dir {tmp_path}"
-    monkeypatch.setattr(sys, "argv", ["run", f"{name}.py", "doors", *words.split()])
+    monkeypatch.setattr(sys, "argv", ["run", str(path_of(name)), "doors", *words.split()])
     begin = time.perf_counter()
     doors_run.main()
     lasted = time.perf_counter() - begin - len(seen)
