@@ -33,9 +33,9 @@ END
   cat <<'END'
 
 More flags:
-  --scripts LIST    also torch-none, linen-none, nnx-none and equinox-none, which compile less, and
-                    what else lies here as ppo_NAME.py, or dqn_NAME.py as dqn_NAME
-  --iterations N    DQN's have 5000 steps
+  --scripts LIST    also what else scripts.toml has, PPO's without their ppo_; and torch-none,
+                    linen-none, nnx-none and equinox-none, which compile less
+  --iterations N    scripts.toml says how many steps an iteration of each has
   --sync            wait for the device after each rollout, to time both phases
   --seed N          seed of the order inside each (environment, size) block; default 1
   --from I, --to I  the first and last line of the list to run
@@ -129,16 +129,20 @@ while (($# > 0)); do
 done
 if [[ ! $runs_dir || $runs_dir == -* ]]; then fail "--runs-dir must name a folder, not '$runs_dir'."; fi
 if [[ ! $timeout =~ ^[1-9][0-9]{0,8}$ ]]; then fail "--timeout must be a positive whole number, not '$timeout'."; fi
-for tool in flock timeout python3; do
+for tool in flock timeout; do
   if ! command -v "$tool" >/dev/null; then fail "needs Linux (or WSL2) with '$tool' installed."; fi
 done
+for python3 in python3.14 python3.13 python3.12 python3.11 python3 ""; do # as setup.sh looks for it
+  if "$python3" -c 'import tomllib' 2>/dev/null; then break; fi
+done
+if [[ ! $python3 ]]; then fail "needs Python 3.11 or later on PATH."; fi
 python=${VENV:-.venv}/bin/python
 if [[ ! . -ef $here ]]; then
   if [[ $runs_dir != /* ]]; then runs_dir=$called_from/$runs_dir; fi
   if [[ ${VENV:-/} != /* ]]; then VENV=$called_from/$VENV; fi
   python=${VENV:-$here.venv}/bin/python
 fi
-grid=$(python3 -IS "${here}studies/grid.py" --runs-dir="$runs_dir" --python="$python" "${grid_flags[@]}") || exit
+grid=$("$python3" -IS "${here}studies/grid.py" --runs-dir="$runs_dir" --python="$python" "${grid_flags[@]}") || exit
 cd -- "$here"
 state=$runs_dir/.benchmark # outputs, locks, what is discarded or was left behind by a killed run
 log=$runs_dir/benchmark.jsonl

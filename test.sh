@@ -27,7 +27,7 @@ if [[ ${1:-} == newest ]]; then
   python -m pip list --format freeze | grep -E '^(torch|jax|flax|equinox|optax|gymnax|numpy)=='
   runs=$(mktemp -d)
   trap 'rm -r "$runs"' EXIT
-  for script in ppo_*.py dqn_*.py; do
+  for script in ppo_*.py more/*.py; do
     python "$script" --total-timesteps 24576 --runs-dir "$runs"
   done
   files=(tests/test_*{numerics,structure,resume}.py tests/test_{vmap,dqn_training}.py)

@@ -1,8 +1,8 @@
 """Tune a script's settings: each trial trains it with several seeds, fresh seeds judge the best.
 
-    python tune.py dqn_linen.py --trials 40 --env-id envs.doors:Doors
-    python tune.py ppo_linen.py --space learning_rate=1e-4:1e-2:log --space gamma=0.9,0.99
-    python tune.py dqn_linen.py doors --workers 2 --mlflow
+    python tune.py dqn_linen --trials 40 --env-id envs.doors:Doors
+    python tune.py ppo_linen --space learning_rate=1e-4:1e-2:log --space gamma=0.9,0.99
+    python tune.py dqn_linen doors --workers 2 --mlflow
     python tune.py path/to/mine.py                # a copy of a script, edited as you like
 
 Flags that are not below are the script's, and stay fixed. In the end the best settings, and the
@@ -47,6 +47,7 @@ except ImportError as error:
     sys.exit(2)
 
 from analysis import runs, tuning
+from analysis.schema import SCRIPTS
 from analysis.tuning import ENDED, counted, locked, plain, run_of
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +87,7 @@ DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 @dataclass
 class Args:
-    script: tyro.conf.Positional[Path]  # ppo_*.py or dqn_*.py, or a copy
+    script: tyro.conf.Positional[Path]  # one of scripts.toml by its name, or the path of a file
     trials: int = 40  # trials in the study, those of all its machines together
     num_seeds: int = 4  # seeds that a trial trains with
     fresh_seeds: int = 12  # seeds of the best settings' and the script's own last trainings
@@ -136,6 +137,16 @@ def fail(reason: str) -> NoReturn:
     """End the process with a sentence about what its user can mend."""
     print(plain(reason), file=sys.stderr)
     sys.exit(2)
+
+
+def find_script(given: Path) -> Path:
+    """The file of one of this project's scripts by its name, or a path as it is."""
+    if str(given) in SCRIPTS:
+        files = (HERE / f"{given}.py", HERE / "more" / f"{given}.py")
+        return next(x for x in files if x.is_file())
+    if not given.is_file():
+        fail(f"SCRIPT: {given} is neither a file nor the name of a script of this project")
+    return given
 
 
 # === Space ======================================================================================
@@ -532,8 +543,7 @@ def begin() -> Command:
     args, words = tyro.cli(Args, description=__doc__, return_unknown_args=True)
     if args.workers > 1:  # several share a GPU
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if not args.script.is_file():
-        fail(f"SCRIPT: there is no file {args.script}")
+    args.script = find_script(args.script)
     given = ask_script(args.script.absolute(), words)
     os.environ["COLUMNS"] = "500"  # else tyro wraps sentences that are read from now on
     ranges = ranges_of(args.space, words, given)

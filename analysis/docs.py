@@ -1,8 +1,9 @@
-"""Write the numbers of README.md, docs/ and studies/ from the studies, and diffs from the scripts.
+"""Write the numbers of README.md, docs/ and studies/ from the studies, and what is of the scripts.
 
 A block begins with a comment such as <!-- answer of studies/cpu in CartPole-v1 --> and ends with
 <!-- end -->: what lies between comes from the data, and is not written by hand. A study may have
-blocks of its own, in the dict BLOCKS of its study.py.
+blocks of its own, in the dict BLOCKS of its study.py. Of the scripts are their table, by
+scripts.toml, and diffs.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from analysis import page, report, tables
 from analysis.measures import Bench, benches
 from analysis.page import Table
 from analysis.runs import load
-from analysis.schema import SourceError
+from analysis.schema import SCRIPTS, SourceError
 from analysis.words import join
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +52,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     """Return what belongs into a block, in Markdown."""
     if name == "diff" and where and baseline:
         return diff(ROOT / baseline, ROOT / source, where.split())
+    if name == "table" and source == "scripts.toml":
+        return scripts_table()
     if name == "headline":
         return page.escape(report.headline(bench_of(source, where)))
     if name in tables.TABLES:
@@ -59,6 +62,15 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     if name not in own:
         raise SourceError(f"no block is called {name}")
     return page.markdown_table(own[name](ROOT / source).cells)
+
+
+def scripts_table() -> str:
+    """Return a link to each script, and what it teaches."""
+    lines = ["| script | what it teaches |", "|---|---|"]
+    for name, row in SCRIPTS.items():
+        file = f"{name}.py" if (ROOT / f"{name}.py").exists() else f"more/{name}.py"
+        lines.append(f"| [{name}]({file}) | {row['teaches']} |")
+    return "\n".join(lines)
 
 
 def diff(old: Path, new: Path, functions: list[str]) -> str:

@@ -13,6 +13,8 @@ from analysis.stats import Interval
 
 ENVIRONMENTS = Path(__file__).with_name("environments.csv")
 CELL = ["size", "env_id", "mode"]
+# Algorithms in whose iterations few episodes end, so that the last 100 are counted.
+OFF_POLICY = ("dqn",)
 MINUS = [f"minus_{x}" for x in Interval._fields]  # a difference from the baseline
 
 
@@ -71,11 +73,11 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
 
 
 def last_returns(bench: Bench) -> pd.DataFrame:
-    """Return what DQN learned by each measure: Student's mean over seeds, as last_100_estimate.
+    """Return what OFF_POLICY learned, by each measure Student's mean over seeds: last_100_estimate.
 
     minus_ is last_100 minus the baseline's, by Welch: seeds of two scripts are no pairs.
     """
-    runs = learned(bench.runs[bench.runs["algorithm"] == "dqn"])
+    runs = learned(bench.runs[bench.runs["algorithm"].isin(OFF_POLICY)])
     groups = runs.groupby(CELL, as_index=False)
     table = groups.agg(runs=("run", "size"), evaluated=("greedy_return", "count"))
     for name in ("last_100", "greedy", "noisy", "random"):
@@ -107,10 +109,10 @@ def curves(bench: Bench) -> pd.DataFrame:
 def progress(bench: Bench) -> pd.DataFrame:
     """Return the mean return over seeds by CELL and steps, where all runs of a mode have one.
 
-    It is that of the iteration's episodes, and of DQN of about the last 100.
+    It is that of the iteration's episodes, and of OFF_POLICY of about the last 100.
     """
     rows = curves(bench)
-    if (bench.runs["algorithm"] == "dqn").all():
+    if bench.runs["algorithm"].isin(OFF_POLICY).all():
         for _, run in rows.groupby("run"):
             means, counts = run[["charts/episodic_return", "charts/episodes"]].to_numpy().T
             rows.loc[run.index, "return"] = running_return(means, counts)

@@ -15,21 +15,19 @@ import numpy as np
 import pandas as pd
 
 from analysis import schema, stats
-from analysis.runs import PARTS, Data, is_untimed
+from analysis.runs import OP_BY_OP, PARTS, Data, is_untimed
+from analysis.schema import SCRIPTS
 
-BASELINES = ("ppo_linen", "dqn_linen")
+BASELINES: dict[str, str] = {}  # algorithm -> its first script
+for name, row in SCRIPTS.items():
+    BASELINES.setdefault(row["algorithm"], name)
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
-    *("ppo_linen", "ppo_nnx", "ppo_nnx_cached", "ppo_nnx_tree", "ppo_equinox"),
-    *("ppo_torch_compile", "ppo_torch"),
-    *("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap"),
-    *("ppo_linen_gymnasium", "ppo_torch_gymnasium"),
-    *("ppo_rnn_linen", "ppo_rnn_nnx", "ppo_rnn_equinox", "ppo_rnn_torch", "sb3_recurrent"),
-    *("purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax"),
+    # The compiled one before the eager one; --compile is of runs from before dqn_torch_compile.py.
+    *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", f"{x} --compile", x)),
+    *("sb3_recurrent", "purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax"),
     *("cleanrl", "skrl_torch", "torchrl", "sb3"),
-    *("dqn_linen", "dqn_torch --compile", "dqn_torch", "dqn_linen_gymnasium"),
-    *("dqn_torch_gymnasium --compile", "dqn_torch_gymnasium"),
-    *("ppo_linen --no-jit", "ppo_nnx --no-jit", "ppo_equinox --no-jit", "ppo_torch --no-jit-env"),
+    *(f"{x} {flag}" for x in SCRIPTS for flag in OP_BY_OP.values()),
 )
 SIZES = ("small", "medium", "large")
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
@@ -60,7 +58,7 @@ def benches(data: Data, baseline: str | None = None) -> list[Bench]:
         synced = group[group["sync"] & group["rollout_steady"].notna()]
         iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
         modes = list(runs["mode"].value_counts().index)  # that with most runs first
-        base = [x for x in (baseline, *BASELINES) if x in modes] or modes
+        base = [x for x in (baseline, *BASELINES.values()) if x in modes] or modes
         found.append(Bench(title, runs, synced, iterations, str(base[0])))
     return found
 

@@ -100,8 +100,8 @@ def learning_bands(bench: Bench) -> list[Block]:
     """Return the curves of returns, a figure for each size."""
     points = in_order(learning.progress(bench))
     points = points.rename(columns={"env_id": "panel", "steps": "x"})
-    is_dqn = (bench.runs["algorithm"] == "dqn").all()
-    label = "mean return of the last 100 episodes" if is_dqn else "mean episodic return"
+    off_policy = bench.runs["algorithm"].isin(learning.OFF_POLICY).all()
+    label = "mean return of the last 100 episodes" if off_policy else "mean episodic return"
     plots: list[Block] = []
     for size, own in points.groupby("size", sort=False):
         figure = figures.bands(own, looks_of(bench), "environment steps", label)

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import schema
-from analysis.schema import ITERATIONS, RUNS, Column, SourceError, clean
+from analysis.schema import ITERATIONS, RUNS, SCRIPTS, Column, SourceError, clean
 
 SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
 # Arguments that say who and where, not how much work; all others are the column `settings`.
@@ -49,7 +49,7 @@ SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "char
 # An argument tells the algorithm of a copy that has a name of its own.
 TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency"}
 USUAL = {"vectorization": "sync", "compile": False, "threads": 0}  # otherwise it is another mode
-OP_BY_OP = {"torch": "--no-jit-env"}  # flags that turn compiling off; elsewhere --no-jit
+OP_BY_OP = {"torch": "--no-jit-env", "": "--no-jit"}  # framework -> flag that turns compiling off
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
 # What is raised where a file holds something else than a run.
 FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -326,6 +326,9 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(script: str, args: Collection[str] = ()) -> str:
+    """Return a script's algorithm by scripts.toml, its name or its arguments; "" if unknown."""
+    if script in SCRIPTS:
+        return SCRIPTS[script]["algorithm"]
     for name, argument in TELLING.items():
         if script.startswith(f"{name}_") or argument in args:
             return name
@@ -499,7 +502,7 @@ def check(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
 
 def fill(runs: pd.DataFrame) -> pd.DataFrame:
     """Return checked rows with algorithm and mode, where they are missing, from other columns."""
-    flags = runs["framework"].map(OP_BY_OP).fillna("--no-jit")
+    flags = runs["framework"].map(OP_BY_OP).fillna(OP_BY_OP[""])
     of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
     mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
     algorithm = runs["script"].map(algorithm_of)

@@ -1,10 +1,14 @@
-"""What a table of runs and one of iterations hold: columns.csv says it, and this file checks it."""
+"""What a table of runs and one of iterations hold: columns.csv says it, and this file checks it.
+
+The project's scripts are those of scripts.toml; a table may have others.
+"""
 
 import csv
 import math
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -51,8 +55,18 @@ def read_columns(table: str) -> tuple[Column, ...]:
     return tuple(Column(*(x[y] for y in Column._fields)) for x in rows if x["table"] == table)
 
 
+def read_scripts() -> dict[str, dict[str, Any]]:
+    """Return the rows of scripts.toml by the scripts' names; a wheel has it beside this file."""
+    here = Path(__file__).parent
+    path = here / "scripts.toml"
+    if not path.exists():
+        path = here.parent / "scripts.toml"
+    return tomllib.loads(path.read_text())
+
+
 RUNS = read_columns("runs")
 ITERATIONS = read_columns("iterations")
+SCRIPTS = read_scripts()
 
 
 def clean(text: object) -> str:

@@ -1,6 +1,6 @@
 """Doors for gymnax: the rules, and the same game for Gymnasium, are in doors_gymnasium.py.
 
-python dqn_linen.py --env-id envs.doors:Doors
+python more/dqn_linen.py --env-id envs.doors:Doors
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """CartPole without its velocities, for gymnax and for Gymnasium: only memory can tell them.
 
-    python ppo_rnn_linen.py --env-id envs.masked_cartpole:MaskedCartPole
-    python ppo_torch_gymnasium.py --env-id envs.masked_cartpole:MaskedCartPole-v0
+    python more/ppo_rnn_linen.py --env-id envs.masked_cartpole:MaskedCartPole
+    python more/ppo_torch_gymnasium.py --env-id envs.masked_cartpole:MaskedCartPole-v0
 
 All is as in CartPole-v1, but the agent sees where the cart is and how the pole leans, and not how
 fast they move. A velocity is what changed from one observation to the next.

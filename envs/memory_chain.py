@@ -1,6 +1,6 @@
 """gymnax's MemoryChain of 30 steps, instead of 5.
 
-    python ppo_rnn_linen.py --env-id envs.memory_chain:MemoryChain30
+    python more/ppo_rnn_linen.py --env-id envs.memory_chain:MemoryChain30
 
 The first observation holds a bit, and the action that repeats it at the end of the episode is worth
 1, the other one -1.

@@ -2,8 +2,9 @@
 
     python site/build.py    # writes report/site.html, one file, which makes no network requests
 
-It is page.html with page.css, page.js, the scripts, docs/notes.toml, idioms.toml and the studies in
-it. A line that scripts share is held once. The page itself compares scripts and counts seconds.
+It is page.html with page.css, page.js, the scripts that scripts.toml names, docs/notes.toml,
+idioms.toml and the studies in it. A line that scripts share is held once. The page itself compares
+scripts and counts seconds.
 """
 
 import argparse
@@ -40,14 +41,6 @@ FRAMEWORKS = {
     "linen": "Flax Linen",
     "nnx": "Flax NNX",
     "equinox": "Equinox",
-}
-# What a choice is grouped by: the first pattern that a script's name matches.
-GROUPS = {
-    "PPO with memory": r"ppo_rnn_",
-    "PPO, many agents in one program": r"ppo_.*_vmap",
-    "PPO, environments in Gymnasium": r"ppo_.*_gymnasium",
-    "PPO": r"ppo_",
-    "DQN": r"dqn_",
 }
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 HEAD = "Docstring and imports"  # what stands above the first banner
@@ -106,17 +99,20 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
     """Return every script's sections as numbers of lines, and the lines that these number."""
     numbers: dict[str, int] = {}
     scripts = {}
-    for path in [*sorted(root.glob("ppo_*.py")), *sorted(root.glob("dqn_*.py"))]:
+    for name, row in tomllib.loads((root / "scripts.toml").read_text()).items():
+        file = f"{name}.py" if (root / f"{name}.py").exists() else f"more/{name}.py"
         sections = []
-        for title, start, code in split(path.read_text()):
+        for title, start, code in split((root / file).read_text()):
             if BETWEEN in code:
-                raise BuildError(f"{path.name} has {BETWEEN}, which stands between tokens")
+                raise BuildError(f"{file} has {BETWEEN}, which stands between tokens")
             packed = [BETWEEN.join(letter + text for letter, text in x) for x in highlight(code)]
             lines = [numbers.setdefault(x, len(numbers)) for x in packed]
             sections.append({"title": title, "start": start, "lines": lines})
-        group = next(x for x, pattern in GROUPS.items() if re.match(pattern, path.stem))
-        framework = next((x for x in FRAMEWORKS if x in path.stem.split("_")), "")
-        scripts[path.stem] = {"group": group, "framework": framework, "sections": sections}
+        group = row["algorithm"].upper()
+        if row["family"] != "plain":
+            group += f", {row['family']}"
+        info = {"file": file, "group": group, "framework": row["framework"]}
+        scripts[name] = info | {"sections": sections}
     return scripts, list(numbers)
 
 

@@ -334,7 +334,8 @@ function foldOf(rows, parts) {
 function headOf({ name, title, start, lines, note }, k) {
   const end = start + lines.length - 1;
   const place = DATA.link.startsWith("http") ? `#L${start}-L${end}` : "";
-  const open = element("a", { href: `${DATA.link}/${name}.py${place}` }, `${name}.py, lines ${start} to ${end}`);
+  const file = DATA.scripts[name].file;
+  const open = element("a", { href: `${DATA.link}/${file}${place}` }, `${file}, lines ${start} to ${end}`);
   const copy = element("button", { type: "button", "aria-label": `Copy ${title} of ${name}` }, "Copy");
   copy.addEventListener("click", async () => {
     await navigator.clipboard.writeText(lines.map((x) => `${textOf[x]}\n`).join(""));

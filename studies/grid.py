@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import sys
+import tomllib
 from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,8 @@ ENVIRONMENTS = (
     *("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"),
 )
 OWN_ENVIRONMENT = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"
-SCRIPTS = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
+SCRIPTS = tomllib.loads((ROOT / "scripts.toml").read_text())
+FIVE = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]  # as in quick
 SIZES = {"small": [64] * 2, "medium": [256] * 3, "large": [1024] * 6, "own": []}
 # About how many seconds an iteration takes on two cores, compiled and not: for the time left.
 COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "own": 0.25}
@@ -117,7 +119,7 @@ class Grid:
 
     def make(self, args: argparse.Namespace) -> None:
         """A grid of one line, by the flags."""
-        names = [self.name_of(x) for x in args.scripts or SCRIPTS]
+        names = [self.name_of(x) for x in args.scripts or FIVE]
         cells = [args.envs or ["CartPole-v1"], args.sizes or ["small"], names]
         sync = ["name=sync", "--sync-for-timing"] if args.sync else []
         self.lines.append([",".join(x) for x in cells] + sync)
@@ -151,8 +153,8 @@ class Grid:
         path = Path(text).absolute()
         name = path.name.removesuffix(".py")
         short = name.removeprefix("ppo_")
-        known = ROOT / file_of(short)
-        if os.path.isfile(known):
+        if full_name(short) in SCRIPTS:
+            known = ROOT / file_of(short)
             if "/" in text and not (os.path.isfile(path) and path.samefile(known)):
                 fail(f"--scripts: '{text}' has the name of a script of this project")
             return short
@@ -167,9 +169,27 @@ class Grid:
         return name
 
 
-def file_of(script: str) -> str:
-    """The file of a script of this project, which may not be there."""
-    return f"{script}.py" if script.startswith("dqn_") else f"ppo_{script.removesuffix('-none')}.py"
+def full_name(short: str) -> str:
+    """A script's name as scripts.toml has it.
+
+    In names of runs PPO's have no ppo_, and linen-none is ppo_linen that compiles nothing.
+    """
+    name = short.removesuffix("-none")
+    return name if name in SCRIPTS else f"ppo_{name}"
+
+
+def file_of(short: str) -> str:
+    """The file of a script of this project, from its root on."""
+    file = f"{full_name(short)}.py"
+    return file if os.path.isfile(ROOT / file) else f"more/{file}"
+
+
+def steps_of(short: str) -> int:
+    """Those of an iteration; one's own script is taken for the first whose algorithm it names."""
+    if full_name(short) in SCRIPTS:
+        return SCRIPTS[full_name(short)]["steps"]
+    rows = list(SCRIPTS.values())
+    return next((x for x in rows if short.startswith(f"{x['algorithm']}_")), rows[0])["steps"]
 
 
 def expand(grid: Grid, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -211,7 +231,7 @@ def describe(grid, args, options, flags, cell, repeat) -> dict[str, Any]:
         fail(f"--envs must be of: {' '.join(ENVIRONMENTS)}; or my_module:MyEnv; not '{env}'")
     if size not in SIZES:
         fail(f"--sizes must be of: {' '.join(SIZES)}; not '{size}'")
-    if script not in grid.scripts and not (ROOT / file_of(script)).is_file():
+    if script not in grid.scripts and full_name(script) not in SCRIPTS:
         fail(f"there is no script '{script}'")
     iterations = int(options["iterations"])
     seed = int(first) + int(options["stride"]) * (repeat - 1)
@@ -232,11 +252,12 @@ def describe(grid, args, options, flags, cell, repeat) -> dict[str, Any]:
     words += [env[1:]] if is_configuration else ["--env-id", env]
     if SIZES[size]:
         words += ["--hidden-sizes", *map(str, SIZES[size])]
-    steps = int(options["steps"] or (5000 if script.startswith("dqn_") else 8192))
+    steps = int(options["steps"] or steps_of(script))
     words += [*flags, "--seed", str(seed), "--total-timesteps", str(iterations * steps)]
     seconds = STARTUP + iterations * COMPILED[size]
     if script.endswith("-none"):
-        words.append("--no-jit-env" if script == "torch-none" else "--no-jit")
+        is_torch = SCRIPTS[full_name(script)]["framework"] == "torch"
+        words.append("--no-jit-env" if is_torch else "--no-jit")
         seconds = iterations * UNCOMPILED[size]
     if options["seconds"]:
         seconds = int(options["seconds"])

@@ -9,59 +9,65 @@ A section goes from its banner to the next. Parts of one that are a script's own
 import difflib
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = ("ppo_torch", "ppo_torch_compile", "ppo_linen", "ppo_nnx", "ppo_nnx_cached")
-SCRIPTS += ("ppo_nnx_tree", "ppo_equinox")
-JAX_SCRIPTS = SCRIPTS[2:]
-TORCH_SCRIPTS = SCRIPTS[:2]
-NNX_SCRIPTS = ("ppo_nnx", "ppo_nnx_cached", "ppo_nnx_vmap", "ppo_nnx_tree")
-GYMNASIUM_SCRIPTS = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
-VMAP_SCRIPTS = ("ppo_linen_vmap", "ppo_nnx_vmap", "ppo_torch_vmap")
-RNN_SCRIPTS = ("ppo_rnn_linen", "ppo_rnn_nnx", "ppo_rnn_equinox", "ppo_rnn_torch")
-ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
-PPO_SCRIPTS = (*ALL_SCRIPTS, *VMAP_SCRIPTS, *RNN_SCRIPTS)
+ROWS = tomllib.loads((ROOT / "scripts.toml").read_text())
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Training", "Run log"]
 VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
-TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
-LINEN_PAIR = ("ppo_linen", "ppo_linen_gymnasium")
-LINEN_SCRIPTS = (*LINEN_PAIR, "ppo_linen_vmap")
-DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymnasium")]
-DQN_SCRIPTS = tuple(name for pair in DQN_PAIRS for name in pair)
-DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
-OTHERS = (*TORCH_SCRIPTS, *JAX_SCRIPTS[1:])  # that are like ppo_linen where frameworks are not seen
-IN_TORCH = (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2])
-IN_JAX = (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2])
+
+
+def scripts(*words: str) -> tuple[str, ...]:
+    """Those whose algorithm, framework and family are among what their rows say."""
+    return tuple(name for name, row in ROWS.items() if set(words) <= set(row.values()))
+
+
+def but(group: tuple[str, ...], *others: str) -> tuple[str, ...]:
+    return tuple(name for name in group if name not in others)
+
+
+PPO_SCRIPTS, DQN_SCRIPTS = scripts("ppo"), scripts("dqn")
+SCRIPTS = scripts("ppo", "plain")
+TORCH_SCRIPTS = scripts("ppo", "plain", "torch")
+JAX_SCRIPTS = but(SCRIPTS, *TORCH_SCRIPTS)
+VMAP_SCRIPTS = scripts("ppo", "many agents")
+RNN_SCRIPTS = scripts("ppo", "memory")
+GYMNASIUM_SCRIPTS = scripts("ppo", "Gymnasium")
+ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
+# A script with environments in JAX, and the same with environments in Gymnasium.
+PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
+DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
+TORCH_PAIR = PPO_PAIRS[1]
+# PPO without memory, by framework.
+IN_LINEN = but(scripts("ppo", "linen"), *RNN_SCRIPTS)
+IN_NNX = but(scripts("ppo", "nnx"), *RNN_SCRIPTS)
+IN_EQUINOX = but(scripts("ppo", "equinox"), *RNN_SCRIPTS)
+IN_TORCH = but(scripts("ppo", "torch"), *RNN_SCRIPTS)
+IN_JAX = but(PPO_SCRIPTS, *RNN_SCRIPTS, *IN_TORCH)
+RNN_IN_JAX = but(RNN_SCRIPTS, *scripts("torch"))
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
-    "Arguments": [("ppo_linen", *OTHERS), GYMNASIUM_SCRIPTS[::-1], VMAP_SCRIPTS, RNN_SCRIPTS],
-    "Environment": [
-        ("ppo_linen", *OTHERS, *VMAP_SCRIPTS),
-        (*GYMNASIUM_SCRIPTS[::-1], *DQN_GYMNASIUM_SCRIPTS),
-        RNN_SCRIPTS,
-    ],
-    "Agent": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
+    "Arguments": [SCRIPTS, GYMNASIUM_SCRIPTS, VMAP_SCRIPTS, RNN_SCRIPTS],
+    "Environment": [(*SCRIPTS, *VMAP_SCRIPTS), scripts("Gymnasium"), RNN_SCRIPTS],
+    "Agent": [TORCH_PAIR, IN_LINEN, IN_NNX, *DQN_PAIRS],
     "Replay": DQN_PAIRS,
     "Act": DQN_PAIRS,
-    "Storage": [IN_TORCH, IN_JAX, RNN_SCRIPTS[:3]],
-    "Rollout": [TORCH_SCRIPTS, LINEN_SCRIPTS[::2], NNX_SCRIPTS],
-    "GAE": [(*IN_TORCH, RNN_SCRIPTS[3]), (*IN_JAX, *RNN_SCRIPTS[:3])],
+    "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX],
+    "Rollout": [TORCH_SCRIPTS, but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
+    "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX)],
     "Loss": [
         IN_TORCH,
-        LINEN_SCRIPTS,
-        (*NNX_SCRIPTS, "ppo_equinox"),
-        RNN_SCRIPTS[1:3],
+        IN_LINEN,
+        (*IN_NNX, *IN_EQUINOX),
+        but(RNN_IN_JAX, "ppo_rnn_linen"),
         *DQN_PAIRS,
     ],
-    "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS[:3], *DQN_PAIRS],
-    "Run log": [
-        ("ppo_linen", *OTHERS, *GYMNASIUM_SCRIPTS, *VMAP_SCRIPTS, *RNN_SCRIPTS),
-        DQN_SCRIPTS,
-    ],
+    "Update": [TORCH_PAIR, IN_LINEN, but(IN_NNX, "ppo_nnx_tree"), *DQN_PAIRS],
+    "Run log": [PPO_SCRIPTS, DQN_SCRIPTS],
     "Run logs": [VMAP_SCRIPTS],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.

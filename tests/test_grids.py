@@ -9,6 +9,7 @@ from itertools import groupby
 import pytest
 import tyro
 from conftest import ROOT
+from sections import ROWS, path_of
 from test_driver import environment, names_of, succeed
 
 PROMISED = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231}
@@ -86,14 +87,14 @@ def test_commands_are_what_their_scripts_take(env, study):
     for line, cell in kinds.values():
         script, label = cell["script"], cell["label"]
         _, *words = shlex.split(line)
-        if words[0] == "-m":
+        while words[0] == "-m":
             assert (ROOT / f"{words[1].replace('.', '/')}.py").is_file()
             words = words[2:]
-        file = "ppo_linen_vmap.py"  # whose arguments one_scan has
+        name = "ppo_linen_vmap"  # whose arguments one_scan has
         if script != "one_scan":
-            file = words.pop(0)
-            assert file in (f"{script}.py", f"ppo_{script.removesuffix('-none')}.py")
-        module = importlib.import_module(file.removesuffix(".py"))
+            name = script if script in ROWS else f"ppo_{script.removesuffix('-none')}"
+            assert words.pop(0) == str(path_of(name).relative_to(ROOT))
+        module = importlib.import_module(name)
         kind = {"minatar": "MinAtar", "doors": "Doors"}.get(cell["env"].split("-")[0], "Args")
         args = tyro.cli(getattr(module, kind), args=words[kind != "Args" :])
         assert (args.num_iterations, args.seed) == (cell["iterations"], cell["seed"])

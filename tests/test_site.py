@@ -32,8 +32,8 @@ def test_the_page_holds_every_script_to_the_letter():
     scripts, lines = site.read_scripts(ROOT)
     texts = ["".join(x[1:] for x in line.split(site.BETWEEN)) for line in lines]
     assert set(scripts) == {*PPO_SCRIPTS, *DQN_SCRIPTS}
-    for name, script in scripts.items():
-        file = (ROOT / f"{name}.py").read_text().splitlines()
+    for script in scripts.values():
+        file = (ROOT / script["file"]).read_text().splitlines()
         end = 0
         for section in script["sections"]:
             start = section["start"] - 1

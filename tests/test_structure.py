@@ -14,6 +14,7 @@ from conftest import ROOT
 from sections import (
     DQN_SCRIPTS,
     PPO_SCRIPTS,
+    ROWS,
     SECTIONS,
     VMAP_SECTIONS,
     differences,
@@ -28,6 +29,17 @@ if __name__ == "__main__":
     args = tyro.cli(Args)
     train(args_to_resume(args) if args.resume else args)
 """
+
+
+def test_every_script_has_a_row_and_every_row_a_script():
+    files = [*ROOT.glob("ppo_*.py"), *ROOT.glob("more/*.py")]
+    assert sorted(path.stem for path in files) == sorted(ROWS)
+    for name, row in ROWS.items():
+        assert set(row) == {"algorithm", "framework", "family", "steps", "teaches"}
+        assert {row["algorithm"], row["framework"]} <= set(name.split("_"))
+        # As many as the script takes by its own arguments.
+        usual = dict(re.findall(r"^    (num_envs|num_steps): int = (\d+)", read(name), re.M))
+        assert row["steps"] == int(usual["num_envs"]) * int(usual["num_steps"])
 
 
 # === The same to the letter =====================================================================
@@ -132,7 +144,7 @@ def imports(name):
 def test_imports_no_file_of_this_project_and_nothing_that_a_system_lacks(name):
     """Of Windows and macOS; psutil's wheels are not there for all, nor is any command."""
     banned = {"fcntl", "resource", "pwd", "grp", "psutil", "subprocess"}
-    banned |= {"analysis", "envs", "tests", *(path.stem for path in ROOT.glob("*.py"))}
+    banned |= {"analysis", "envs", "tests", "evaluate", "tune", *ROWS}
     assert not imports(name) & banned
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,7 @@ import pandas as pd
 import psutil
 import pytest
 from conftest import ROOT, start_process
+from sections import path_of
 
 import evaluate
 import ppo_linen_vmap
@@ -56,6 +58,27 @@ def test_processes_of_which_one_fails_are_no_run(tmp_path):
     assert "seed1 ended with status 2" in failing.communicate(timeout=300)[1]
     assert failing.returncode == 1
     assert not (tmp_path / "bad/run.json").exists()
+
+
+@pytest.mark.parametrize("call", [["stand_in.py"], ["-m", "stand_in"]], ids=" ".join)
+def test_the_peak_of_memory_is_added_to_all_that_a_program_leaves(call, tmp_path):
+    script = """
+        import sys
+        from pathlib import Path
+
+        assert __name__ == "__main__" and Path(sys.argv[0]).name == "stand_in.py"
+        block = b"x" * 200_000_000
+        for folder in (Path("runs/two"), Path("runs/two/seed1")):
+            folder.mkdir(parents=True)
+            (folder / "run.json").write_text('{"status": "completed"}')
+    """
+    (tmp_path / "stand_in.py").write_text(textwrap.dedent(script))
+    words = [sys.executable, "-m", "studies.agents.peak", *call, "--seed", "7"]
+    words += ["--runs-dir", "runs", "--run-name", "two"]
+    subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    for path in ("runs/two/run.json", "runs/two/seed1/run.json"):
+        info = json.loads((tmp_path / path).read_text())
+        assert info["status"] == "completed" and info["peak_host_bytes"] > 2e8
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
@@ -126,7 +149,7 @@ def test_a_run_is_judged_as_it_learns_by_the_network_that_it_saves(name, tmp_pat
     words = "--total-timesteps 1536 --num-envs 4 --num-steps 32 --learning-starts 128"
     words += " --hidden-sizes 8 --buffer-size 512 --batch-size 8 --run-name doors-4__it"
     words += f" --runs-dir {tmp_path}"
-    monkeypatch.setattr(sys, "argv", ["run", f"{name}.py", "doors", *words.split()])
+    monkeypatch.setattr(sys, "argv", ["run", str(path_of(name)), "doors", *words.split()])
     begin = time.perf_counter()
     doors_run.main()
     lasted = time.perf_counter() - begin - len(seen)

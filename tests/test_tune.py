@@ -17,12 +17,14 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from conftest import ROOT
 from scipy import stats
+from sections import ROWS, path_of
 from test_driver import wait_for
 from tune_script import Args, greedy, recent
 
@@ -343,6 +345,7 @@ def test_where_all_trials_fail_one_sentence_says_so(project):
         ("fake.py --space gamma=a:\x1b[31m", "is no NAME=LOW:HIGH[:log] or NAME=A,B,C"),
         ("fake.py --space gamma=0.5:2", "it has no values from 0.5 to 2.0"),
         ("many.py", "many.py does not train one agent"),
+        ("ppo_lenin", "ppo_lenin is neither a file nor the name of a script of this project"),
     ],
 )
 def test_what_is_wrong_is_said(project, words, sentence):
@@ -427,7 +430,9 @@ def test_the_same_seed_proposes_the_same(tmp_path):
 
 def test_the_space_is_of_settings_that_scripts_have():
     """Each PPO has twelve of them, each DQN twelve; and what tune.py gives and reads is in all."""
-    for path in [*ROOT.glob("ppo_*.py"), *ROOT.glob("dqn_*.py")]:
+    for name in ROWS:
+        path = tune.find_script(Path(name))
+        assert path.samefile(path_of(name))
         tree = ast.parse(path.read_text())
         (found,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
         names = {ast.unparse(x.target) for x in found.body if isinstance(x, ast.AnnAssign)}
@@ -438,8 +443,8 @@ def test_the_space_is_of_settings_that_scripts_have():
 
 # === A real script, and MLflow ==================================================================
 def test_a_real_study(tmp_path, compiled):
-    """Of ppo_linen.py, by the command itself."""
-    words = f"{ROOT}/ppo_linen.py --trials 1 --num-seeds 1 --fresh-seeds 1 --episodes 8 --workers 2"
+    """Of ppo_linen, by the command itself."""
+    words = "ppo_linen --trials 1 --num-seeds 1 --fresh-seeds 1 --episodes 8 --workers 2"
     words += " --num-envs 4 --num-steps 64 --total-timesteps 2048 --update-epochs 2"
     words += " --hidden-sizes 8"
     words = [sys.executable, ROOT / "tune.py", *words.split()]

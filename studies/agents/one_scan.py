@@ -2,10 +2,10 @@
 
     python -m studies.agents.one_scan --env-id CartPole-v1 --num-agents 8
 
-It has ppo_linen_vmap.py's flags, functions and folders. They differ in who goes round the loop:
-there Python calls the compiled rollout and update for each iteration; here jax.lax.scan goes over
-all iterations, under one jax.vmap over the agents, and all that and the first weights are under one
-jax.jit. So the program is called once, and returns the metrics of all iterations at the end.
+It has the flags, functions and folders of more/ppo_linen_vmap.py. They differ in who goes round the
+loop: there Python calls the compiled rollout and update for each iteration; here jax.lax.scan goes
+over all iterations, under one jax.vmap over the agents, and all that and the first weights are
+under one jax.jit. So the program is called once, and returns all metrics at the end.
 
 What that gives up: until the end nothing can be seen, logged or saved, and where it is stopped or
 killed nothing is left. The times of single iterations cannot be known: metrics.jsonl has their
@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-import ppo_linen_vmap
-from ppo_linen_vmap import Args, RunLogs, VecEnv, fail, make_agent, rollout, update
+from more import ppo_linen_vmap
+from more.ppo_linen_vmap import Args, RunLogs, VecEnv, fail, make_agent, rollout, update
 
 
 def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, Any]:

@@ -78,8 +78,8 @@ def train(script: str, flags: list[str], seed: int, folder: Path) -> None:
     start = time.perf_counter()
     for own_seed, cpus in enumerate(cores, seed):
         name = f"seed{own_seed}"
-        words = [sys.executable, script, *flags, "--seed", str(own_seed)]
-        words += ["--runs-dir", str(folder), "--run-name", name]
+        words = [sys.executable, "-m", "studies.agents.peak", script, *flags]
+        words += ["--seed", str(own_seed), "--runs-dir", str(folder), "--run-name", name]
         children[name] = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

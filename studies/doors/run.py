@@ -1,8 +1,8 @@
 """Train in Doors by one of the DQN scripts, and judge the agent on all layouts as it learns.
 
-    python -m studies.doors.run dqn_linen.py doors --seed 1
+    python -m studies.doors.run more/dqn_linen.py doors --seed 1
 
-It does what `python dqn_linen.py doors ...` does. Every five iterations the greedy agent also
+It does what `python more/dqn_linen.py doors ...` does. Every five iterations the greedy agent also
 starts from each of the 225 layouts, and the run's folder gets a line of JSON in layouts.jsonl:
 iteration, global_step, seconds (since the script began), solved (how many layouts), steps (taken
 in those) and optimal (the fewest possible in those). The run's clock stands still meanwhile. A run
@@ -89,7 +89,9 @@ def train(script: Any) -> None:
 
 def main() -> None:
     del sys.argv[0]  # as if the script had been called
-    train(importlib.import_module(Path(sys.argv[0]).stem))
+    path = Path(sys.argv[0])
+    sys.path.insert(0, str(path.parent))
+    train(importlib.import_module(path.stem))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
 from running import info, metrics
+from sections import path_of
 
 pytestmark = pytest.mark.skipif(
     "TEST_DEVICE" not in os.environ or not torch.cuda.is_available(),
@@ -31,7 +31,7 @@ def start(tmp_path_factory):
     env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
     def start(name, *flags, **variables):
-        command = [sys.executable, ROOT / f"{name}.py", *map(str, flags)]
+        command = [sys.executable, path_of(name), *map(str, flags)]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=env | variables, stdout=pipe, text=True)
 
