@@ -33,7 +33,6 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -72,7 +71,7 @@ class Args:
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # environment steps that the replay holds
     batch_size: int = 128  # transitions drawn from the replay for each update
-    replay_ratio: float = 12.8  # times that a step is learnt from: batch_size * updates per step
+    train_frequency: int = 10  # environment steps from one update to the next
     learning_starts: int = 10_000  # environment steps before the first update
     target_network_frequency: int = 50  # updates (not steps) between target copies
     double_q: bool = False  # the online network chooses the target's action (Double DQN)
@@ -93,7 +92,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
-        sizes = ["num_envs", "num_steps", "buffer_size", "batch_size"]
+        sizes = ["num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency"]
         for name in [*sizes, "target_network_frequency", "exploration_steps"]:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -126,7 +125,7 @@ class MinAtar(Args):
     num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
     buffer_size: int = 100_000  # environment steps that the replay holds
     batch_size: int = 32  # transitions drawn from the replay for each update
-    replay_ratio: float = 32.0  # times that a step is learnt from: batch_size * updates per step
+    train_frequency: int = 1  # environment steps from one update to the next
     learning_starts: int = 5_000  # environment steps before the first update
     target_network_frequency: int = 1_000  # updates (not steps) between target copies
     end_e: float = 0.1  # chance of a random action in the end
@@ -137,29 +136,9 @@ class MinAtar(Args):
     hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images are convolved before
 
 
-@dataclass
-class Doors(Args):
-    """Settings that solve all 225 layouts of envs/doors.py, in 640,000 steps: docs/doors.md."""
-
-    env_id: str = "envs.doors:Doors"  # the module is beside this file
-    total_timesteps: int = 640_000  # environment steps, in whole iterations
-    learning_rate: float = 3e-4  # the optimizer's learning rate
-    num_envs: int = 64  # parallel environments
-    num_steps: int = 80  # steps of each environment per iteration, a line of the log
-    gamma: float = 0.95  # discount factor
-    buffer_size: int = 102_400  # environment steps that the replay holds
-    replay_ratio: float = 4.0  # times that a step is learnt from: batch_size * updates per step
-    learning_starts: int = 5_120  # environment steps before the first update
-    target_network_frequency: int = 20  # updates (not steps) between target copies
-    double_q: bool = True  # the online network chooses the target's action (Double DQN)
-    exploration_steps: int = 256_000  # environment steps from learning_starts to end_e, linearly
-    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
-    hidden_sizes: tuple[int, ...] = (256, 256)  # hidden layers; images are convolved before
-
-
 def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
-    configurations = {"cartpole": Args, "minatar": MinAtar, "doors": Doors}
+    configurations = {"cartpole": Args, "minatar": MinAtar}
     name = "cartpole"
     flags = sys.argv[1:]
     if flags and flags[0] in configurations:
@@ -400,7 +379,6 @@ class Plan(NamedTuple):
     row: np.ndarray  # (T,) int32, where the step goes in the replay
     num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
     num_updates: np.ndarray  # (T,) int32, how many follow the step
-    updates_before: np.ndarray  # (T,) int32, how many were done before; PyTorch's loop asks
 
 
 def make_plan(iteration: int, args: Args) -> Plan:
@@ -408,7 +386,7 @@ def make_plan(iteration: int, args: Args) -> Plan:
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
     after = before + args.num_envs
-    updates = updates_after(before, args)
+    num_updates = updates_after(after, args) - updates_after(before, args)
     learning_rate = args.learning_rate
     if args.anneal_lr:
         learning_rate *= 1 - iteration / args.num_iterations
@@ -417,16 +395,13 @@ def make_plan(iteration: int, args: Args) -> Plan:
         learning_rate=np.full(args.num_steps, learning_rate, np.float32),
         row=(before % args.buffer_size).astype(np.int32),
         num_rows=np.minimum(after, args.buffer_size).astype(np.int32),
-        num_updates=(updates_after(after, args) - updates).astype(np.int32),
-        updates_before=updates.astype(np.int32),
+        num_updates=num_updates.astype(np.int32),
     )
 
 
-def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
+def updates_after(steps, args: Args):
     """How many updates are due after so many environment steps, whatever num_envs is."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact: 12.8 as written
-    learnt = (max(x - args.learning_starts, 0) for x in steps.tolist())
-    return np.array([x * ratio.numerator // ratio.denominator for x in learnt])
+    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
 def update(train_state, batch: Transition, learning_rate, args: Args):
@@ -551,7 +526,8 @@ def train(args: Args) -> None:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the best action for each obs.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units.
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. Nothing is
+    drawn, so the seed, which PPO's scripts have here, changes nothing.
     """
     info, args = load_info(folder)
     env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment

@@ -34,7 +34,6 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
@@ -77,7 +76,7 @@ class Args:
     gamma: float = 0.99  # discount factor
     buffer_size: int = 10_000  # environment steps that the replay holds
     batch_size: int = 128  # transitions drawn from the replay for each update
-    replay_ratio: float = 12.8  # times that a step is learnt from: batch_size * updates per step
+    train_frequency: int = 10  # environment steps from one update to the next
     learning_starts: int = 10_000  # environment steps before the first update
     target_network_frequency: int = 50  # updates (not steps) between target copies
     double_q: bool = False  # the online network chooses the target's action (Double DQN)
@@ -90,7 +89,6 @@ class Args:
     rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
     hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
-    compile: bool = False  # one graph for each update: 10 s, then half the time
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
@@ -99,7 +97,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
-        sizes = ["num_envs", "num_steps", "buffer_size", "batch_size"]
+        sizes = ["num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency"]
         for name in [*sizes, "target_network_frequency", "exploration_steps"]:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -132,7 +130,7 @@ class MinAtar(Args):
     num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
     buffer_size: int = 100_000  # environment steps that the replay holds
     batch_size: int = 32  # transitions drawn from the replay for each update
-    replay_ratio: float = 32.0  # times that a step is learnt from: batch_size * updates per step
+    train_frequency: int = 1  # environment steps from one update to the next
     learning_starts: int = 5_000  # environment steps before the first update
     target_network_frequency: int = 1_000  # updates (not steps) between target copies
     end_e: float = 0.1  # chance of a random action in the end
@@ -141,32 +139,11 @@ class MinAtar(Args):
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: centred, without momentum
     optimizer_eps: float = 0.01  # added to the root in the optimizer's denominator
     hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images are convolved before
-    compile: bool = True  # one graph for each update: 10 s, then half the time
-
-
-@dataclass
-class Doors(Args):
-    """Settings that solve all 225 layouts of envs/doors.py, in 640,000 steps: docs/doors.md."""
-
-    env_id: str = "envs.doors:Doors"  # the module is beside this file
-    total_timesteps: int = 640_000  # environment steps, in whole iterations
-    learning_rate: float = 3e-4  # the optimizer's learning rate
-    num_envs: int = 64  # parallel environments
-    num_steps: int = 80  # steps of each environment per iteration, a line of the log
-    gamma: float = 0.95  # discount factor
-    buffer_size: int = 102_400  # environment steps that the replay holds
-    replay_ratio: float = 4.0  # times that a step is learnt from: batch_size * updates per step
-    learning_starts: int = 5_120  # environment steps before the first update
-    target_network_frequency: int = 20  # updates (not steps) between target copies
-    double_q: bool = True  # the online network chooses the target's action (Double DQN)
-    exploration_steps: int = 256_000  # environment steps from learning_starts to end_e, linearly
-    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
-    hidden_sizes: tuple[int, ...] = (256, 256)  # hidden layers; images are convolved before
 
 
 def parse_args() -> Args:
     """Read the command line: a named configuration if it begins with one, then flags."""
-    configurations = {"cartpole": Args, "minatar": MinAtar, "doors": Doors}
+    configurations = {"cartpole": Args, "minatar": MinAtar}
     name = "cartpole"
     flags = sys.argv[1:]
     if flags and flags[0] in configurations:
@@ -297,27 +274,24 @@ class QNetwork(nn.Module):
         return self.output(x)
 
 
-class Moments(NamedTuple):
-    """What the optimizer knows of past gradients, P = number of parameters."""
-
-    count: torch.Tensor  # () float32, updates so far
-    mean: torch.Tensor  # (P,), moving average of the gradient
-    square: torch.Tensor  # (P,), and of its square
-
-
 class Agent(NamedTuple):
     q_network: QNetwork
     target_network: QNetwork  # the parameters of some updates ago
-    moments: Moments
+    optimizer: torch.optim.Optimizer
 
 
 def make_agent(args: Args, env: VecEnv, device: torch.device) -> Agent:
     """Initialise the parameters, the target network's copy and the optimizer."""
     q_network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
     target_network = copy.deepcopy(q_network)
-    zeros = torch.zeros_like(nn.utils.parameters_to_vector(q_network.parameters()).detach())
-    moments = Moments(zeros.new_zeros(()), zeros, zeros.clone())
-    return Agent(q_network, target_network, moments)
+    params = q_network.parameters()
+    lr = args.learning_rate
+    eps = args.optimizer_eps
+    if args.optimizer == "adam":
+        optimizer = torch.optim.Adam(params, lr, eps=eps, fused=True)
+    else:
+        optimizer = torch.optim.RMSprop(params, lr, args.rmsprop_decay, eps, centered=True)
+    return Agent(q_network, target_network, optimizer)
 
 
 # === Replay =====================================================================================
@@ -402,79 +376,32 @@ def value_of(action, q):
 
 
 # === Update =====================================================================================
-class Plan(NamedTuple):
-    """What an iteration does at each of its T = num_steps steps, known beforehand."""
-
-    epsilon: np.ndarray  # (T,) float32, chance of a random action
-    learning_rate: np.ndarray  # (T,) float32
-    row: np.ndarray  # (T,) int32, where the step goes in the replay
-    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
-    num_updates: np.ndarray  # (T,) int32, how many follow the step
-    updates_before: np.ndarray  # (T,) int32, how many were done before; PyTorch's loop asks
-
-
-def make_plan(iteration: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays; counts are integers, so rounding moves no update."""
-    first = iteration * args.num_steps
-    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
-    after = before + args.num_envs
-    updates = updates_after(before, args)
-    learning_rate = args.learning_rate
-    if args.anneal_lr:
-        learning_rate *= 1 - iteration / args.num_iterations
-    return Plan(
-        epsilon=epsilon_after(before, args).astype(np.float32),
-        learning_rate=np.full(args.num_steps, learning_rate, np.float32),
-        row=(before % args.buffer_size).astype(np.int32),
-        num_rows=np.minimum(after, args.buffer_size).astype(np.int32),
-        num_updates=(updates_after(after, args) - updates).astype(np.int32),
-        updates_before=updates.astype(np.int32),
-    )
-
-
-def updates_after(steps: np.ndarray, args: Args) -> np.ndarray:
+def updates_after(steps, args: Args):
     """How many updates are due after so many environment steps, whatever num_envs is."""
-    ratio = Fraction(str(args.replay_ratio)) / args.batch_size  # exact: 12.8 as written
-    learnt = (max(x - args.learning_starts, 0) for x in steps.tolist())
-    return np.array([x * ratio.numerator // ratio.denominator for x in learnt])
+    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
-def update(
-    q_network, target_network, moments: Moments, batch: Transition, learning_rate, args: Args
-):
-    """Train on a batch, in place; return (2,): the loss and the mean Q.
+def learn(agent: Agent, replay, losses, global_step: int, args: Args):
+    """Train on as many batches as are due after a step of all environments, in place.
 
-    Gradient and optimizer (Adam: Kingma & Ba 2015) are written out, so that all of it compiles
-    into one graph, which backward() would break. One vector of all gradients: fewer kernels.
+    global_step counts the environment steps before it; losses (2,) are summed up.
     """
-    loss, losses = dqn_loss(q_network, target_network, batch, args)
-    params = list(q_network.parameters())
-    grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
-    with torch.no_grad():
-        count, mean, square = moments
-        count += 1
-        if args.optimizer == "adam":
-            mean.lerp_(grad, 1 - 0.9)
-            square.lerp_(grad**2, 1 - 0.999)
-            root = (square / (1 - 0.999**count)).sqrt()
-            direction = mean / (1 - 0.9**count) / (root + args.optimizer_eps)
-        else:  # torch.optim.RMSprop(centered=True)
-            mean.lerp_(grad, 1 - args.rmsprop_decay)
-            square.lerp_(grad**2, 1 - args.rmsprop_decay)
-            direction = grad / ((square - mean**2).sqrt() + args.optimizer_eps)
-        for x, dx in zip(params, direction.split([x.numel() for x in params]), strict=True):
-            x -= learning_rate * dx.view_as(x)
-    return losses
-
-
-def learn(agent, replay, losses, transition, learning_rate, now, update_fn, args: Args):
-    """Store N steps and train on num_updates batches, in place; losses (2,) are summed up."""
-    add(replay, transition, now.row)
-    for i in range(now.num_updates):
-        batch = sample(replay, now.num_rows, args.batch_size)
-        losses += update_fn(batch=batch, learning_rate=learning_rate)
-        if (now.updates_before + i + 1) % args.target_network_frequency == 0:
+    after = global_step + args.num_envs
+    num_rows = min(after, args.buffer_size)  # of the replay, how many are written
+    for number in range(updates_after(global_step, args), updates_after(after, args)):
+        batch = sample(replay, num_rows, args.batch_size)
+        losses += update(agent, batch, args)
+        if (number + 1) % args.target_network_frequency == 0:
             agent.target_network.load_state_dict(agent.q_network.state_dict())
+
+
+def update(agent: Agent, batch: Transition, args: Args):
+    """Train on a batch, in place; return (2,): the loss and the mean Q."""
+    loss, losses = dqn_loss(agent.q_network, agent.target_network, batch, args)
+    agent.optimizer.zero_grad()
+    loss.backward()
+    agent.optimizer.step()
+    return losses
 
 
 class Episodes(NamedTuple):
@@ -508,36 +435,36 @@ def choose_device() -> torch.device:
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
 
-def iterate(
-    agent: Agent, replay, obs, env_state, plan: Plan, step_fn, update_fn, env: VecEnv, args: Args
-):
+def iterate(agent: Agent, replay, obs, env_state, iteration: int, step_fn, env: VecEnv, args: Args):
     """Act, step, store and learn num_steps times; return obs and env_state, and what to log.
 
-    Networks, moments and replay change in place.
+    Networks, optimizer and replay change in place.
     """
     shape = (args.num_steps, args.num_envs)
     device = obs.device
+    first = iteration * args.num_steps
+    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
     # Drawn for the whole iteration: calls of PyTorch cost more than their numbers.
-    epsilon = torch.tensor(plan.epsilon, device=device)
-    learning_rate = torch.tensor(plan.learning_rate, device=device)
+    epsilon = torch.tensor(epsilon_after(before, args), dtype=torch.float32, device=device)
     explore = torch.rand(shape, device=device) < epsilon[:, None]
     random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
 
     losses = torch.zeros(2, device=device)
     results = []
-    for step in range(args.num_steps):
+    for step, global_step in enumerate(before.tolist()):
         action = act(agent.q_network, obs, explore[step], random_action[step])
         new_obs, env_state, result = step_fn(env_state, to_jax(action))
         results.append(to_torch(result))  # on a CPU, sync; all are kept until torch has read them
         result = results[-1]
         transition = Transition(obs, action, *(result[x] for x in Transition._fields[2:]))
-        now = Plan(*(x[step].item() for x in plan))
-        learn(agent, replay, losses, transition, learning_rate[step], now, update_fn, args)
+        add(replay, transition, row=global_step % args.buffer_size)
+        learn(agent, replay, losses, global_step, args)
         obs = to_torch(new_obs)
 
     stacked = [torch.stack([x[name] for x in results]) for name in Episodes._fields]
     metrics = episode_statistics(Episodes(*stacked))
-    updates = torch.tensor(plan.num_updates.sum(), dtype=torch.float32, device=device)
+    updates = updates_after(before[-1] + args.num_envs, args) - updates_after(before[0], args)
+    updates = torch.tensor(updates, dtype=torch.float32, device=device)
     metrics["charts/epsilon"] = epsilon[-1]
     metrics["charts/updates"] = updates
     td_loss, q_value = losses / updates
@@ -546,21 +473,23 @@ def iterate(
     return obs, env_state, metrics
 
 
-def compile_graph(function, gpu):
-    """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
-    from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
-    torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
-    options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels: less per call on a CPU
-        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
+def tensors_of(agent: Agent, replay: Transition) -> dict[str, Any]:
+    """All that training changes in place, by the names that it has in a checkpoint."""
+    if not agent.optimizer.state:
+        # An optimizer makes its moments in its first step, which would be too late to read them
+        # from a checkpoint. A step along a gradient of zeros makes them, and moves no weight.
+        for x in agent.q_network.parameters():
+            x.grad = torch.zeros_like(x)
+        agent.optimizer.step()
+        for moments in agent.optimizer.state.values():
+            moments["step"].zero_()
+    named = agent.q_network.named_parameters()
+    return {
+        "q_network": agent.q_network.state_dict(),
+        "target_network": agent.target_network.state_dict(),
+        "optimizer": {name: agent.optimizer.state[x] for name, x in named},
+        "replay": replay,
     }
-    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
-    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def train(args: Args) -> None:
@@ -574,31 +503,18 @@ def train(args: Args) -> None:
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
     spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "torch", "compile" if args.compile else "env.jit", gpu or "cpu")
+    log = RunLog(args, spaces, "torch", "env.jit", gpu or "cpu")
 
     torch.manual_seed(args.seed)
     agent = make_agent(args, env, device)
     replay = make_replay(args, env, device)
-    update_fn = partial(update, *agent, args=args)
-    if args.compile:  # now: the first update is due only after learning_starts
-        update_fn = compile_graph(update_fn, gpu)
-        with torch.random.fork_rng():  # so that an eager run draws the same numbers
-            batch = sample(replay, 1, args.batch_size)
-        update_fn(batch=batch, learning_rate=torch.zeros((), device=device))  # moves no weight
-        for x in agent.moments:
-            x.zero_()
     generators = [torch, torch.cuda] if gpu else [torch]
     # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
     jax_device = jax.devices(device.type)[0]
     obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(args.seed), jax_device))
 
     # These tensors change in place, so a checkpoint's numbers are copied into them.
-    tensors = {
-        "q_network": agent.q_network.state_dict(),
-        "target_network": agent.target_network.state_dict(),
-        "moments": agent.moments,
-        "replay": replay,
-    }
+    tensors = tensors_of(agent, replay)
     if args.resume:
         states = [x.get_rng_state() for x in generators]
         saved = log.load(tensors=tensors, generators=states, obs=obs, env_state=env_state)
@@ -613,9 +529,11 @@ def train(args: Args) -> None:
     step_fn = jax.jit(env.step)
     for iteration in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
-        plan = make_plan(iteration, args)
+        if args.anneal_lr:
+            decay = 1 - iteration / args.num_iterations
+            agent.optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         obs, env_state, metrics = iterate(
-            agent, replay, obs, env_state, plan, step_fn, update_fn, env, args
+            agent, replay, obs, env_state, iteration, step_fn, env, args
         )
         values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
         metrics = dict(zip(metrics, values, strict=True))
@@ -631,7 +549,8 @@ def train(args: Args) -> None:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the best action for each obs.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units.
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. Nothing is
+    drawn, so the seed, which PPO's scripts have here, changes nothing.
     """
     info, args = load_info(folder)
     env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
