@@ -1,6 +1,7 @@
 """load_policy: what a run learnt, as a function of observations, in every script."""
 
 import importlib
+import shutil
 from functools import cache
 from typing import Any
 
@@ -8,6 +9,7 @@ import dqn
 import numpy as np
 import pytest
 import reference
+from conftest import ROOT
 from frameworks import weights_in
 from running import main, train
 from sections import DQN_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS
@@ -49,6 +51,16 @@ def test_ppos_likeliest_action_is_that_of_the_checkpoints_actor(name, folder_of)
     sure = abs(logits[:, 1] - logits[:, 0]) > 1e-5
     np.testing.assert_array_equal(action[sure], logits.argmax(-1)[sure])
     np.testing.assert_array_equal(policy_of(name, folder)(obs.tolist()), action)
+
+
+def test_the_lines_of_the_page(folder_of, tmp_path, monkeypatch):
+    page = (ROOT / "docs/scripts.md").read_text().partition("## Use what was trained")[2]
+    lines = page.partition("```python\n")[2].partition("```")[0]
+    shutil.copytree(folder_of("ppo_linen"), tmp_path / "runs/mine")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(lines, names)
+    assert names["action"].shape == (1,)
 
 
 @pytest.mark.parametrize("name", PPO_SCRIPTS)
