@@ -119,12 +119,14 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
 def add_notes(root: Path, scripts: dict[str, Any]) -> None:
     """Give each section what its framework asks for, from docs/notes.toml.
 
-    A note is for the scripts that have all words of its table's name; that with most words counts.
+    A note is for the scripts in whose names and frameworks are all words of its table's name; that
+    with most words counts.
     """
     notes = tomllib.loads((root / "docs/notes.toml").read_text())
     unused = {(name, title) for name, own in notes.items() for title in own}
     for script, info in scripts.items():
-        names = [x for x in notes if set(x.split("_")) <= set(script.split("_"))]
+        words = {*script.split("_"), info["framework"]}
+        names = [x for x in notes if set(x.split("_")) <= words]
         names.sort(key=lambda x: x.count("_"), reverse=True)
         for section in info["sections"]:
             name = next((x for x in names if section["title"] in notes[x]), "")

@@ -123,9 +123,9 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
     assert "README.md: not what the studies give" in capsys.readouterr().out
     assert docs.run(argparse.Namespace(check=False)) == 0
     assert "| sb3 | 10 | 5.99 |" in (tmp_path / "README.md").read_text()
-    monkeypatch.setitem(docs.SCRIPTS, "ppo_mine", ROWS["ppo_linen"] | {"teaches": "nothing"})
+    monkeypatch.setitem(docs.SCRIPTS, "ppo_yours", ROWS["ppo_linen"] | {"teaches": "nothing"})
     table = docs.renewed("<!-- table of scripts.toml -->\n<!-- end -->").splitlines()
-    assert table[-2] == "| [ppo_mine](more/ppo_mine.py) | nothing |"
+    assert table[-2] == "| [ppo_yours](more/ppo_yours.py) | nothing |"
     with pytest.raises(SourceError, match="no block is called"):
         docs.renewed("<!-- nothing of studies/peers -->\n<!-- end -->")
 
