@@ -313,10 +313,12 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
     delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
     decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
 
-    advantage = [torch.zeros_like(delta[0])]
-    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):
-        advantage.append(step_delta + step_decay * advantage[-1])
-    return torch.stack(advantage[:0:-1])
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+        advantage = step_delta + step_decay * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
 
 
 # === Loss =======================================================================================
@@ -366,8 +368,8 @@ def update(agent, epoch_fn, storage: Storage, args: Args):
     for _ in range(args.update_epochs):
         order = torch.randperm(args.batch_size, device=value.device)
         losses.append(epoch_fn(batch, order))
-    losses = jax.tree.map(lambda *x: torch.stack(x).mean(), *losses)
-    metrics = losses | episode_statistics(storage)
+    metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
+    metrics |= episode_statistics(storage)
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -376,7 +378,7 @@ def epoch(minibatch_fn, batch: Batch, order, args: Args):
     """Train on a batch in this order, in place; return each loss, (num_minibatches,), by name."""
     shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
-    return jax.tree.map(lambda *x: torch.stack(x), *losses)
+    return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
@@ -485,21 +487,11 @@ def train(args: Args) -> None:
 
     torch.manual_seed(args.seed)
     agent, adam = make_agent(args, env, device)
-    generators = [torch, torch.cuda] if gpu else [torch]
     # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
-    jax_device = jax.devices(device.type)[0]
-    obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(args.seed), jax_device))
-
-    # These tensors train in place, so a checkpoint's numbers are copied into them.
-    tensors = {"agent": agent.state_dict(), "adam": adam}
+    key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
+    obs, env_state = jax.jit(env.reset)(key)
     if args.resume:
-        states = [x.get_rng_state() for x in generators]
-        saved = log.load(tensors=tensors, generators=states, obs=obs, env_state=env_state)
-        arrays, states, obs, env_state = saved
-        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_rng_state(torch.as_tensor(state))
-        obs, env_state = jax.device_put((obs, env_state), jax_device)
+        obs, env_state = resume(log, agent, adam, obs, env_state)
     obs = to_torch(obs)
 
     # agent, adam and args are bound: to the compiler they are constants.
@@ -524,11 +516,34 @@ def train(args: Args) -> None:
             metrics = dict(zip(metrics, values, strict=True))
             log.write(metrics, start, middle, time.perf_counter())
             if log.must_save():
-                on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync
-                states = [x.get_rng_state() for x in generators]
-                log.save(**on_host, generators=states, env_state=env_state)
+                state = training_state(agent, adam)
+                state = {name: x.cpu() for name, x in state.items()}  # sync
+                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def training_state(agent, adam) -> dict[str, torch.Tensor]:
+    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
+    state |= {f"adam/{name}": x for name, x in adam._asdict().items()}
+    state["generator"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda_generator"] = torch.cuda.get_rng_state()
+    return state
+
+
+def resume(log, agent, adam, obs, env_state):
+    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
+    state = training_state(agent, adam)
+    device = obs.device
+    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    torch.set_rng_state(state["generator"])
+    if torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda_generator"])
+    return jax.device_put((obs, env_state), device)
 
 
 # === Run log ====================================================================================

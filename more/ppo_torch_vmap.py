@@ -351,10 +351,12 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
     delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
     decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
 
-    advantage = [torch.zeros_like(delta[0])]
-    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):
-        advantage.append(step_delta + step_decay * advantage[-1])
-    return torch.stack(advantage[:0:-1])
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+        advantage = step_delta + step_decay * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
 
 
 # === Loss =======================================================================================
@@ -406,8 +408,8 @@ def update(agent, epoch_fn, storage: Storage, generators, args: Args):
     for _ in range(args.update_epochs):
         order = torch.stack([shuffle(generator=x) for x in generators])
         losses.append(epoch_fn(batch, order))
-    losses = jax.tree.map(lambda *x: torch.stack(x).mean((0, 1)), *losses)
-    metrics = losses | vmap(episode_statistics)(storage)
+    metrics = {name: torch.stack([x[name] for x in losses]).mean((0, 1)) for name in losses[0]}
+    metrics |= vmap(episode_statistics)(storage)
     error = target - value
     metrics["losses/explained_variance"] = 1 - error.var((1, 2)) / target.var((1, 2))
     return metrics
@@ -418,7 +420,7 @@ def epoch(minibatch_fn, batch: Batch, order, args: Args):
     rows = torch.arange(args.num_agents, device=order.device)[:, None]  # [rows, order]: of each
     shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
-    return jax.tree.map(lambda *x: torch.stack(x), *losses)
+    return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
@@ -530,21 +532,11 @@ def train(args: Args) -> None:
 
     agent, adam, generators = make_agents(args, env, device)
     # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
-    jax_device = jax.devices(device.type)[0]
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
-    keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax_device)
+    keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
     obs, env_state = jax.jit(jax.vmap(env.reset))(keys)
-
-    # These tensors train in place, so a checkpoint's numbers are copied into them.
-    tensors = {"agent": agent.state_dict(), "adam": adam}
     if args.resume:
-        states = [np.stack([x.get_state() for x in generators])]
-        saved = log.load(tensors=tensors, generators=states, obs=obs, env_state=env_state)
-        arrays, states, obs, env_state = saved
-        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
-        for generator, state in zip(generators, states[0], strict=True):
-            generator.set_state(torch.as_tensor(state))
-        obs, env_state = jax.device_put((obs, env_state), jax_device)
+        obs, env_state = resume(log, agent, adam, generators, obs, env_state)
     obs = to_torch(obs)
 
     # agent, adam and args are bound: to the compiler they are constants.
@@ -571,11 +563,31 @@ def train(args: Args) -> None:
             metrics = dict(zip(metrics, values, strict=True))
             log.write(metrics, start, middle, time.perf_counter())
             if log.must_save():
-                on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync
-                states = [np.stack([x.get_state() for x in generators])]
-                log.save(**on_host, generators=states, env_state=env_state)
+                state = training_state(agent, adam, generators)
+                state = {name: x.cpu() for name, x in state.items()}  # sync
+                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def training_state(agent, adam, generators) -> dict[str, torch.Tensor]:
+    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
+    state |= {f"adam/{name}": x for name, x in adam._asdict().items()}
+    state["generators"] = torch.stack([x.get_state() for x in generators])
+    return state
+
+
+def resume(log, agent, adam, generators, obs, env_state):
+    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
+    state = training_state(agent, adam, generators)
+    device = obs.device
+    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    for generator, x in zip(generators, state["generators"], strict=True):
+        generator.set_state(x.clone())  # a row in place would crash PyTorch 2.13
+    return jax.device_put((obs, env_state), device)
 
 
 # === Run logs ===================================================================================
