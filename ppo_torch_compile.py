@@ -5,14 +5,14 @@
 # ///
 """PPO in compiled PyTorch: the environments step in JAX, and arrays cross over as views.
 
-    python ppo_torch_compile.py --env-id CartPole-v1 --seed 1  # 32 s on two CPU cores, at bb8fac0
+    python ppo_torch_compile.py --env-id CartPole-v1 --seed 1
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - to_torch and to_jax hand arrays over where they lie; on a GPU, nothing is copied to the host.
 - rollout is a Python loop: each step calls the actor, then one jitted step of all environments.
 - minibatch_step is one graph: gradient, clipping and Adam, which is written out.
 - compile_graph compiles a function; on a GPU, capture records an epoch as a CUDA graph.
-- train keeps its tensors for good, so a checkpoint's numbers are copied into them.
+- train is the whole story. training_state and resume, below it, are for checkpoints.
 Diff me with ppo_torch.py to see what compiling takes, with ppo_linen.py to see JAX.
 """
 
@@ -81,11 +81,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -177,7 +177,7 @@ def to_torch(arrays):
     On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
     memory again once the view is gone, without waiting for torch: keep it until torch has read it.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)
+    return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
 
 
 def to_jax(tensor):
@@ -266,6 +266,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
+    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
+    # would take many times as long, and its checks would wait for the device.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -305,8 +307,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -433,7 +435,7 @@ def capture(function, state):
     def replay(*new_inputs):
         nonlocal inputs, outputs
         if inputs is None:
-            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))
+            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))  # each tensor in them
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -476,7 +478,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
@@ -487,7 +489,8 @@ def train(args: Args) -> None:
 
     torch.manual_seed(args.seed)
     agent, adam = make_agent(args, env, device)
-    # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
+    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
     if args.resume:

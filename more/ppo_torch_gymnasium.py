@@ -7,7 +7,7 @@
 
     python ppo_torch_gymnasium.py --env-id CartPole-v1 --seed 1
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv.reset makes the environments by --vectorization: Gymnasium in this process (sync), or in
   one per environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
 - VecEnv.step starts the next episode at once, so that no step is spent on it.
@@ -82,11 +82,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -345,6 +345,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
+    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
+    # would take many times as long, and its checks would wait for the device.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -358,7 +360,8 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
 
     all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
     logprob = log_prob_of(action, logits.log_softmax(-1))
-    result = jax.tree.map(lambda *x: torch.from_numpy(np.stack(x)).to(obs.device), *results)
+    stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
+    result = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
     return obs, Storage(all_obs, action, logprob, **result)
 
 
@@ -379,8 +382,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -475,7 +478,7 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else None

@@ -7,7 +7,8 @@
 
     python ppo_torch_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
-Read Agent to Training first; policy, GAE and loss are still written for one agent. What to look at:
+Read Agent to Training first; policy, GAE and loss are still written for one agent.
+"# sync" marks a line that waits for the device. What to look at:
 - make_agents stacks the tensors of all agents in one module, and keeps a generator for each.
 - for_each runs a function for all agents: functional_call gives the module one agent's tensors.
 - minibatch_step takes the gradient of the summed losses, which is each agent's own.
@@ -85,11 +86,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -181,7 +182,7 @@ def to_torch(arrays):
     On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
     memory again once the view is gone, without waiting for torch: keep it until torch has read it.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)
+    return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
 
 
 def to_jax(tensor):
@@ -301,6 +302,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: Args):
     """Act for num_steps from obs (num_agents, N, obs_dim); return obs, env_state, Storage alike."""
+    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
+    # would take many times as long, and its checks would wait for the device.
     shape = (args.num_agents, args.num_steps, args.num_envs, env.num_actions)
     noise = torch.empty(shape, device=obs.device)
     for agent_noise, generator in zip(noise, generators, strict=True):
@@ -343,8 +346,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -396,8 +399,8 @@ def update(agent, epoch_fn, storage: Storage, generators, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log, (num_agents,) each."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
-        all_obs = torch.stack([storage.obs, storage.next_obs], 1)
-        value, next_value = for_each(agent, lambda agent, obs: agent(obs)[1])(all_obs).unbind(1)
+        both_obs = torch.stack([storage.obs, storage.next_obs], 1)
+        value, next_value = for_each(agent, lambda agent, obs: agent(obs)[1])(both_obs).unbind(1)
     advantage = vmap(partial(compute_gae, args=args))(storage, value, next_value)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
@@ -478,7 +481,7 @@ def capture(function, state):
     def replay(*new_inputs):
         nonlocal inputs, outputs
         if inputs is None:
-            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))
+            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))  # each tensor in them
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -521,7 +524,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
@@ -531,7 +534,8 @@ def train(args: Args) -> None:
     log = RunLogs(args, "torch", "compile" if args.jit_env else "compile, env none", gpu or "cpu")
 
     agent, adam, generators = make_agents(args, env, device)
-    # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
+    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # compile twice.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
     obs, env_state = jax.jit(jax.vmap(env.reset))(keys)
