@@ -5,9 +5,9 @@
 # ///
 """PPO in JAX and Flax NNX: the rollout and the update are one nnx.jit each.
 
-    python ppo_nnx.py --env-id CartPole-v1 --seed 1  # 15 s on two CPU cores, at bb8fac0
+    python ppo_nnx.py --env-id CartPole-v1 --seed 1
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent is an object that owns its weights, and calls its layers as PyTorch does.
 - rollout steps gymnax's environments and the actor together in lax.scan, a compiled loop.
 - update changes agent and optimizer in place; inside lax.scan they travel as plain arrays.
@@ -84,11 +84,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -243,10 +243,13 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
+    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
+    # takes less time.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
         obs, env_state = carry
+        # The loop may read agent, like any array from outside; what it changes, it must carry.
         logits = agent.get_logits(obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
         new_obs, env_state, result = env.step(env_state, action)
@@ -268,8 +271,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -281,7 +284,9 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
         advantage = step_delta + step_decay * next_advantage
         return advantage, advantage
 
-    return jax.lax.scan(step, jnp.zeros(args.num_envs), (delta, decay), reverse=True)[1]
+    last = jnp.zeros(args.num_envs)
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # back in time
+    return advantages
 
 
 # === Loss =======================================================================================
@@ -319,14 +324,15 @@ def ppo_loss(agent, batch: Batch, args: Args):
 def update(agent, optimizer, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
-    all_obs = jnp.stack([storage.obs, storage.next_obs])
-    value, next_value = agent.get_value(all_obs)
+    both_obs = jnp.stack([storage.obs, storage.next_obs])
+    value, next_value = agent.get_value(both_obs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
-    # lax.scan carries arrays. To split and merge objects costs time only while it is compiled.
+    # lax.scan carries arrays, not objects, which are split before it and merged in every step. That
+    # costs time only while it is compiled.
     graphdef, train_state = nnx.split((agent, optimizer))
 
     def minibatch_step(train_state, minibatch):
@@ -352,9 +358,9 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
-    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
-    1 in 64 neighbours of 8192, keep their order.
+    Sorts random numbers whose low bits hold the index, in a sixth of the time that
+    jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
+    sort to the order 1, 2, 0. Equal random bits, 1 in 64 neighbours of 8192, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -375,7 +381,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
@@ -383,8 +389,8 @@ def train(args: Args) -> None:
     spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "nnx", "jit" if args.jit else "none", device.device_kind)
 
-    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
-    # keys are folded in from its number, so resuming needs none.
+    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
+    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     agent, optimizer = make_agent(args, env, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
@@ -394,7 +400,7 @@ def train(args: Args) -> None:
         state, obs, env_state = saved
         nnx.update(objects, state)
 
-    # env and args are bound: to the compiler they are constants. Donating would save no time.
+    # To the compiler, env and args are constants. Donating the arguments would save no time.
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
     rollout_fn = partial(jit(partial(rollout, env=env, args=args)), agent)
     update_fn = partial(jit(partial(update, args=args)), agent, optimizer)

@@ -7,7 +7,7 @@
 
     python ppo_linen_gymnasium.py --env-id CartPole-v1 --seed 1
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv.reset makes the environments by --vectorization: Gymnasium in this process (sync), or in
   one per environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
 - VecEnv.step starts the next episode at once, so that no step is spent on it.
@@ -87,11 +87,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -314,7 +314,7 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     adam = optax.adam(learning_rate, eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
-    return train_state.replace(step=jnp.int32(0))  # an array, as after every update
+    return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
 
 
 # === Storage ====================================================================================
@@ -346,6 +346,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage, in NumPy."""
+    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
+    # takes less time.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     steps = []
@@ -375,8 +377,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -388,7 +390,9 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
         advantage = step_delta + step_decay * next_advantage
         return advantage, advantage
 
-    return jax.lax.scan(step, jnp.zeros(args.num_envs), (delta, decay), reverse=True)[1]
+    last = jnp.zeros(args.num_envs)
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # back in time
+    return advantages
 
 
 # === Loss =======================================================================================
@@ -426,8 +430,8 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 def update(train_state, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state and what to log."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
-    all_obs = jnp.stack([storage.obs, storage.next_obs])
-    value, next_value = train_state.apply_fn(train_state.params, all_obs, method="get_value")
+    both_obs = jnp.stack([storage.obs, storage.next_obs])
+    value, next_value = train_state.apply_fn(train_state.params, both_obs, method="get_value")
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
@@ -454,9 +458,9 @@ def update(train_state, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
-    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
-    1 in 64 neighbours of 8192, keep their order.
+    Sorts random numbers whose low bits hold the index, in a sixth of the time that
+    jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
+    sort to the order 1, 2, 0. Equal random bits, 1 in 64 neighbours of 8192, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -477,7 +481,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
@@ -485,7 +489,7 @@ def train(args: Args) -> None:
     spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "linen", "jit", device.device_kind)
 
-    # An iteration's keys are folded in from its number, so resuming needs none.
+    # fold_in makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
     train_state = make_agent(args, env, agent_key)
     obs = env.reset(args.num_iterations * args.num_steps)
@@ -494,7 +498,7 @@ def train(args: Args) -> None:
         train_state, obs, actions = saved
         env.replay(actions[: log.info["iteration"] * args.num_steps], obs)
 
-    # args is bound: to the compiler it is constant. Donating would save no time.
+    # To the compiler, args is constant. Donating the arguments would save no time.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn))
     update_fn = jax.jit(partial(update, args=args))
     for iteration in range(log.info["iteration"], args.num_iterations):

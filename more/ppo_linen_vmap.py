@@ -8,7 +8,7 @@
     python ppo_linen_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
 Read Agent to Training first; up to Update, all functions are ppo_linen.py's, for one agent.
-What to look at is train:
+"# sync" marks a line that waits for the device. What to look at is train:
 - make_agent runs for one agent after another, in a compiled loop (jax.lax.map).
 - jax.vmap goes around rollout and update, below jax.jit: each array gets an axis of agents.
 - split and fold_in keep the keys of each agent, as if it trained alone.
@@ -88,11 +88,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -219,7 +219,7 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     adam = optax.adam(learning_rate, eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
-    return train_state.replace(step=jnp.int32(0))  # an array, as after every update
+    return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
 
 
 # === Storage ====================================================================================
@@ -251,6 +251,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
+    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
+    # takes less time.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -276,8 +278,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -289,7 +291,9 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
         advantage = step_delta + step_decay * next_advantage
         return advantage, advantage
 
-    return jax.lax.scan(step, jnp.zeros(args.num_envs), (delta, decay), reverse=True)[1]
+    last = jnp.zeros(args.num_envs)
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # back in time
+    return advantages
 
 
 # === Loss =======================================================================================
@@ -327,8 +331,8 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 def update(train_state, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state and what to log."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
-    all_obs = jnp.stack([storage.obs, storage.next_obs])
-    value, next_value = train_state.apply_fn(train_state.params, all_obs, method="get_value")
+    both_obs = jnp.stack([storage.obs, storage.next_obs])
+    value, next_value = train_state.apply_fn(train_state.params, both_obs, method="get_value")
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
@@ -355,9 +359,9 @@ def update(train_state, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
-    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
-    1 in 64 neighbours of 8192, keep their order.
+    Sorts random numbers whose low bits hold the index, in a sixth of the time that
+    jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
+    sort to the order 1, 2, 0. Equal random bits, 1 in 64 neighbours of 8192, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -378,7 +382,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train the agents, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
@@ -386,8 +390,8 @@ def train(args: Args) -> None:
     spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLogs(args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
 
-    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
-    # keys are folded in from its number, so resuming needs none.
+    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
+    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     # out_axes=1: keys (num_agents, 2) -> (n, num_agents, 2), so that n names get one per agent.
     split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)
@@ -400,7 +404,7 @@ def train(args: Args) -> None:
         saved = log.load(train_state=train_state, obs=obs, env_state=env_state)
         train_state, obs, env_state = saved
 
-    # env and args are bound: to the compiler they are constants. Donating would save no time.
+    # To the compiler, env and args are constants. Donating the arguments would save no time.
     rollout_fn = jax.jit(jax.vmap(partial(rollout, env=env, args=args)))
     update_fn = jax.jit(jax.vmap(partial(update, args=args)))
     with jax.disable_jit(not args.jit):

@@ -7,7 +7,7 @@
 
     python ppo_rnn_equinox.py --env-id MemoryChain-bsuite --seed 1
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent is asked in parts: encode what is seen, remember it, then say what to do and its value.
 - rollout carries each environment's memory on, and empties it where an episode ends.
 - update shuffles environments and not steps: a minibatch is of whole sequences.
@@ -86,11 +86,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         sizes = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "gru_hidden_size")
         for name in sizes:
             if getattr(self, name) < 1:
@@ -306,6 +306,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(train_state, obs, memory, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
+    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
+    # takes less time.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -337,8 +339,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -350,7 +352,9 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
         advantage = step_delta + step_decay * next_advantage
         return advantage, advantage
 
-    return jax.lax.scan(step, jnp.zeros(args.num_envs), (delta, decay), reverse=True)[1]
+    last = jnp.zeros(args.num_envs)
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # back in time
+    return advantages
 
 
 # === Loss =======================================================================================
@@ -435,9 +439,9 @@ def update(train_state, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits hold the index: a sixth of jax.random.permutation's time.
-    For size 3, two bits: 1011_00, 0010_01 and 0111_10 sort to the order 1, 2, 0. Equal numbers,
-    1 in 64 neighbours of 8192, keep their order.
+    Sorts random numbers whose low bits hold the index, in a sixth of the time that
+    jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
+    sort to the order 1, 2, 0. Equal random bits, 1 in 64 neighbours of 8192, keep their order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -458,7 +462,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 # === Training ===================================================================================
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
@@ -466,8 +470,8 @@ def train(args: Args) -> None:
     spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(args, spaces, "equinox", "jit" if args.jit else "none", device.device_kind)
 
-    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
-    # keys are folded in from its number, so resuming needs none.
+    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
+    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     train_state = make_agent(args, env, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
@@ -476,7 +480,7 @@ def train(args: Args) -> None:
         saved = log.load(train_state=train_state, obs=obs, memory=memory, env_state=env_state)
         train_state, obs, memory, env_state = saved
 
-    # env and args are bound: to the compiler they are constants. Donating would save no time.
+    # To the compiler, env and args are constants. Donating the arguments would save no time.
     rollout_fn = eqx.filter_jit(partial(rollout, env=env, args=args))
     update_fn = eqx.filter_jit(partial(update, args=args))
     with jax.disable_jit(not args.jit):

@@ -7,7 +7,7 @@
 
     python ppo_rnn_torch.py --env-id MemoryChain-bsuite --seed 1
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent has a torch.nn.GRU, which goes through a whole sequence at one call.
 - rollout carries each environment's memory on, and empties it where an episode ends.
 - update shuffles environments and not steps: a minibatch is of whole sequences.
@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -52,6 +52,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch import nn
+from torch.optim.lr_scheduler import LinearLR
 
 
 # === Arguments ==================================================================================
@@ -86,11 +87,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         sizes = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "gru_hidden_size")
         for name in sizes:
             if getattr(self, name) < 1:
@@ -192,7 +193,7 @@ def to_torch(arrays):
     On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
     memory again once the view is gone, without waiting for torch: keep it until torch has read it.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)
+    return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
 
 
 def to_jax(tensor):
@@ -253,17 +254,14 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, env: VecEnv, device: torch.device):
-    """Initialise the parameters and Adam."""
+    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
     sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
     agent = Agent(env.obs_shape, *sizes).to(device)
-    adam = torch.optim.Adam(agent.parameters(), args.learning_rate, eps=args.adam_eps, fused=True)
-    for x in agent.parameters():  # or they would be made by the first step: too late to resume
-        adam.state[x] = {
-            "step": torch.zeros((), device=device),
-            "exp_avg": torch.zeros_like(x),
-            "exp_avg_sq": torch.zeros_like(x),
-        }
-    return agent, adam
+    params = agent.parameters()
+    optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
+    last_factor = 0.0 if args.anneal_lr else 1.0  # of the learning rate
+    scheduler = LinearLR(optimizer, 1.0, last_factor, args.num_optimizer_steps)
+    return agent, optimizer, scheduler
 
 
 # === Storage ====================================================================================
@@ -299,6 +297,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, memory, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
+    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
+    # would take many times as long, and its checks would wait for the device.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -343,18 +343,20 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
     delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
     decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
 
-    advantage = [torch.zeros_like(delta[0])]
-    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):
-        advantage.append(step_delta + step_decay * advantage[-1])
-    return torch.stack(advantage[:0:-1])
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+        advantage = step_delta + step_decay * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
 
 
 # === Loss =======================================================================================
@@ -410,7 +412,7 @@ def unroll(agent, batch: Batch) -> torch.Tensor:
 
 
 # === Update =====================================================================================
-def update(agent, epoch_fn, storage: Storage, args: Args):
+def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
@@ -427,29 +429,23 @@ def update(agent, epoch_fn, storage: Storage, args: Args):
     losses = []
     for _ in range(args.update_epochs):
         order = torch.randperm(args.num_envs, device=value.device)
-        losses.append(epoch_fn(batch, order))
-    losses = jax.tree.map(lambda *x: torch.stack(x).mean(), *losses)
-    metrics = losses | episode_statistics(storage)
+        shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
+        for minibatch in zip(*shuffled, strict=True):
+            losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
+    metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
+    metrics |= episode_statistics(storage)
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
 
-def epoch(minibatch_fn, batch: Batch, order, args: Args):
-    """Train on a batch in this order, in place; return each loss, (num_minibatches,), by name."""
-    shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
-    losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
-    return jax.tree.map(lambda *x: torch.stack(x), *losses)
-
-
-def minibatch_step(agent, adam, counter, minibatch: Batch, args: Args):
-    """Train on a minibatch, in place; counter gives the steps done so far. Return its losses."""
+def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
+    """Train on a minibatch, in place; return its losses."""
     loss, losses = ppo_loss(agent, minibatch, args)
-    adam.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-    decay = 1 - next(counter) / args.num_optimizer_steps if args.anneal_lr else 1.0
-    adam.param_groups[0]["lr"] = args.learning_rate * decay
-    adam.step()
+    optimizer.step()
+    scheduler.step()
     return losses
 
 
@@ -477,7 +473,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
@@ -488,53 +484,69 @@ def train(args: Args) -> None:
     log = RunLog(args, spaces, "torch", "env.jit" if args.jit_env else "none", gpu or "cpu")
 
     torch.manual_seed(args.seed)
-    agent, adam = make_agent(args, env, device)
-    generators = [torch, torch.cuda] if gpu else [torch]
-    # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
-    jax_device = jax.devices(device.type)[0]
-    obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(args.seed), jax_device))
-
+    agent, optimizer, scheduler = make_agent(args, env, device)
+    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # compile twice.
+    key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
+    obs, env_state = jax.jit(env.reset)(key)
     memory = torch.zeros(args.num_envs, args.gru_hidden_size, device=device)
-
-    # These tensors train in place, so a checkpoint's numbers are copied into them.
-    moments = {name: adam.state[x] for name, x in agent.named_parameters()}
-    tensors = {"agent": agent.state_dict(), "adam": moments}
     if args.resume:
-        states = [x.get_rng_state() for x in generators]
-        playing = {"obs": obs, "memory": memory, "env_state": env_state}
-        saved = log.load(tensors=tensors, generators=states, **playing)
-        arrays, states, obs, memory, env_state = saved
-        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_rng_state(torch.as_tensor(state))
-        obs, env_state = jax.device_put((obs, env_state), jax_device)
+        obs, env_state = resume(log, agent, optimizer, scheduler, memory, obs, env_state)
     obs = to_torch(obs)
-    memory = torch.as_tensor(memory, device=device)
 
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent)
-    counter = count(log.info["iteration"] * args.update_epochs * args.num_minibatches)
-    epoch_fn = partial(epoch, partial(minibatch_step, agent, adam, counter, args=args), args=args)
-
     with jax.disable_jit(not args.jit_env):
         for _ in range(log.info["iteration"], args.num_iterations):
             start = time.perf_counter()
-            state = (obs, memory, env_state)
-            obs, memory, env_state, storage = rollout(policy_fn, *state, step_fn, env, args)
+            carry = (obs, memory, env_state)
+            obs, memory, env_state, storage = rollout(policy_fn, *carry, step_fn, env, args)
             if args.sync_for_timing and gpu:
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter()
-            metrics = update(agent, epoch_fn, storage, args)
+            metrics = update(agent, optimizer, scheduler, storage, args)
             values = torch.stack([*metrics.values()]).tolist()  # sync: all in one
             metrics = dict(zip(metrics, values, strict=True))
             log.write(metrics, start, middle, time.perf_counter())
             if log.must_save():
-                on_host = {"tensors": tensors, "obs": obs, "memory": memory}
-                on_host = jax.tree.map(torch.Tensor.cpu, on_host)  # sync
-                states = [x.get_rng_state() for x in generators]
-                log.save(**on_host, generators=states, env_state=env_state)
+                state = training_state(agent, optimizer, scheduler, memory)
+                state = {name: x.cpu() for name, x in state.items()}  # sync
+                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def training_state(agent, optimizer, scheduler, memory) -> dict[str, torch.Tensor]:
+    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
+    for name, x in agent.named_parameters():
+        for key, moment in optimizer.state[x].items():
+            state[f"optimizer/{name}/{key}"] = moment
+    state["scheduler/last_epoch"] = torch.tensor(scheduler.last_epoch)
+    state["scheduler/lr"] = torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64)
+    state["memory"] = memory
+    state["generator"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda_generator"] = torch.cuda.get_rng_state()
+    return state
+
+
+def resume(log, agent, optimizer, scheduler, memory, obs, env_state):
+    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
+    for x in agent.parameters():
+        x.grad = torch.zeros_like(x)
+    optimizer.step()  # makes Adam's moments, to load into; gradients of 0 change no parameter
+    state = training_state(agent, optimizer, scheduler, memory)
+    device = obs.device
+    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    scheduler.last_epoch = int(state["scheduler/last_epoch"])
+    optimizer.param_groups[0]["lr"] = float(state["scheduler/lr"])
+    torch.set_rng_state(state["generator"])
+    if torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda_generator"])
+    return jax.device_put((obs, env_state), device)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

@@ -7,7 +7,8 @@
 
     python ppo_torch_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
-Read Agent to Training first; policy, GAE and loss are still written for one agent. What to look at:
+Read Agent to Training first; policy, GAE and loss are still written for one agent.
+"# sync" marks a line that waits for the device. What to look at:
 - make_agents stacks the tensors of all agents in one module, and keeps a generator for each.
 - for_each runs a function for all agents: functional_call gives the module one agent's tensors.
 - minibatch_step takes the gradient of the summed losses, which is each agent's own.
@@ -89,11 +90,11 @@ class Args:
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
-        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
         for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
@@ -185,7 +186,7 @@ def to_torch(arrays):
     On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
     memory again once the view is gone, without waiting for torch: keep it until torch has read it.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)
+    return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
 
 
 def to_jax(tensor):
@@ -305,6 +306,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: Args):
     """Act for num_steps from obs (num_agents, N, obs_dim); return obs, env_state, Storage alike."""
+    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
+    # would take many times as long, and its checks would wait for the device.
     shape = (args.num_agents, args.num_steps, args.num_envs, env.num_actions)
     noise = torch.empty(shape, device=obs.device)
     for agent_noise, generator in zip(noise, generators, strict=True):
@@ -347,18 +350,20 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs); across neither do
-    advantages flow from one episode into the one before.
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
     delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
     decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
 
-    advantage = [torch.zeros_like(delta[0])]
-    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):
-        advantage.append(step_delta + step_decay * advantage[-1])
-    return torch.stack(advantage[:0:-1])
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+        advantage = step_delta + step_decay * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
 
 
 # === Loss =======================================================================================
@@ -398,8 +403,8 @@ def update(agent, epoch_fn, storage: Storage, generators, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log, (num_agents,) each."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
-        all_obs = torch.stack([storage.obs, storage.next_obs], 1)
-        value, next_value = for_each(agent, lambda agent, obs: agent(obs)[1])(all_obs).unbind(1)
+        both_obs = torch.stack([storage.obs, storage.next_obs], 1)
+        value, next_value = for_each(agent, lambda agent, obs: agent(obs)[1])(both_obs).unbind(1)
     advantage = vmap(partial(compute_gae, args=args))(storage, value, next_value)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
@@ -410,8 +415,8 @@ def update(agent, epoch_fn, storage: Storage, generators, args: Args):
     for _ in range(args.update_epochs):
         order = torch.stack([shuffle(generator=x) for x in generators])
         losses.append(epoch_fn(batch, order))
-    losses = jax.tree.map(lambda *x: torch.stack(x).mean((0, 1)), *losses)
-    metrics = losses | vmap(episode_statistics)(storage)
+    metrics = {name: torch.stack([x[name] for x in losses]).mean((0, 1)) for name in losses[0]}
+    metrics |= vmap(episode_statistics)(storage)
     error = target - value
     metrics["losses/explained_variance"] = 1 - error.var((1, 2)) / target.var((1, 2))
     return metrics
@@ -422,7 +427,7 @@ def epoch(minibatch_fn, batch: Batch, order, args: Args):
     rows = torch.arange(args.num_agents, device=order.device)[:, None]  # [rows, order]: of each
     shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
-    return jax.tree.map(lambda *x: torch.stack(x), *losses)
+    return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
@@ -480,7 +485,7 @@ def capture(function, state):
     def replay(*new_inputs):
         nonlocal inputs, outputs
         if inputs is None:
-            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))
+            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))  # each tensor in them
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -523,7 +528,7 @@ def choose_device() -> torch.device:
 
 def train(args: Args) -> None:
     """Train the agents, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
@@ -536,22 +541,13 @@ def train(args: Args) -> None:
     )
 
     agent, adam, generators = make_agents(args, env, device)
-    # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
-    jax_device = jax.devices(device.type)[0]
+    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # compile twice.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
-    keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax_device)
+    keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
     obs, env_state = jax.jit(jax.vmap(env.reset))(keys)
-
-    # These tensors train in place, so a checkpoint's numbers are copied into them.
-    tensors = {"agent": agent.state_dict(), "adam": adam}
     if args.resume:
-        states = [np.stack([x.get_state() for x in generators])]
-        saved = log.load(tensors=tensors, generators=states, obs=obs, env_state=env_state)
-        arrays, states, obs, env_state = saved
-        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
-        for generator, state in zip(generators, states[0], strict=True):
-            generator.set_state(torch.as_tensor(state))
-        obs, env_state = jax.device_put((obs, env_state), jax_device)
+        obs, env_state = resume(log, agent, adam, generators, obs, env_state)
     obs = to_torch(obs)
 
     # agent, adam and args are bound: to the compiler they are constants.
@@ -578,11 +574,31 @@ def train(args: Args) -> None:
             metrics = dict(zip(metrics, values, strict=True))
             log.write(metrics, start, middle, time.perf_counter())
             if log.must_save():
-                on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync
-                states = [np.stack([x.get_state() for x in generators])]
-                log.save(**on_host, generators=states, env_state=env_state)
+                state = training_state(agent, adam, generators)
+                state = {name: x.cpu() for name, x in state.items()}  # sync
+                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def training_state(agent, adam, generators) -> dict[str, torch.Tensor]:
+    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
+    state |= {f"adam/{name}": x for name, x in adam._asdict().items()}
+    state["generators"] = torch.stack([x.get_state() for x in generators])
+    return state
+
+
+def resume(log, agent, adam, generators, obs, env_state):
+    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
+    state = training_state(agent, adam, generators)
+    device = obs.device
+    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    for generator, x in zip(generators, state["generators"], strict=True):
+        generator.set_state(x.clone())  # a row in place would crash PyTorch 2.13
+    return jax.device_put((obs, env_state), device)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

@@ -5,7 +5,7 @@ Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (in
 
 import importlib
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -203,11 +203,8 @@ class Torch:
         self.script, self.args = script, args
         torch.manual_seed(args.seed)
         self.make_env()
-        self.agent, adam = script.make_agent(args, self.env, torch.device("cpu"))
+        self.agent, *self.learning = script.make_agent(args, self.env, torch.device("cpu"))
         self.policy_fn = partial(script.policy, self.agent)
-        counter = [] if script.__name__ == "ppo_torch_compile" else [count()]
-        step = partial(script.minibatch_step, self.agent, adam, *counter, args=args)
-        self.epoch_fn = partial(script.epoch, step, args=args)
 
     def make_env(self) -> None:
         self.env = self.script.VecEnv(self.args.env_id, self.args.num_envs)
@@ -241,7 +238,7 @@ class Torch:
     def update(self, storage: tuple, seed: int) -> Metrics:
         torch.manual_seed(seed)
         storage = self.script.Storage(*map(torch.tensor, storage))
-        return floats(self.script.update(self.agent, self.epoch_fn, storage, self.args))
+        return floats(self.script.update(self.agent, *self.learning, storage, self.args))
 
     def rollout(self, seed: int) -> Any:
         torch.manual_seed(seed)
@@ -249,6 +246,13 @@ class Torch:
         new = self.script.rollout(self.policy_fn, *carry, self.step_fn, self.env, self.args)
         self.obs, *_, self.env_state, storage = new
         return storage
+
+
+class TorchCompile(Torch):
+    def __init__(self, script: ModuleType, args: Any) -> None:
+        super().__init__(script, args)
+        step = partial(script.minibatch_step, self.agent, *self.learning, args=args)
+        self.learning = [partial(script.epoch, step, args=args)]
 
 
 class TorchGymnasium(Torch):
@@ -277,7 +281,7 @@ LEARNERS: dict[str, Any] = {
     "ppo_nnx_tree": NNXTree,
     "ppo_equinox": Equinox,
     "ppo_torch": Torch,
-    "ppo_torch_compile": Torch,
+    "ppo_torch_compile": TorchCompile,
     "ppo_torch_gymnasium": TorchGymnasium,
     "ppo_rnn_linen": Linen,
     "ppo_rnn_nnx": NNX,

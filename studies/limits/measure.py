@@ -207,7 +207,7 @@ def torch_parts(script: Any, size: str) -> Parts:
     steps = args.update_epochs * args.num_minibatches
     env = script.VecEnv("CartPole-v1", args.num_envs)
     torch.manual_seed(1)
-    agent, adam = script.make_agent(args, env, torch.device("cpu"))
+    agent, *learning = script.make_agent(args, env, torch.device("cpu"))
     jax_device = jax.devices("cpu")[0]
     first_obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(1), jax_device))
     obs = script.to_torch(first_obs)
@@ -215,14 +215,13 @@ def torch_parts(script: Any, size: str) -> Parts:
     policy_fn = partial(script.policy, agent)
     rollout = partial(script.rollout, policy_fn, obs, env_state, step_fn, env, args)
     storage = rollout()[2]
-    epoch_fn = make_epoch(script, agent, adam, args)
-    update = partial(script.update, agent, epoch_fn, storage, args)
+    update = make_update(script, agent, learning, args)
     action = torch.zeros(args.num_envs, dtype=torch.int32)
     noise = torch.zeros(args.num_envs, env.num_actions)
     _, _, result = step_fn(env_state, script.to_jax(action))
 
     def iteration():
-        return script.update(agent, epoch_fn, rollout()[2], args)
+        return update(rollout()[2])
 
     def environment():
         state = env_state
@@ -270,29 +269,30 @@ def torch_parts(script: Any, size: str) -> Parts:
 
     few = single_row_args(script, size)
     few_storage = script.Storage(*(x[: few.num_steps, : few.num_envs] for x in storage))
-    few_epoch_fn = make_epoch(script, agent, adam, few)
+    few_update = make_update(script, agent, learning, few)
     parts = {
         "iteration": iteration,
         "rollout": rollout,
         "environment": environment,
         "crossing": crossing,
         "policy": partial(act, policy_fn),
-        "update": update,
+        "update": partial(update, storage),
         "products": partial(repeat, multiply, layers),
         "tanh": partial(repeat, activate, inputs),
         "gathers": gathers,
         "values": values,
-        "calls": partial(script.update, agent, few_epoch_fn, few_storage, few),
+        "calls": partial(few_update, few_storage),
         "log": make_log(script, size),
     }
     if script.__name__ == "ppo_torch":  # compiled, Adam is a part of the step's one graph
+        optimizer, _ = learning
 
         def optimize():
             for x in agent.parameters():
                 x.grad = torch.zeros_like(x)
             for _ in range(steps):
                 torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                adam.step()
+                optimizer.step()
 
         parts["Adam"] = optimize
     else:
@@ -314,12 +314,13 @@ def make_log(script: Any, size: str) -> Callable:
     return write
 
 
-def make_epoch(script: Any, agent: Any, adam: Any, args: Any) -> Callable:
-    if script.__name__ == "ppo_torch":
-        step = partial(script.minibatch_step, agent, adam, itertools.count(), args=args)
-    else:
-        step = script.compile_graph(partial(script.minibatch_step, agent, adam, args=args), None)
-    return partial(script.epoch, step, args=args)
+def make_update(script: Any, agent: Any, learning: list[Any], args: Any) -> Callable:
+    """A function of a storage; learning is what make_agent returns beside the agent."""
+    if script.__name__ != "ppo_torch":
+        step = partial(script.minibatch_step, agent, *learning, args=args)
+        step = script.compile_graph(step, None)
+        learning = [partial(script.epoch, step, args=args)]
+    return lambda storage: script.update(agent, *learning, storage, args)
 
 
 # === Measuring ==================================================================================
