@@ -61,7 +61,8 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs)
-    log = RunLogs(args, "linen", "jit", device.device_kind)
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
+    log = RunLogs(args, spaces, "linen", "jit", device.device_kind)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # there is no iteration to wait for
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)

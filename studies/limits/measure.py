@@ -305,7 +305,7 @@ def make_log(script: Any, size: str) -> Callable:
     args = make_args(script, size, runs_dir=tempfile.mkdtemp())
     metrics = dict.fromkeys(METRICS, 0.5)
     with contextlib.redirect_stdout(io.StringIO()):
-        log = script.RunLog(args, "", "", "")
+        log = script.RunLog(args, {}, "", "", "")
 
     def write():
         with contextlib.redirect_stdout(io.StringIO()):  # here JSON goes there
