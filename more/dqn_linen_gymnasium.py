@@ -20,19 +20,18 @@ import time
 
 START = time.perf_counter()  # before the imports, which take seconds
 
+import atexit
 import importlib
 import json
 import math
+import multiprocessing
 import os
 import platform
 import shlex
 import shutil
 import signal
 import sys
-import warnings
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -81,7 +80,7 @@ class Args:
     rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
     hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
     matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
-    vectorization: Literal["sync", "async", "envpool", "vector"] = "sync"  # Gymnasium's, or EnvPool
+    vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
@@ -150,97 +149,69 @@ class VecEnv:
     """
 
     def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
-        self.env_id = env_id
         self.num_envs = num_envs
         self.vectorization = vectorization
         self.seed = seed
-        actions, observations = self.spaces()
-        if not isinstance(actions, Discrete) or actions.start != 0:
-            fail(f"--env-id: actions must be discrete and begin with 0; {env_id} has {actions}")
-        if not isinstance(observations, Box):
-            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
-            fail(f"--env-id: observations must be arrays; {env_id} has {observations}; {hint}")
-        self.num_actions = int(actions.n)
-        self.obs_shape = observations.shape
-        self.obs_dim = math.prod(self.obs_shape)
-
-    def spaces(self) -> tuple[Any, Any]:
-        """Of actions and of observations."""
-        if self.vectorization == "envpool":
-            try:
-                import envpool  # not among the first lines' packages: it brings 600 MB of games
-            except ImportError:
-                fail("--vectorization envpool needs a package: pip install envpool==1.2.5")
-            if self.env_id not in envpool.list_all_envs():
-                fail(f"--vectorization envpool has no environment {self.env_id}")
-            warnings.filterwarnings("ignore", ".*precision lowered")  # of the limits in its spaces
-            spec = envpool.make_spec(self.env_id)
-            return spec.action_space, spec.observation_space
-        module, _, name = self.env_id.rpartition(":")
-        if module:  # one's own; python -m envs.check my_module:MyEnv-v0 says if it is right
-            sys.path.append(os.getcwd())
-            if hasattr(importlib.import_module(module), name):
-                fail(f"--env-id: {name} is a class; use its registered id, as {self.env_id}-v0")
-        for package in metadata.entry_points(group="gymnasium.envs"):
-            if package.name in ("__root__", name.partition("/")[0]):  # as MinAtar/Breakout-v0
-                package.load()()
+        self.envs: Any = None
+        module, _, name = env_id.rpartition(":")
         try:
+            if module:  # one's own; python -m envs.check my_module:MyEnv-v0 says if it is right
+                sys.path.append(os.getcwd())
+                if hasattr(importlib.import_module(module), name):
+                    fail(f"--env-id: {name} is a class; use its registered id, as {env_id}-v0")
+            for package in metadata.entry_points(group="gymnasium.envs"):
+                if package.name in ("__root__", name.partition("/")[0]):  # as MinAtar/Breakout-v0
+                    package.load()()
             self.spec = gymnasium.spec(name)
-        except gymnasium.error.Error as error:  # it names the closest
+            env = gymnasium.make(self.spec)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
-        if self.vectorization == "vector" and self.env_id != "CartPole-v1":
-            fail(f"--vectorization vector has CartPole-v1 only, not {self.env_id}")
-        env = gymnasium.make(self.spec)
-        env.close()
-        return env.action_space, env.observation_space
+        if not isinstance(env.action_space, Discrete) or env.action_space.start != 0:
+            fail(f"--env-id: actions must be discrete and begin with 0, not {env.action_space}")
+        if not isinstance(env.observation_space, Box):
+            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
+            fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
+        self.action_space = env.action_space
+        self.num_actions = int(env.action_space.n)
+        self.obs_shape = env.observation_space.shape
+        self.obs_dim = math.prod(self.obs_shape)
+        try_out(env)
 
-    def reset(self, num_steps: int) -> np.ndarray:
-        """Make and start every environment, for num_steps steps each; return obs (N, obs_dim)."""
+    def reset(self, iteration: int = 0) -> np.ndarray:
+        """Make and start every environment; return obs (N, obs_dim).
+
+        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        episodes, which are not those that it began with.
+        """
+        if iteration > 0:
+            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        seeds = (np.random.SeedSequence(self.seed).generate_state(self.num_envs) >> 1).tolist()
-        how = self.vectorization
-        if how == "envpool":
-            import envpool
-
-            self.envs: Any = envpool.make_gymnasium(self.env_id, num_envs=self.num_envs, seed=seeds)
-            obs, _ = self.envs.reset()
-        elif how == "vector":
-            mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
-            self.envs = gymnasium.make_vec(self.spec, self.num_envs, mode)
-            obs, _ = self.envs.reset(seed=seeds[0])
-        else:
-            mode = gymnasium.vector.AutoresetMode.DISABLED
-            options: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
-            if how == "async":
-                options["context"] = "forkserver"  # not fork: JAX and torch have threads
-                options["worker"] = async_worker
-                os.environ["PYTHONSAFEPATH"] = "1"  # they import no file of the current folder
-            self.envs = gymnasium.make_vec(self.spec, self.num_envs, how, vector_kwargs=options)
-            obs, _ = self.envs.reset(seed=seeds)
-        close = partial(close_workers, self.envs) if how == "async" else self.envs.close
-        weakref.finalize(self, close)  # however the process ends
-        self.episode_return = np.zeros(self.num_envs, np.float32)  # of the running episode
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        mode = gymnasium.vector.AutoresetMode.DISABLED
+        options: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
+        wrappers = []
+        if self.vectorization == "async":
+            options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            wrappers.append(ignore_signals)
+        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
+        self.envs = self.guarded(gymnasium.make_vec, *how)
+        atexit.register(self.envs.close)
+        obs, _ = self.guarded(self.envs.reset, seed=seeds)
+        self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        # All actions taken, for replay; a checkpoint holds them.
-        dtype = np.min_scalar_type(self.num_actions - 1)
-        self.actions = np.zeros((num_steps, self.num_envs), dtype)
-        self.count = 0
         return self.flatten(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Take action (N,) of integers; return obs after any restart, and what happened by name."""
-        self.actions[self.count] = action
-        self.count += 1
-        try:
-            obs, reward, terminated, truncated, _ = self.envs.step(action.astype(np.int64))
-        except (SystemExit, EOFError, ConnectionError) as error:  # sys.exit(0) is no good end
-            raise RuntimeError(f"{self.env_id} called sys.exit, or its process ended") from error
+        action = action.astype(np.int64)
+        obs, reward, terminated, truncated, _ = self.guarded(self.envs.step, action)
         next_obs = self.flatten(obs)
-        reward = reward.astype(np.float32)
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
         result = {
-            "reward": reward,
+            "reward": reward.astype(np.float32),
             "terminated": terminated,
             "truncated": truncated,
             "next_obs": next_obs,
@@ -252,55 +223,45 @@ class VecEnv:
         self.episode_length = np.where(done, 0, episode_length)
         if not done.any():
             return next_obs, result
-        obs = next_obs.copy()
-        obs[done] = self.restart(done)  # at once: they would spend their next step on it
-        return obs, result
+        # At once: Gymnasium's autoreset would spend the next step on it.
+        obs, _ = self.guarded(self.envs.reset, options={"reset_mask": done})
+        return self.flatten(obs), result
 
-    def restart(self, done: np.ndarray) -> np.ndarray:
-        """Start anew where done (N,); return the obs of those."""
-        if self.vectorization != "vector":
-            obs, _ = self.envs.reset(options={"reset_mask": done})
-            return self.flatten(obs if self.vectorization == "envpool" else obs[done])
-        # Gymnasium's own CartPoles can start all anew only, so the others get their state back.
-        envs = self.envs.unwrapped
-        state = envs.state
-        steps = envs.steps
-        obs, _ = envs.reset()
-        envs.state = np.where(done, envs.state, state)
-        envs.steps = np.where(done, 0, steps)
-        return self.flatten(obs[done])
-
-    def replay(self, actions: np.ndarray, obs: np.ndarray) -> None:
-        """Bring environments just reset to where a stopped run saw obs (N, obs_dim) last.
-
-        Gymnasium has no way to save an environment, but all actions (T, N) since the start, taken
-        again, lead to the same state. That costs the time that the environments took before.
-        """
-        now = obs
-        for action in actions:
-            now, _ = self.step(action)
-        if not np.array_equal(now, obs, equal_nan=True):
-            fail(f"--resume: {self.env_id} does not repeat itself, so no run in it can go on")
+    def guarded(self, function: Callable, *given: Any, **options: Any) -> Any:
+        """Call a function of Gymnasium's; if an environment fails, end the processes of all."""
+        try:
+            return function(*given, **options)
+        except BaseException as error:
+            for process in multiprocessing.active_children():
+                process.kill()
+            if self.envs and self.vectorization == "async":
+                self.envs.closed = True  # to close them, Gymnasium would wait for the dead
+            if isinstance(error, SystemExit | EOFError | BrokenPipeError | ConnectionResetError):
+                name = self.spec.id  # sys.exit(0) must not look like the end of a training
+                raise RuntimeError(f"{name} called sys.exit, or its process ended") from error
+            raise
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
-        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)
+        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
 
 
-def async_worker(*args: Any) -> None:
-    """A process of --vectorization async: the parent handles signals, and this one ends with it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(EOFError, OSError):
-        gymnasium.vector.async_vector_env._async_worker(*args)
+def try_out(env: Any) -> None:
+    """Take a step, so that what is wrong shows here, and not far from the cause."""
+    start = env.reset(seed=0)
+    if not isinstance(start, tuple) or len(start) != 2:
+        fail("--env-id: reset must return obs and info")
+    _, reward, *_ = env.step(env.action_space.sample())
+    if np.shape(reward) != ():
+        fail(f"--env-id: step must return one number as reward, not {reward!r}")
+    env.close()
 
 
-def close_workers(envs: Any) -> None:
-    """End the processes of --vectorization async. Gymnasium's own close can wait for a dead one."""
-    for pipe in envs.parent_pipes:
-        pipe.close()  # at which a process closes its environment, and ends
-    for process in envs.processes:
-        process.join()
-    envs.closed = True
+def ignore_signals(env: gymnasium.Env) -> gymnasium.Env:
+    """In a process of async: a terminal's Ctrl-C reaches it, too, and the run wants to go on."""
+    if multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return env
 
 
 # === Agent ======================================================================================
@@ -571,12 +532,9 @@ def train(args: Args) -> None:
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
     train_state = make_agent(args, env, agent_key)
     replay = make_replay(args, env)
-    obs = env.reset(args.num_iterations * args.num_steps)
     if args.resume:
-        train_state, replay, obs, actions = log.load(
-            train_state=train_state, replay=replay, obs=obs, actions=env.actions
-        )
-        env.replay(actions[: log.info["iteration"] * args.num_steps], obs)
+        train_state, replay = log.load(train_state=train_state, replay=replay)
+    obs = env.reset(log.info["iteration"])
 
     # env and args are bound: to the compiler they are constants. What is donated is changed in
     # place: the replay is never copied.
@@ -592,7 +550,7 @@ def train(args: Args) -> None:
         metrics = jax.device_get(metrics)  # sync
         log.write(metrics, start, time.perf_counter())
         if log.must_save():
-            log.save(train_state=train_state, replay=replay, obs=obs, actions=env.actions)
+            log.save(train_state=train_state, replay=replay)
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
 

@@ -126,20 +126,27 @@ class VecEnv:
 
     def __init__(self, env_id: str, num_envs: int, feed_back: bool = False) -> None:
         if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
-            module, name = env_id.split(":")
+            module, _, name = env_id.rpartition(":")
             sys.path.append(os.getcwd())
-            self.env = getattr(importlib.import_module(module), name)()
+            try:
+                make = getattr(importlib.import_module(module), name, None)
+            except ModuleNotFoundError as error:  # the module, or a package that it needs
+                fail(f"--env-id: {error}")
+            if make is None:
+                fail(f"--env-id: {module} has no {name}")
+            self.env = make()
             self.params = self.env.default_params
         elif env_id in gymnax.registered_envs:
             self.env, self.params = gymnax.make(env_id)
         else:
             (closest,) = difflib.get_close_matches(env_id, gymnax.registered_envs, 1, cutoff=0)
             fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
-        if not isinstance(self.env.action_space(self.params), Discrete):
+        self.action_space = self.env.action_space(self.params)
+        if not isinstance(self.action_space, Discrete):
             fail(f"--env-id: the actions of {env_id} are continuous, and must be discrete")
         self.num_envs = num_envs
         self.feed_back = feed_back
-        self.num_actions = self.env.action_space(self.params).n
+        self.num_actions = self.action_space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
@@ -163,6 +170,8 @@ class VecEnv:
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
+        if reward.shape != (self.num_envs,):
+            fail(f"--env-id: step must return one number as reward, not {reward.shape[1:]}")
         reward = reward.astype(jnp.float32)
         feedback = jnp.column_stack([jax.nn.one_hot(action, self.num_actions), reward])
         episode_return = state.episode_return + reward
