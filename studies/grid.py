@@ -174,8 +174,7 @@ def full_name(short: str) -> str:
 
     In names of runs PPO's have no ppo_, and linen-none is ppo_linen that compiles nothing.
     """
-    name = short.removesuffix("-none")
-    return name if name in SCRIPTS else f"ppo_{name}"
+    return short if short in SCRIPTS else f"ppo_{short.removesuffix('-none')}"
 
 
 def file_of(short: str) -> str:

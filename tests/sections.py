@@ -21,7 +21,7 @@ BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 
 
 def scripts(*words: str) -> tuple[str, ...]:
-    """Those whose algorithm, framework and family are among what their rows say."""
+    """Those in whose rows all the words are, each as algorithm, framework or family."""
     return tuple(name for name, row in ROWS.items() if set(words) <= set(row.values()))
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,25 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 from made_up import MODES, metrics_rows, results, run_info, write_grid, write_plain, write_run
+from sections import ROWS
 
 from analysis import schema
 from analysis.runs import RULES, load, save
 from analysis.schema import ITERATIONS, RUNS, SourceError
 
 HOSTILE = "<script>\ud800\x1b[31m\r\n\0\u202e../../x|$^_`" + "x" * 100_000
+
+
+def test_an_installed_analysis_has_the_scripts(tmp_path):
+    """pyproject.toml puts scripts.toml into the wheel, where no folder above has it."""
+    shutil.copytree(ROOT / "analysis", tmp_path / "analysis")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for source, target in wheel["force-include"].items():
+        shutil.copy(ROOT / source, tmp_path / target)
+    code = "from analysis.measures import SCRIPTS; print(*SCRIPTS)"
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
+    assert said.split() == list(ROWS)
 
 
 # === One run ====================================================================================
