@@ -68,8 +68,8 @@ def test_the_pages_network_trains(script, place, tmp_path, monkeypatch):
     copy = script.replace("ppo", "cnn")
     (tmp_path / f"{copy}.py").write_text(with_class(script, blocks("python")[place]))
     monkeypatch.syspath_prepend(tmp_path)
-    flags = re.search("ppo_cnn.py (--.+)", blocks("bash")[1])[1].split()
-    folder = train(copy, tmp_path, "run", *flags, iterations=2)
+    [flags] = re.findall("ppo_cnn.py (--.+)", blocks("bash")[1])
+    folder = train(copy, tmp_path, "run", *flags.split(), iterations=2)
     assert all(row["losses/value_loss"] > 0 for row in rows(folder))
     convolution = [x for name, x in arrays(folder).items() if "conv" in name]
     assert sorted(x.size for x in convolution if x.ndim)[-1] == 3 * 3 * 4 * 16
