@@ -248,7 +248,7 @@ def to_torch(arrays):
     On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
     memory again once the view is gone, without waiting for torch: keep it until torch has read it.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)
+    return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
 
 
 def to_jax(tensor):

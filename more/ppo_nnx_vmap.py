@@ -344,8 +344,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
-    # lax.scan carries arrays, not objects, which are split before it and merged in every step. That
-    # costs time only while it is compiled.
+    # lax.scan carries arrays, so objects are split before it, and merged in it while it compiles.
     graphdef, train_state = nnx.split((agent, optimizer))
 
     def minibatch_step(train_state, minibatch):

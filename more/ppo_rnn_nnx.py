@@ -396,8 +396,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
     steps = (done, storage.obs, storage.action, storage.logprob, value, advantage, target)
     batch = Batch(storage.first_memory, *(x.swapaxes(0, 1) for x in steps))
 
-    # lax.scan carries arrays, not objects, which are split before it and merged in every step. That
-    # costs time only while it is compiled.
+    # lax.scan carries arrays, so objects are split before it, and merged in it while it compiles.
     graphdef, train_state = nnx.split((agent, optimizer))
 
     def minibatch_step(train_state, minibatch):

@@ -559,7 +559,7 @@ def train(args: Args) -> None:
         obs, env_state = resume(log, agent, adam, generators, obs, env_state)
     obs = to_torch(obs)
 
-    # agent, adam and args are bound: to the compiler they are constants.
+    # To the compiler, agent, adam and args are constants.
     step_fn = jax.jit(jax.vmap(env.step))
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = compile_graph(for_each(agent, policy), gpu)

@@ -1,10 +1,12 @@
-"""Documents: links lead somewhere, numbers are what the studies give, studies are sound."""
+"""Documents: links lead somewhere, code runs, numbers are what the studies give."""
 
 import argparse
+import ast
 import re
 
 import pytest
 from conftest import ROOT
+from running import arrays, rows, train
 from sections import ROWS, read
 from test_structure import changed_lines
 
@@ -44,6 +46,45 @@ def test_links_lead_to_files_and_headings(path):
             assert not anchor or anchor in anchors(file), link
 
 
+# === Change the network =========================================================================
+def blocks(language):
+    """The code of the section in docs/scripts.md."""
+    page = (ROOT / "docs/scripts.md").read_text()
+    section = page.partition("## Change the network")[2].partition("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+def with_class(script, code):
+    """A script's text with this class in place of its own of the same name."""
+    name = ast.parse(code).body[0].name
+    (old,) = [x for x in ast.parse(read(script)).body if getattr(x, "name", "") == name]
+    lines = read(script).splitlines(keepends=True)
+    lines[old.lineno - 1 : old.end_lineno] = [code]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(("script", "place"), [("ppo_linen", 0), ("ppo_torch", 1)])
+def test_the_pages_network_trains(script, place, tmp_path, monkeypatch):
+    copy = script.replace("ppo", "cnn")
+    (tmp_path / f"{copy}.py").write_text(with_class(script, blocks("python")[place]))
+    monkeypatch.syspath_prepend(tmp_path)
+    [flags] = re.findall("ppo_cnn.py (--.+)", blocks("bash")[1])
+    folder = train(copy, tmp_path, "run", *flags.split(), iterations=2)
+    assert all(row["losses/value_loss"] > 0 for row in rows(folder))
+    convolution = [x for name, x in arrays(folder).items() if "conv" in name]
+    assert sorted(x.size for x in convolution if x.ndim)[-1] == 3 * 3 * 4 * 16
+    assert all(x.any() for x in convolution)  # weights, biases that began as 0, and Adam's moments
+
+
+def test_the_pages_flag_makes_a_wider_network(tmp_path):
+    [flags] = re.findall("ppo_linen.py (--.+)", blocks("bash")[0])
+    folder = train("ppo_linen", tmp_path, "run", *flags.split(), iterations=1)
+    assert {x.shape for name, x in arrays(folder).items() if "Dense_1/kernel" in name} == {
+        (256, 256)
+    }
+
+
+# === Numbers ====================================================================================
 def words_of(name):
     """A page's text, without its line ends."""
     return " ".join((ROOT / name).read_text().split())
