@@ -145,7 +145,14 @@ class VecEnv:
         self.num_actions = int(env.action_space.n)
         self.obs_shape = env.observation_space.shape
         self.obs_dim = math.prod(self.obs_shape)
-        try_out(env)
+        # A step shows here what is wrong, and not far from the cause.
+        start = self.guarded(env.reset, seed=0)
+        if not isinstance(start, tuple) or len(start) != 2:
+            fail(f"--env-id: reset of {env_id} must return obs and info")
+        _, reward, *_ = self.guarded(env.step, env.action_space.sample())
+        if np.shape(reward) != ():
+            fail(f"--env-id: step of {env_id} must return one number as reward, not {reward!r}")
+        env.close()
 
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Make and start every environment; return obs (N, obs_dim).
@@ -213,17 +220,6 @@ class VecEnv:
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
         return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
-
-
-def try_out(env: Any) -> None:
-    """Take a step, so that what is wrong shows here, and not far from the cause."""
-    start = env.reset(seed=0)
-    if not isinstance(start, tuple) or len(start) != 2:
-        fail("--env-id: reset must return obs and info")
-    _, reward, *_ = env.step(env.action_space.sample())
-    if np.shape(reward) != ():
-        fail(f"--env-id: step must return one number as reward, not {reward!r}")
-    env.close()
 
 
 def ignore_signals(env: gymnasium.Env) -> gymnasium.Env:

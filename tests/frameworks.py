@@ -138,9 +138,9 @@ class Linen:
 
 
 def gymnasium_env(script: ModuleType, args: Any) -> tuple[Any, np.ndarray]:
-    """The environments, ready for more steps than a test takes, and their first obs."""
+    """The environments, and their first obs."""
     env = script.VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    return env, env.reset(num_steps=10_000)
+    return env, env.reset()
 
 
 class LinenGymnasium(Linen):

@@ -1,7 +1,4 @@
-"""A Gymnasium environment whose every transition is known, and others like it.
-
-Noisy-v0 has no seed, and Quits-v0 calls sys.exit(0) in its first step.
-"""
+"""A Gymnasium environment whose every transition is known, and others that are wrong."""
 
 import sys
 from typing import Any
@@ -19,15 +16,13 @@ class Scripted(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 10**6, (2, 2), np.int64)
     closed = 0
 
-    def __init__(self, noisy: bool = False) -> None:
-        self.episode, self.noisy = -1, noisy
+    def __init__(self) -> None:
+        self.episode = -1
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
         super().reset(seed=seed)
         if seed is not None:
             self.episode = int(self.np_random.integers(4))
-        if self.noisy:
-            self.np_random = np.random.default_rng()
         self.episode, self.time = self.episode + 1, 0
         self.draw = int(self.np_random.integers(10**6))
         return self.observe(0), {}
@@ -48,12 +43,53 @@ class Scripted(gymnasium.Env):
         Scripted.closed += 1
 
 
-class Quits(Scripted):
+class Rich(Scripted):
+    """A reward that float32 cannot count one by one."""
+
     def step(self, action: Any) -> tuple:
+        obs, _, _, _, info = super().step(action)
+        self.time = 0
+        return obs, 2.0**24 + 1, False, False, info
+
+
+class OnlyObs(Scripted):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        obs, _ = super().reset(seed=seed)
+        return obs
+
+
+class RewardOfShape1(Scripted):
+    def step(self, action: Any) -> tuple:
+        obs, reward, *others = super().step(action)
+        return obs, np.array([reward]), *others
+
+
+class Later(Scripted):
+    """Goes wrong after its first reset, when whoever made it has tried it out."""
+
+    resets = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        self.resets += options is not None
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple:
+        if self.resets > 0:
+            self.go_wrong()
+        return super().step(action)
+
+
+class Fails(Later):
+    def go_wrong(self) -> None:
+        raise ValueError("the arm has fallen off")
+
+
+class Quits(Later):
+    def go_wrong(self) -> None:
         sys.exit(0)
 
 
+KINDS = (Scripted, Rich, OnlyObs, RewardOfShape1, Fails, Quits)
 if "Scripted-v0" not in gymnasium.registry:
-    gymnasium.register("Scripted-v0", entry_point="scripted:Scripted")
-    gymnasium.register("Noisy-v0", entry_point="scripted:Scripted", kwargs={"noisy": True})
-    gymnasium.register("Quits-v0", entry_point="scripted:Quits")
+    for kind in KINDS:
+        gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

@@ -3,7 +3,7 @@
     python -m studies.vectorization.measure > studies/vectorization/measured.jsonl
 
 For 1 to 4,096 parallel environments it times 512 steps with random actions, restarts and episode
-statistics, by the scripts' own VecEnv, in these ways:
+statistics, by the scripts' own VecEnv (others.py has that of vector and envpool), in these ways:
 
     sync, async, vector  Gymnasium: one after the other, a process each, CartPole's own in NumPy
     envpool              EnvPool, in C++, if it is installed: pip install envpool==1.2.5
@@ -53,11 +53,15 @@ MOST_PROCESSES = 64  # of async: it has one for each environment
 # === One process ================================================================================
 def in_gymnasium(how: str, env_id: str, num_envs: int, num_steps: int) -> tuple[float, float]:
     """Return the seconds of starting and of num_steps steps of num_envs environments."""
-    from ppo_linen_gymnasium import VecEnv
+    from more.ppo_linen_gymnasium import VecEnv
+    from studies.vectorization.others import OtherVecEnv
 
     begin = time.perf_counter()
-    env = VecEnv(env_id, num_envs, how, seed=1)
-    env.reset(num_steps + 1)
+    if how in ONLY_CARTPOLE:
+        env = OtherVecEnv(how, num_envs, seed=1)
+    else:
+        env = VecEnv(env_id, num_envs, how, seed=1)
+    env.reset()
     env.step(np.zeros(num_envs, np.int32))
     start = time.perf_counter() - begin
     actions = draw_actions(env.num_actions, num_steps, num_envs)
@@ -127,7 +131,7 @@ def measure(game: str, how: str, sizes: list[int], num_steps: int) -> None:
     if how == "async":  # its processes are forks of one that has imported the script
         import multiprocessing
 
-        multiprocessing.set_forkserver_preload(["ppo_linen_gymnasium"])
+        multiprocessing.set_forkserver_preload(["more.ppo_linen_gymnasium"])
     run(how, env_id, 1, 1)  # imports, a backend, helpers: else the first size would pay for them
     for num_envs in sizes:
         start, seconds = run(how, env_id, num_envs, num_steps)
