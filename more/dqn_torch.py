@@ -3,18 +3,17 @@
 # dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""DQN in PyTorch: the environments step in JAX, and arrays cross over as views.
+"""DQN in eager PyTorch: the environments step in JAX, and arrays cross over as views.
 
     python dqn_torch.py --seed 1          # CartPole-v1
     python dqn_torch.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. What to look at:
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
-- update writes gradient and optimizer out, so that --compile makes one graph of them.
-- learn writes to the replay and trains in place; Moments are the optimizer's memory.
+- update trains in place: zero_grad, backward, step. learn does so as often as it is due.
 - iterate draws an iteration's random numbers at once, since each call of PyTorch costs.
-Diff me with dqn_linen.py to see what JAX changes, with dqn_torch_gymnasium.py to see what
-environments in NumPy do.
+Diff me with dqn_torch_compile.py to see what compiling takes, with dqn_linen.py to see JAX, with
+dqn_torch_gymnasium.py to see environments in NumPy.
 """
 
 import time
@@ -444,7 +443,7 @@ def choose_device() -> torch.device:
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
 
-def iterate(agent: Agent, replay, obs, env_state, iteration: int, step_fn, env: VecEnv, args: Args):
+def iterate(agent: Agent, replay, obs, env_state, iteration, step_fn, env: VecEnv, args: Args):
     """Act, step, store and learn num_steps times; return obs and env_state, and what to log.
 
     Networks, optimizer and replay change in place.
@@ -482,25 +481,6 @@ def iterate(agent: Agent, replay, obs, env_state, iteration: int, step_fn, env: 
     return obs, env_state, metrics
 
 
-def tensors_of(agent: Agent, replay: Transition) -> dict[str, Any]:
-    """All that training changes in place, by the names that it has in a checkpoint."""
-    if not agent.optimizer.state:
-        # An optimizer makes its moments in its first step, which would be too late to read them
-        # from a checkpoint. A step along a gradient of zeros makes them, and moves no weight.
-        for x in agent.q_network.parameters():
-            x.grad = torch.zeros_like(x)
-        agent.optimizer.step()
-        for moments in agent.optimizer.state.values():
-            moments["step"].zero_()
-    named = agent.q_network.named_parameters()
-    return {
-        "q_network": agent.q_network.state_dict(),
-        "target_network": agent.target_network.state_dict(),
-        "optimizer": {name: agent.optimizer.state[x] for name, x in named},
-        "replay": replay,
-    }
-
-
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
     # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
@@ -517,30 +497,19 @@ def train(args: Args) -> None:
     torch.manual_seed(args.seed)
     agent = make_agent(args, env, device)
     replay = make_replay(args, env, device)
-    generators = [torch, torch.cuda] if gpu else [torch]
-    # DLPack commits arrays to a device; from a state that is not, step_fn would compile twice.
-    jax_device = jax.devices(device.type)[0]
-    obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(args.seed), jax_device))
-
-    # These tensors change in place, so a checkpoint's numbers are copied into them.
-    tensors = tensors_of(agent, replay)
+    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # compile twice.
+    key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
+    obs, env_state = jax.jit(env.reset)(key)
     if args.resume:
-        states = [x.get_rng_state() for x in generators]
-        saved = log.load(tensors=tensors, generators=states, obs=obs, env_state=env_state)
-        arrays, states, obs, env_state = saved
-        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
-        del saved, arrays  # a replay's worth of memory
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_rng_state(torch.as_tensor(state))
-        obs, env_state = jax.device_put((obs, env_state), jax_device)
+        obs, env_state = resume(log, agent, replay, obs, env_state, args)
     obs = to_torch(obs)
 
     step_fn = jax.jit(env.step)
     for iteration in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
-        if args.anneal_lr:
-            decay = 1 - iteration / args.num_iterations
-            agent.optimizer.param_groups[0]["lr"] = args.learning_rate * decay
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        agent.optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         obs, env_state, metrics = iterate(
             agent, replay, obs, env_state, iteration, step_fn, env, args
         )
@@ -548,11 +517,42 @@ def train(args: Args) -> None:
         metrics = dict(zip(metrics, values, strict=True))
         log.write(metrics, start, time.perf_counter())
         if log.must_save():
-            on_host = jax.tree.map(torch.Tensor.cpu, {"tensors": tensors, "obs": obs})  # sync
-            states = [x.get_rng_state() for x in generators]
-            log.save(**on_host, generators=states, env_state=env_state)
+            state = training_state(agent, replay)
+            state = {name: x.cpu() for name, x in state.items()}  # sync
+            log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
     jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def training_state(agent: Agent, replay: Transition) -> dict[str, torch.Tensor]:
+    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    state = {f"q_network/{name}": x for name, x in agent.q_network.state_dict().items()}
+    state |= {f"target_network/{name}": x for name, x in agent.target_network.state_dict().items()}
+    state |= {f"replay/{name}": x for name, x in replay._asdict().items()}
+    for name, x in agent.q_network.named_parameters():
+        for key, moment in agent.optimizer.state[x].items():
+            state[f"optimizer/{name}/{key}"] = moment
+    state["generator"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda_generator"] = torch.cuda.get_rng_state()
+    return state
+
+
+def resume(log, agent: Agent, replay, obs, env_state, args: Args):
+    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
+    if updates_after(log.info["iteration"] * args.num_steps * args.num_envs, args) > 0:
+        for x in agent.q_network.parameters():
+            x.grad = torch.zeros_like(x)
+        agent.optimizer.step()  # makes its moments, to load into; gradients of 0 change no weight
+    state = training_state(agent, replay)
+    device = obs.device
+    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    torch.set_rng_state(state["generator"])
+    if torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda_generator"])
+    return jax.device_put((obs, env_state), device)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

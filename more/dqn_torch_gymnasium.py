@@ -12,7 +12,7 @@ Read Agent to Training first. What to look at:
 - VecEnv.reset makes the environments by --vectorization: Gymnasium in this process (sync), or in
   one per environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
 - VecEnv.replay takes all actions again to go on, since Gymnasium saves no environment.
-- update writes gradient and optimizer out, so that --compile makes one graph of them.
+- update trains in place: zero_grad, backward, step. learn does so as often as it is due.
 Diff me with dqn_torch.py to see environments in JAX, with dqn_linen_gymnasium.py to see JAX.
 """
 
@@ -439,7 +439,7 @@ def episode_statistics(episodes: Episodes) -> dict[str, torch.Tensor]:
 
 
 # === Training ===================================================================================
-def iterate(agent: Agent, replay, obs, iteration: int, env: VecEnv, args: Args):
+def iterate(agent: Agent, replay, obs, iteration, env: VecEnv, args: Args):
     """Act, step, store and learn num_steps times; return the obs to go on from, and what to log.
 
     Networks, optimizer and replay change in place.
@@ -477,25 +477,6 @@ def iterate(agent: Agent, replay, obs, iteration: int, env: VecEnv, args: Args):
     return obs, metrics
 
 
-def tensors_of(agent: Agent, replay: Transition) -> dict[str, Any]:
-    """All that training changes in place, by the names that it has in a checkpoint."""
-    if not agent.optimizer.state:
-        # An optimizer makes its moments in its first step, which would be too late to read them
-        # from a checkpoint. A step along a gradient of zeros makes them, and moves no weight.
-        for x in agent.q_network.parameters():
-            x.grad = torch.zeros_like(x)
-        agent.optimizer.step()
-        for moments in agent.optimizer.state.values():
-            moments["step"].zero_()
-    named = agent.q_network.named_parameters()
-    return {
-        "q_network": agent.q_network.state_dict(),
-        "target_network": agent.target_network.state_dict(),
-        "optimizer": {name: agent.optimizer.state[x] for name, x in named},
-        "replay": replay,
-    }
-
-
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
     # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
@@ -509,34 +490,52 @@ def train(args: Args) -> None:
     torch.manual_seed(args.seed)
     agent = make_agent(args, env, device)
     replay = make_replay(args, env, device)
-    generators = [torch, torch.cuda] if gpu else [torch]
-
-    # These tensors change in place, so a checkpoint's numbers are copied into them.
-    tensors = tensors_of(agent, replay)
     if args.resume:
-        states = [x.get_rng_state() for x in generators]
-        saved = log.load(tensors=tensors, generators=states)
-        arrays, states = saved
-        jax.tree.map(lambda x, y: x.copy_(torch.as_tensor(y)), tensors, arrays)
-        del saved, arrays  # a replay's worth of memory
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_rng_state(torch.as_tensor(state))
+        resume(log, agent, replay, args)
     obs = torch.from_numpy(env.reset(log.info["iteration"])).to(device)
 
     for iteration in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
-        if args.anneal_lr:
-            decay = 1 - iteration / args.num_iterations
-            agent.optimizer.param_groups[0]["lr"] = args.learning_rate * decay
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        agent.optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         obs, metrics = iterate(agent, replay, obs, iteration, env, args)
         values = torch.stack([*metrics.values()]).tolist()  # sync
         metrics = dict(zip(metrics, values, strict=True))
         log.write(metrics, start, time.perf_counter())
         if log.must_save():
-            on_host = jax.tree.map(torch.Tensor.cpu, tensors)  # sync
-            states = [x.get_rng_state() for x in generators]
-            log.save(tensors=on_host, generators=states)
+            state = training_state(agent, replay)
+            state = {name: x.cpu() for name, x in state.items()}  # sync
+            log.save(tensors=state)
     log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+
+
+def training_state(agent: Agent, replay: Transition) -> dict[str, torch.Tensor]:
+    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    state = {f"q_network/{name}": x for name, x in agent.q_network.state_dict().items()}
+    state |= {f"target_network/{name}": x for name, x in agent.target_network.state_dict().items()}
+    state |= {f"replay/{name}": x for name, x in replay._asdict().items()}
+    for name, x in agent.q_network.named_parameters():
+        for key, moment in agent.optimizer.state[x].items():
+            state[f"optimizer/{name}/{key}"] = moment
+    state["generator"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda_generator"] = torch.cuda.get_rng_state()
+    return state
+
+
+def resume(log, agent: Agent, replay, args: Args):
+    """Go on from log's checkpoint: load it into all that trains."""
+    if updates_after(log.info["iteration"] * args.num_steps * args.num_envs, args) > 0:
+        for x in agent.q_network.parameters():
+            x.grad = torch.zeros_like(x)
+        agent.optimizer.step()  # makes its moments, to load into; gradients of 0 change no weight
+    state = training_state(agent, replay)
+    (saved,) = log.load(tensors=state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    torch.set_rng_state(state["generator"])
+    if torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda_generator"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

@@ -1,0 +1,870 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnax==1.0.1", "six==1.17.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""DQN in compiled PyTorch: the environments step in JAX, and arrays cross over as views.
+
+    python dqn_torch_compile.py --seed 1          # CartPole-v1
+    python dqn_torch_compile.py minatar --seed 1  # Breakout, by MinAtar's own settings
+
+Read Agent to Training first. What to look at:
+- to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
+- update is one graph: gradient and optimizer, which is written out.
+- compile_graph compiles a function. train has it done at once: the first update is due later.
+- iterate draws an iteration's random numbers at once, since each call of PyTorch costs.
+Diff me with dqn_torch.py to see what compiling takes, with dqn_linen.py to see JAX.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import copy
+import difflib
+import importlib
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import tyro
+from gymnax.environments.spaces import Discrete
+from gymnax.wrappers import StickyActionWrapper
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from torch import nn
+from torch.nn import functional as F
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of all random numbers
+    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
+    sticky_actions: float = 0.0  # chance that an environment repeats its last action instead
+    full_actions: bool = False  # MinAtar's games: all six actions, also those without effect
+    max_episode_steps: int = 0  # steps after which an episode is truncated; 0: the environment's
+    total_timesteps: int = 500_000  # environment steps, in whole iterations
+    learning_rate: float = 2.5e-4  # the optimizer's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    num_envs: int = 8  # parallel environments
+    num_steps: int = 625  # steps of each environment per iteration, a line of the log
+    gamma: float = 0.99  # discount factor
+    buffer_size: int = 10_000  # environment steps that the replay holds
+    batch_size: int = 128  # transitions drawn from the replay for each update
+    train_frequency: int = 10  # environment steps from one update to the next
+    learning_starts: int = 10_000  # environment steps before the first update
+    target_network_frequency: int = 50  # updates (not steps) between target copies
+    double_q: bool = False  # the online network chooses the target's action (Double DQN)
+    start_e: float = 1.0  # chance of a random action, until learning starts
+    end_e: float = 0.05  # chance of a random action in the end
+    exploration_steps: int = 250_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or linear beyond 1
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
+    optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
+    rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
+    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
+    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases, too
+    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+
+    def __post_init__(self) -> None:
+        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        sizes = ["num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency"]
+        for name in [*sizes, "target_network_frequency", "exploration_steps"]:
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        if self.buffer_size % self.num_envs != 0:
+            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
+        steps = self.num_envs * self.num_steps
+        self.num_iterations = self.total_timesteps // steps
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least an iteration, {steps} steps")
+
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
+
+
+@dataclass
+class MinAtar(Args):
+    """The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long."""
+
+    env_id: str = "Breakout-MinAtar"  # gymnax environment with discrete actions
+    sticky_actions: float = 0.1  # chance that an environment repeats its last action instead
+    full_actions: bool = True  # MinAtar's games: all six actions, also those without effect
+    max_episode_steps: int = 2**31 - 1  # steps after which an episode is truncated: no limit
+    total_timesteps: int = 5_000_000  # environment steps, in whole iterations
+    anneal_lr: bool = False  # decay the learning rate linearly to 0
+    num_envs: int = 1  # parallel environments
+    num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
+    buffer_size: int = 100_000  # environment steps that the replay holds
+    batch_size: int = 32  # transitions drawn from the replay for each update
+    train_frequency: int = 1  # environment steps from one update to the next
+    learning_starts: int = 5_000  # environment steps before the first update
+    target_network_frequency: int = 1_000  # updates (not steps) between target copies
+    end_e: float = 0.1  # chance of a random action in the end
+    exploration_steps: int = 100_000  # environment steps from learning_starts to end_e, linearly
+    loss: Literal["mse", "huber"] = "huber"  # of the TD error: squared, or linear beyond 1
+    optimizer: Literal["adam", "rmsprop"] = "rmsprop"  # rmsprop: centred, without momentum
+    optimizer_eps: float = 0.01  # added to the root in the optimizer's denominator
+    hidden_sizes: tuple[int, ...] = (128,)  # hidden layers; images are convolved before
+
+
+def parse_args() -> Args:
+    """Read the command line: a named configuration if it begins with one, then flags."""
+    configurations = {"cartpole": Args, "minatar": MinAtar}
+    name = "cartpole"
+    flags = sys.argv[1:]
+    if flags and flags[0] in configurations:
+        name = flags.pop(0)
+    choice = f"Before the flags: {' or '.join(configurations)}. Below are the settings of {name}."
+    return tyro.cli(configurations[name], args=flags, description=choice)
+
+
+# === Environment ================================================================================
+class EnvState(NamedTuple):
+    key: jax.Array  # split at every step
+    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the running episode
+    episode_length: jax.Array  # (N,)
+
+
+class VecEnv:
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        sticky_actions: float = 0.0,
+        full_actions: bool = False,
+        max_episode_steps: int = 0,
+    ) -> None:
+        if full_actions and not env_id.endswith("-MinAtar"):
+            fail(f"--full-actions is for MinAtar's games, not for {env_id}")
+        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+            module, _, name = env_id.rpartition(":")
+            sys.path.append(os.getcwd())
+            try:
+                make = getattr(importlib.import_module(module), name, None)
+            except ModuleNotFoundError as error:  # the module, or a package that it needs
+                fail(f"--env-id: {error}")
+            if make is None:
+                fail(f"--env-id: {module} has no {name}")
+            self.env = make()
+            self.params = self.env.default_params
+        elif env_id in gymnax.registered_envs:
+            options = {"use_minimal_action_set": False} if full_actions else {}
+            self.env, self.params = gymnax.make(env_id, **options)
+        else:
+            (closest,) = difflib.get_close_matches(env_id, gymnax.registered_envs, 1, cutoff=0)
+            fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
+        self.action_space = self.env.action_space(self.params)
+        if not isinstance(self.action_space, Discrete):
+            fail(f"--env-id: the actions of {env_id} are continuous, and must be discrete")
+        self.num_envs = num_envs
+        self.num_actions = self.action_space.n
+        self.obs_shape = self.env.observation_space(self.params).shape
+        self.obs_dim = math.prod(self.obs_shape)
+        if sticky_actions > 0:
+            self.env = StickyActionWrapper(self.env, sticky_actions)
+        if max_episode_steps > 0:
+            if not hasattr(self.params, "max_steps_in_episode"):
+                fail(f"--max-episode-steps: {env_id} has no max_steps_in_episode in its parameters")
+            self.params = self.params.replace(max_steps_in_episode=max_episode_steps)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
+        """Start every environment; return obs (N, obs_dim) and the state."""
+        key, reset_key = jax.random.split(key)
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
+        # astype drops weak types: some environments reset to them and step to others, and whatever
+        # takes the state would compile again at its second call.
+        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        zeros = jnp.zeros(self.num_envs)
+        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
+
+    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
+        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
+        key, step_key = jax.random.split(state.key)
+        keys = jax.random.split(step_key, self.num_envs)
+        step = jax.vmap(partial(self.env.step, params=self.params))
+        obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
+        if reward.shape != (self.num_envs,):
+            fail(f"--env-id: step must return one number as reward, not {reward.shape[1:]}")
+        reward = reward.astype(jnp.float32)
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + 1
+        result = {
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": self.flatten(info["final_observation"]),
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        done = terminated | truncated
+        episode_return = jnp.where(done, 0, episode_return)
+        episode_length = jnp.where(done, 0, episode_length)
+        return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
+
+    def flatten(self, obs: jax.Array) -> jax.Array:
+        return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
+
+
+def to_torch(arrays):
+    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
+
+    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
+    memory again once the view is gone, without waiting for torch: keep it until torch has read it.
+    """
+    return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
+
+
+def to_jax(tensor):
+    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later."""
+    # On a CPU, NumPy's view costs a quarter of what DLPack's does.
+    return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
+
+
+# === Agent ======================================================================================
+class QNetwork(nn.Module):
+    """An MLP; before it, for images (H, W, C), the convolution of MinAtar's network."""
+
+    def __init__(self, obs_shape, hidden_sizes, num_actions):
+        super().__init__()
+        self.obs_shape = obs_shape
+        num_inputs = math.prod(obs_shape)
+        if len(obs_shape) == 3:
+            height, width, channels = obs_shape
+            self.conv = nn.Conv2d(channels, 16, 3)
+            num_inputs = 16 * (height - 2) * (width - 2)
+        sizes = (num_inputs, *hidden_sizes)
+        self.hidden = nn.ModuleList(nn.Linear(m, n) for m, n in pairwise(sizes))
+        self.output = nn.Linear(sizes[-1], num_actions)
+
+    def forward(self, obs):  # (B, obs_dim) -> (B, num_actions)
+        x = obs
+        if len(self.obs_shape) == 3:
+            x = x.reshape(-1, *self.obs_shape).permute(0, 3, 1, 2)
+            x = self.conv(x).relu().reshape(len(obs), -1)
+        for layer in self.hidden:
+            x = layer(x).relu()
+        return self.output(x)
+
+
+class Optimizer(NamedTuple):
+    """Adam or RMSProp, P = number of parameters."""
+
+    lr: torch.Tensor  # (), learning rate: a tensor, since a number would be compiled in
+    count: torch.Tensor  # () float32, updates so far
+    mean: torch.Tensor  # (P,), moving average of the gradient
+    square: torch.Tensor  # (P,), and of its square
+
+
+class Agent(NamedTuple):
+    q_network: QNetwork
+    target_network: QNetwork  # the parameters of some updates ago
+    optimizer: Optimizer
+
+
+def make_agent(args: Args, env: VecEnv, device: torch.device) -> Agent:
+    """Initialise the parameters, the target network's copy and the optimizer."""
+    q_network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
+    target_network = copy.deepcopy(q_network)
+    lr, count = torch.zeros(2, device=device)
+    mean, square = torch.zeros(2, sum(x.numel() for x in q_network.parameters()), device=device)
+    return Agent(q_network, target_network, Optimizer(lr, count, mean, square))
+
+
+# === Replay =====================================================================================
+class Transition(NamedTuple):
+    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
+
+    obs: torch.Tensor  # (N, obs_dim) float32, what the action was chosen from
+    action: torch.Tensor  # (N,) int32
+    reward: torch.Tensor  # (N,) float32, a result of the action, as everything below
+    terminated: torch.Tensor  # (N,) bool
+    next_obs: torch.Tensor  # (N, obs_dim), before any restart
+
+
+def make_replay(args: Args, env: VecEnv, device: torch.device) -> Transition:
+    """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
+    minatar = "MinAtar" in args.env_id and ":" not in args.env_id  # and none of one's own
+    size = args.buffer_size
+    obs_dtype = torch.bool if minatar else torch.float32
+    return Transition(
+        obs=torch.zeros((size, env.obs_dim), dtype=obs_dtype, device=device),
+        action=torch.zeros(size, dtype=torch.int32, device=device),
+        reward=torch.zeros(size, device=device),
+        terminated=torch.zeros(size, dtype=torch.bool, device=device),
+        next_obs=torch.zeros((size, env.obs_dim), dtype=obs_dtype, device=device),
+    )
+
+
+def add(replay: Transition, transition: Transition, row: int) -> None:
+    """Write N steps from row on, over the oldest ones."""
+    for old, new in zip(replay, transition, strict=True):
+        old[row : row + len(new)] = new
+
+
+def sample(replay: Transition, num_rows: int, batch_size: int) -> Transition:
+    """A batch of the first num_rows rows, drawn uniformly with replacement."""
+    rows = torch.randint(num_rows, (batch_size,), device=replay.reward.device)
+    batch = Transition(*(x[rows] for x in replay))
+    return batch._replace(obs=batch.obs.float(), next_obs=batch.next_obs.float())
+
+
+# === Act ========================================================================================
+def epsilon_after(steps: np.ndarray, args: Args) -> np.ndarray:
+    """The chance of a random action after so many environment steps."""
+    progress = np.clip((steps - args.learning_starts) / args.exploration_steps, 0, 1)
+    return args.start_e + (args.end_e - args.start_e) * progress
+
+
+@torch.no_grad()
+def act(q_network, obs, explore, random_action):
+    """Actions (N,) int32: each environment's best, or where it explores (N,) the random one."""
+    return torch.where(explore, random_action, q_network(obs).argmax(-1).int())
+
+
+# === Loss =======================================================================================
+def td_target(q_next, target_q_next, batch: Transition, args: Args):
+    """What Q(obs, action) should be, (B,), from Q(next_obs) of both networks (B, num_actions).
+
+    The target network's best value (Mnih et al. 2015), or its value of the online network's best
+    action (van Hasselt et al. 2016). After a termination the future is worth 0; a truncation is
+    none, and next_obs is what the episode would have gone on with.
+    """
+    best = (q_next if args.double_q else target_q_next).argmax(-1)
+    future = torch.where(batch.terminated, 0.0, value_of(best, target_q_next))
+    return batch.reward + args.gamma * future
+
+
+def dqn_loss(q_network, target_network, batch: Transition, args: Args):
+    """The mean loss of Q(obs, action), and (2,): the loss and the mean Q."""
+    q = value_of(batch.action, q_network(batch.obs))
+    with torch.no_grad():
+        target_q_next = target_network(batch.next_obs)
+        q_next = q_network(batch.next_obs) if args.double_q else target_q_next
+        target = td_target(q_next, target_q_next, batch, args)
+    loss_of = F.huber_loss if args.loss == "huber" else F.mse_loss
+    loss = loss_of(q, target)
+    return loss, torch.stack([loss, q.mean()]).detach()
+
+
+def value_of(action, q):
+    """(B,), (B, num_actions) -> (B,)."""
+    return q.gather(-1, action[:, None].long()).squeeze(-1)
+
+
+# === Update =====================================================================================
+def updates_after(steps, args: Args):
+    """How many updates are due after so many environment steps, whatever num_envs is."""
+    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
+
+
+def learn(agent: Agent, update_fn, replay, losses, global_step: int, args: Args):
+    """Train on as many batches as are due after a step of all environments, in place.
+
+    global_step counts the environment steps before it; losses (2,) are summed up.
+    """
+    after = global_step + args.num_envs
+    num_rows = min(after, args.buffer_size)  # of the replay, how many are written
+    for number in range(updates_after(global_step, args), updates_after(after, args)):
+        batch = sample(replay, num_rows, args.batch_size)
+        losses += update_fn(batch)
+        if (number + 1) % args.target_network_frequency == 0:
+            agent.target_network.load_state_dict(agent.q_network.state_dict())
+
+
+def update(agent: Agent, batch: Transition, args: Args):
+    """Train on a batch, in place; return (2,): the loss and the mean Q.
+
+    Gradient and optimizer (Adam: Kingma & Ba 2015) compile as one graph. torch.optim and backward()
+    would break it.
+    """
+    loss, losses = dqn_loss(agent.q_network, agent.target_network, batch, args)
+    params = list(agent.q_network.parameters())
+    # One vector of all parameters: fewer kernels.
+    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
+    with torch.no_grad():
+        lr, count, mean, square = agent.optimizer
+        count += 1
+        if args.optimizer == "adam":
+            mean.lerp_(grad, 1 - 0.9)
+            square.lerp_(grad**2, 1 - 0.999)
+            root = (square / (1 - 0.999**count)).sqrt() + args.optimizer_eps
+            change = lr * mean / (1 - 0.9**count) / root
+        else:  # torch.optim.RMSprop(centered=True)
+            mean.lerp_(grad, 1 - args.rmsprop_decay)
+            square.lerp_(grad**2, 1 - args.rmsprop_decay)
+            change = lr * grad / ((square - mean**2).sqrt() + args.optimizer_eps)
+        for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
+            x -= dx.view_as(x)
+    return losses
+
+
+def compile_graph(function, gpu):
+    """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
+    from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
+    torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
+    options: dict[str, Any] = {
+        "cpp_wrapper": not gpu,  # C++ calls the kernels: less per call on a CPU
+        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
+    }
+    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+
+
+class Episodes(NamedTuple):
+    """T = num_steps steps in N = num_envs environments."""
+
+    terminated: torch.Tensor  # (T, N) bool
+    truncated: torch.Tensor  # (T, N) bool
+    episode_return: torch.Tensor  # (T, N), up to and with this step
+    episode_length: torch.Tensor  # (T, N)
+
+
+def episode_statistics(episodes: Episodes) -> dict[str, torch.Tensor]:
+    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    done = episodes.terminated | episodes.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = torch.where(done, x, torch.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = torch.where(done, x, -torch.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def choose_device() -> torch.device:
+    """The GPU if torch and JAX both see it; otherwise the CPU, for both."""
+    torch_gpu, jax_gpu = torch.cuda.is_available(), jax.default_backend() == "gpu"
+    if torch_gpu != jax_gpu:
+        sees, blind = ("torch", "jax[cuda13]") if torch_gpu else ("JAX", "torch, a CUDA build")
+        print(f"Only {sees} sees a GPU, so both use the CPU; to use the GPU install {blind}.")
+        jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
+
+
+def iterate(
+    agent: Agent, update_fn, replay, obs, env_state, iteration, step_fn, env: VecEnv, args: Args
+):
+    """Act, step, store and learn num_steps times; return obs and env_state, and what to log.
+
+    Networks, optimizer and replay change in place.
+    """
+    shape = (args.num_steps, args.num_envs)
+    device = obs.device
+    first = iteration * args.num_steps
+    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
+    # Drawn for the whole iteration: calls of PyTorch cost more than their numbers.
+    epsilon = torch.tensor(epsilon_after(before, args), dtype=torch.float32, device=device)
+    explore = torch.rand(shape, device=device) < epsilon[:, None]
+    random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
+
+    losses = torch.zeros(2, device=device)
+    results = []
+    for step, global_step in enumerate(before.tolist()):
+        action = act(agent.q_network, obs, explore[step], random_action[step])
+        new_obs, env_state, result = step_fn(env_state, to_jax(action))
+        results.append(to_torch(result))  # on a CPU, sync; all are kept until torch has read them
+        result = results[-1]
+        transition = Transition(obs, action, *(result[x] for x in Transition._fields[2:]))
+        add(replay, transition, row=global_step % args.buffer_size)
+        learn(agent, update_fn, replay, losses, global_step, args)
+        obs = to_torch(new_obs)
+
+    stacked = [torch.stack([x[name] for x in results]) for name in Episodes._fields]
+    metrics = episode_statistics(Episodes(*stacked))
+    updates = updates_after(before[-1] + args.num_envs, args) - updates_after(before[0], args)
+    updates = torch.tensor(updates, dtype=torch.float32, device=device)
+    metrics["charts/epsilon"] = epsilon[-1]
+    metrics["charts/updates"] = updates
+    td_loss, q_value = losses / updates
+    metrics["losses/td_loss"] = td_loss
+    metrics["losses/q_value"] = q_value
+    return obs, env_state, metrics
+
+
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    device = choose_device()
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
+    options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
+    env = VecEnv(args.env_id, args.num_envs, *options)
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
+    log = RunLog(args, spaces, "torch", "compile", gpu or "cpu")
+
+    torch.manual_seed(args.seed)
+    agent = make_agent(args, env, device)
+    replay = make_replay(args, env, device)
+    # To the compiler, agent and args are constants. It compiles at the first call, which is made
+    # now, at a learning rate of 0, since the first update is due only after learning_starts.
+    update_fn = compile_graph(partial(update, agent, args=args), gpu)
+    with torch.random.fork_rng():  # so that an eager run draws the same numbers
+        update_fn(sample(replay, 1, args.batch_size))
+    for x in agent.optimizer:
+        x.zero_()
+    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # compile twice.
+    key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
+    obs, env_state = jax.jit(env.reset)(key)
+    if args.resume:
+        obs, env_state = resume(log, agent, replay, obs, env_state)
+    obs = to_torch(obs)
+
+    step_fn = jax.jit(env.step)
+    for iteration in range(log.info["iteration"], args.num_iterations):
+        start = time.perf_counter()
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        agent.optimizer.lr.fill_(args.learning_rate * decay)
+        obs, env_state, metrics = iterate(
+            agent, update_fn, replay, obs, env_state, iteration, step_fn, env, args
+        )
+        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(metrics, start, time.perf_counter())
+        if log.must_save():
+            state = training_state(agent, replay)
+            state = {name: x.cpu() for name, x in state.items()}  # sync
+            log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
+    jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+
+
+def training_state(agent: Agent, replay: Transition) -> dict[str, torch.Tensor]:
+    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    state = {f"q_network/{name}": x for name, x in agent.q_network.state_dict().items()}
+    state |= {f"target_network/{name}": x for name, x in agent.target_network.state_dict().items()}
+    state |= {f"replay/{name}": x for name, x in replay._asdict().items()}
+    state |= {f"optimizer/{name}": x for name, x in agent.optimizer._asdict().items()}
+    state["generator"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda_generator"] = torch.cuda.get_rng_state()
+    return state
+
+
+def resume(log, agent: Agent, replay, obs, env_state):
+    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
+    state = training_state(agent, replay)
+    device = obs.device
+    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    torch.set_rng_state(state["generator"])
+    if torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda_generator"])
+    return jax.device_put((obs, env_state), device)
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the best action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. Nothing is
+    drawn, so the seed, which PPO's scripts have here, changes nothing.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    q_network = make_agent(args, env, torch.device("cpu")).q_network
+    _, saved = load_checkpoint(folder, {"tensors": {"q_network": q_network.state_dict()}})
+    q_network.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["q_network"]))
+
+    @torch.no_grad()
+    def policy(obs):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        return q_network(torch.as_tensor(obs)).numpy().argmax(-1)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+class RunLog:
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(
+        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
+    ) -> None:
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # the number of one that came
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        self.agent_dir = self.dir  # of the agent that the last line plays
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "spaces": spaces,  # what load_policy must know of the environment
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_info(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        try:
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.open_files()
+        except OSError as error:
+            fail(f"{self.dir} cannot be written, or a part of it is missing: {error}")
+        self.wandb = self.start_wandb() if args.track else None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        lines = []
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
+            os.truncate(path, len(b"".join(lines)))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = EventFileWriter(str(self.dir))
+        if lines:  # TensorBoard drops what it has from this step on
+            step = json.loads(lines[-1])["global_step"] + 1
+            restart = SessionLog(status=SessionLog.START)
+            self.tensorboard.add_event(Event(step=step, session_log=restart))
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="global_step")
+        if run.offline:  # a resumed run has a folder of its own, which is to hold all of it
+            for line in (self.dir / "metrics.jsonl").read_text().splitlines():
+                row = json.loads(line)
+                run.log(row, step=row["iteration"])
+        self.info["wandb_id"] = run.id
+        return run
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+
+    def write(self, metrics: dict, start: float, end: float) -> None:
+        """Log an iteration."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        charts = {name: x for name, x in row.items() if "/" in name and math.isfinite(x)}
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(finite) + "\n")
+        values = [Summary.Value(tag=name, simple_value=x) for name, x in charts.items()]
+        event = Event(step=row["global_step"], wall_time=time.time(), summary=Summary(value=values))
+        self.tensorboard.add_event(event)
+        if self.wandb:
+            self.wandb.log(finite, step=iteration)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            text = f"return {row['charts/episodic_return']:.4g}"
+            if row["charts/episodes"] == 0:
+                text = "no episode ended"
+            if math.isnan(row["losses/td_loss"]) and row["charts/updates"] > 0:
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
+        self.tensorboard.flush()
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        with open(self.dir / "checkpoint.new", "wb") as file:
+            np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        # Renamed, not written over: killed at any moment, a run has the old one or the new one.
+        os.replace(self.dir / "checkpoint.new", self.dir / "checkpoint.npz")
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            print(f"Stopped after {done} iterations. To go on:")
+            print(shell_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
+            sys.exit(128 + self.signal)
+
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        self.metrics.close()
+        self.tensorboard.close()
+        print(f"Written to {self.dir}. To see its agent act:")
+        print(self.play_command())
+
+    def own_environment(self) -> list[str]:
+        """Its flag: whoever runs a folder's own environment must name it, since it is code."""
+        return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+
+    def play_command(self) -> str:
+        """What plays the agent: evaluate.py, or where that is not, load_policy for one action."""
+        script = os.path.relpath(__file__)
+        in_uv = "UV" in os.environ
+        packages = ["--with-requirements", script] if in_uv else []
+        for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
+            if (folder / "evaluate.py").exists():
+                words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
+                return shell_line(*packages, *words, *self.own_environment())
+        shape = (1, *self.info["spaces"]["obs_shape"])
+        run = json.dumps(str(self.agent_dir))
+        code = [
+            "import numpy, runpy",
+            f'policy = runpy.run_path({json.dumps(script)})["load_policy"]({run})',
+            f"print(policy(numpy.zeros({shape})))",
+        ]
+        python = ["--no-project", "python"] if in_uv else []
+        return shell_line(*packages, *python, "-c", "; ".join(code))
+
+
+def shell_line(*words: str) -> str:
+    """A line for the shell that runs Python with these words, as this process was run."""
+    if "UV" in os.environ:
+        return shlex.join(["uv", "run", *words])
+    is_python = shutil.which("python") == sys.executable
+    return shlex.join(["python" if is_python else sys.executable, *words])
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    names = [name_of(place) for place, _ in jax.tree.leaves_with_path(state)]
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            info = json.loads(file["info"].item())
+            arrays = {name: file[name] for name in names if name in file}
+        if info["script"] != Path(__file__).stem:
+            fail(f"{folder} is a run of {info['script']}.py")
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+
+    def read(place, x):
+        array = arrays.get(name_of(place))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(place)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Return what a run's checkpoint says of it, and its arguments."""
+    info, _ = load_checkpoint(folder)
+    try:
+        return info, Args(**info["args"])
+    except (TypeError, ValueError) as error:  # of another version of this file
+        fail(f"{folder} has arguments that {Path(__file__).name} does not take: {error}")
+
+
+def args_to_resume(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume, which goes on with its own."""
+    _, args = load_info(given.resume)
+    args = replace(args, resume=given.resume)
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    alone = Args(resume=given.resume, run_name=given.run_name)
+    if given not in (alone, replace(alone, env_id=args.env_id)):
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
+
+
+def fail(reason: str) -> NoReturn:
+    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    train(args_to_resume(args) if args.resume else args)
