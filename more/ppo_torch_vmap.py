@@ -594,7 +594,7 @@ def training_state(agent, adam, generators) -> dict[str, torch.Tensor]:
     """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
     state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
     state |= {f"adam/{name}": x for name, x in adam._asdict().items()}
-    state["generators"] = torch.stack([x.get_state() for x in generators])
+    state["generator"] = torch.stack([x.get_state() for x in generators])
     return state
 
 
@@ -605,7 +605,7 @@ def resume(log, agent, adam, generators, obs, env_state):
     saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
     for name, x in state.items():
         x.copy_(torch.as_tensor(saved[name]))
-    for generator, x in zip(generators, state["generators"], strict=True):
+    for generator, x in zip(generators, state["generator"], strict=True):
         generator.set_state(x.clone())  # a row in place would crash PyTorch 2.13
     return jax.device_put((obs, env_state), device)
 
