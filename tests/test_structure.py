@@ -143,7 +143,6 @@ def requirements():
 def packages_of(name):
     """By the names that requirements.txt has for them."""
     packages = imports(name) - sys.stdlib_module_names
-    packages -= {"envpool"}  # an extra, 600 MB, that only --vectorization envpool imports
     packages |= {"six"} if "gymnax" in packages else set()  # gymnax imports it, and does not say so
     return {"pillow" if package == "PIL" else package for package in packages}
 
