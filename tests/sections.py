@@ -30,23 +30,33 @@ TORCH_PAIR = ("ppo_torch", "ppo_torch_gymnasium")
 LINEN_PAIR = ("ppo_linen", "ppo_linen_gymnasium")
 LINEN_SCRIPTS = (*LINEN_PAIR, "ppo_linen_vmap")
 DQN_PAIRS = [("dqn_linen", "dqn_linen_gymnasium"), ("dqn_torch", "dqn_torch_gymnasium")]
-DQN_SCRIPTS = tuple(name for pair in DQN_PAIRS for name in pair)
+DQN_SCRIPTS = (*DQN_PAIRS[0], *DQN_PAIRS[1], "dqn_torch_compile")
 DQN_GYMNASIUM_SCRIPTS = tuple(pair[1] for pair in DQN_PAIRS)
+# By framework: both libraries of environments, and PyTorch compiled.
+DQN_GROUPS = [DQN_PAIRS[0], (*DQN_PAIRS[1], "dqn_torch_compile")]
 OTHERS = (*TORCH_SCRIPTS, *JAX_SCRIPTS[1:])  # that are like ppo_linen where frameworks are not seen
 IN_TORCH = (*TORCH_SCRIPTS, TORCH_PAIR[1], VMAP_SCRIPTS[2])
 IN_JAX = (*JAX_SCRIPTS, LINEN_PAIR[1], *VMAP_SCRIPTS[:2])
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
-    "Arguments": [("ppo_linen", *OTHERS), GYMNASIUM_SCRIPTS[::-1], VMAP_SCRIPTS, RNN_SCRIPTS],
+    "Arguments": [
+        ("ppo_linen", *OTHERS),
+        GYMNASIUM_SCRIPTS[::-1],
+        VMAP_SCRIPTS,
+        RNN_SCRIPTS,
+        ("dqn_linen", "dqn_torch", "dqn_torch_compile"),
+        DQN_GYMNASIUM_SCRIPTS,
+    ],
     "Environment": [
         ("ppo_linen", *OTHERS, *VMAP_SCRIPTS),
         (*GYMNASIUM_SCRIPTS[::-1], *DQN_GYMNASIUM_SCRIPTS),
         RNN_SCRIPTS,
+        ("dqn_linen", "dqn_torch", "dqn_torch_compile"),
     ],
     "Agent": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS, *DQN_PAIRS],
-    "Replay": DQN_PAIRS,
-    "Act": DQN_PAIRS,
+    "Replay": DQN_GROUPS,
+    "Act": DQN_GROUPS,
     "Storage": [IN_TORCH, IN_JAX, RNN_SCRIPTS[:3]],
     "Rollout": [TORCH_SCRIPTS, LINEN_SCRIPTS[::2], NNX_SCRIPTS],
     "GAE": [(*IN_TORCH, RNN_SCRIPTS[3]), (*IN_JAX, *RNN_SCRIPTS[:3])],
@@ -55,7 +65,7 @@ SHARED = {
         LINEN_SCRIPTS,
         (*NNX_SCRIPTS, "ppo_equinox"),
         RNN_SCRIPTS[1:3],
-        *DQN_PAIRS,
+        *DQN_GROUPS,
     ],
     "Update": [TORCH_PAIR, LINEN_SCRIPTS, NNX_SCRIPTS[:3], *DQN_PAIRS],
     "Run log": [
