@@ -416,7 +416,7 @@ def update(agent: Agent, batch: Transition, args: Args):
     loss, losses = dqn_loss(agent.q_network, agent.target_network, batch, args)
     params = list(agent.q_network.parameters())
     # One vector of all parameters: fewer kernels.
-    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
+    grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
         lr, count, mean, square = agent.optimizer
         count += 1

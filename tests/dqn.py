@@ -26,8 +26,10 @@ from running import arrays
 from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
-# A pair's Agent, Replay, Act, Loss and Update are the same to the letter, which is tested.
+# A pair's Agent, Replay, Act, Loss and Update are the same to the letter, which is tested. Of the
+# compiled script, Replay, Act and Loss are PyTorch's, too.
 FIRST_OF_PAIRS = (LINEN_PAIR[0], TORCH_PAIR[0])
+COMPILED = "dqn_torch_compile"
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
@@ -147,27 +149,42 @@ class Torch:
         self.script, self.args = script, args
         torch.manual_seed(args.seed)
         self.agent = script.make_agent(args, env, torch.device("cpu"))
+        self.own: tuple = ()  # what learn is given, too
+        self.done = 0  # updates
 
     def layers(self) -> list[Layers]:
         """Of the network, and of the target network."""
         networks = self.agent.q_network, self.agent.target_network
         return [layers_of(x.state_dict()) for x in networks]
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.agent.optimizer.param_groups[0]["lr"] = learning_rate
+
     def update(self, batch: tuple, learning_rate: float) -> np.ndarray:
         """By learn, which copies the target, from a batch that is not drawn."""
         batch, losses = self.script.Transition(*map(torch.tensor, batch)), torch.zeros(2)
-        done = int(self.agent.moments.count)
-        now = SimpleNamespace(row=0, num_rows=1, num_updates=1, updates_before=done)
-        update_fn = partial(self.script.update, *self.agent, args=self.args)
+        self.set_learning_rate(learning_rate)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.script, "sample", lambda *_: batch)
-            own = torch.tensor(learning_rate), now, update_fn, self.args
-            self.script.learn(self.agent, batch, losses, batch, *own)
+            patch.setattr(self.script, "updates_after", lambda steps, args: steps)
+            self.script.learn(self.agent, *self.own, batch, losses, self.done, self.args)
+        self.done += 1
         return losses.numpy()
 
 
+class TorchCompile(Torch):
+    """The same, op by op: nothing is compiled by torch.compile."""
+
+    def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
+        super().__init__(script, args, env)
+        self.own = (partial(script.update, self.agent, args=args),)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.agent.optimizer.lr.fill_(learning_rate)
+
+
 SMALL = "--num-envs 4 --num-steps 16 --total-timesteps 640 --hidden-sizes 8 8 --buffer-size 128 "
-SMALL += "--batch-size 16 --replay-ratio 4 --learning-starts 32 --exploration-steps 320 "
+SMALL += "--batch-size 16 --train-frequency 4 --learning-starts 32 --exploration-steps 320 "
 SMALL += "--target-network-frequency 5 --matmul-precision highest "
 
 
@@ -178,9 +195,11 @@ def args_of(name: str, flags: str) -> Any:
 
 def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
     """With what of an environment a script asks for, which has three actions."""
-    kind = Linen if name in LINEN_PAIR else Torch
+    kinds = {"dqn_linen": Linen, "dqn_torch": Torch, COMPILED: TorchCompile}
     env = SimpleNamespace(obs_shape=obs_shape, obs_dim=int(np.prod(obs_shape)), num_actions=3)
-    return kind(importlib.import_module(name), args_of(name, flags), env)
+    # Of one environment, so that learn updates once.
+    args = args_of(name, f"{flags} --num-envs 1")
+    return kinds[name](importlib.import_module(name), args, env)
 
 
 def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) -> list[np.ndarray]:

@@ -41,6 +41,7 @@ ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 TORCH_PAIR = PPO_PAIRS[1]
+DQN_BY_FRAMEWORK = [scripts("dqn", "linen"), scripts("dqn", "torch")]
 # PPO without memory, by framework.
 IN_LINEN = but(scripts("ppo", "linen"), *RNN_SCRIPTS)
 IN_NNX = but(scripts("ppo", "nnx"), *RNN_SCRIPTS)
@@ -51,11 +52,23 @@ RNN_IN_JAX = but(RNN_SCRIPTS, *scripts("torch"))
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
-    "Arguments": [SCRIPTS, GYMNASIUM_SCRIPTS, VMAP_SCRIPTS, RNN_SCRIPTS],
-    "Environment": [(*SCRIPTS, *VMAP_SCRIPTS), scripts("Gymnasium"), RNN_SCRIPTS],
+    "Arguments": [
+        SCRIPTS,
+        GYMNASIUM_SCRIPTS,
+        VMAP_SCRIPTS,
+        RNN_SCRIPTS,
+        scripts("dqn", "plain"),
+        scripts("dqn", "Gymnasium"),
+    ],
+    "Environment": [
+        (*SCRIPTS, *VMAP_SCRIPTS),
+        scripts("Gymnasium"),
+        RNN_SCRIPTS,
+        scripts("dqn", "plain"),
+    ],
     "Agent": [TORCH_PAIR, IN_LINEN, IN_NNX, *DQN_PAIRS],
-    "Replay": DQN_PAIRS,
-    "Act": DQN_PAIRS,
+    "Replay": DQN_BY_FRAMEWORK,
+    "Act": DQN_BY_FRAMEWORK,
     "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX],
     "Rollout": [TORCH_SCRIPTS, but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
     "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX)],
@@ -64,7 +77,7 @@ SHARED = {
         IN_LINEN,
         (*IN_NNX, *IN_EQUINOX),
         but(RNN_IN_JAX, "ppo_rnn_linen"),
-        *DQN_PAIRS,
+        *DQN_BY_FRAMEWORK,
     ],
     "Update": [TORCH_PAIR, IN_LINEN, but(IN_NNX, "ppo_nnx_tree"), *DQN_PAIRS],
     "Run log": [PPO_SCRIPTS, DQN_SCRIPTS],

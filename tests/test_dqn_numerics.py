@@ -1,18 +1,17 @@
 """DQN's updates, initial weights, replay and schedules against the papers and PyTorch."""
 
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import dqn
 import numpy as np
 import pytest
-from dqn import FIRST_OF_PAIRS, make_learner, random_batch
+from dqn import COMPILED, FIRST_OF_PAIRS, make_learner, random_batch
 
 import dqn_linen
 
 VECTOR, IMAGE = (4,), (5, 4, 2)
 FIRST = pytest.mark.parametrize("name", FIRST_OF_PAIRS)
+EACH_AGENT = pytest.mark.parametrize("name", [*FIRST_OF_PAIRS, COMPILED])
 
 
 # === Loss and update ============================================================================
@@ -24,7 +23,7 @@ CASES = [
 ]
 
 
-@FIRST
+@EACH_AGENT
 @pytest.mark.parametrize(("obs_shape", "flags"), CASES)
 def test_updates_equal_pytorchs(name, obs_shape, flags):
     """50 of them, at a changing rate, some weights at rest: those of an input that is always 0."""
@@ -44,7 +43,7 @@ def test_updates_equal_pytorchs(name, obs_shape, flags):
 
 
 # === Initial weights ============================================================================
-@FIRST
+@EACH_AGENT
 def test_initial_weights_are_pytorchs(name):
     """Uniform within 1 / sqrt(inputs), as nn.Linear's and nn.Conv2d's; the target is a copy."""
     learner = make_learner(name, (10, 10, 4), "--hidden-sizes 128 64")
@@ -104,21 +103,16 @@ def test_the_learning_rate_falls_by_iteration():
 
 @pytest.mark.parametrize("num_envs", [1, 3, 100])
 @pytest.mark.parametrize(
-    ("replay_ratio", "batch_size", "learning_starts"),
-    [("12.8", 128, 7), ("0.1", 7, 33), ("5.3", 1, 100), (repr(1 / 3), 10, 17), ("0", 4, 0)],
+    ("train_frequency", "learning_starts"), [(10, 7), (1, 33), (7, 100), (1000, 0)]
 )
-def test_updates_are_as_many_as_the_replay_ratio_says(
-    num_envs, replay_ratio, batch_size, learning_starts
+def test_an_update_follows_every_train_frequency_environment_steps(
+    num_envs, train_frequency, learning_starts
 ):
-    """After every step, whatever num_envs; what one iteration did not do, the next does."""
-    flags = f"--replay-ratio {replay_ratio} --batch-size {batch_size} --num-envs {num_envs} "
+    """From learning_starts on, whatever num_envs; what one iteration did not do, the next does."""
+    flags = f"--train-frequency {train_frequency} --num-envs {num_envs} "
     flags += f"--learning-starts {learning_starts} --buffer-size {32 * num_envs} "
     flags += f"--total-timesteps {160 * num_envs}"
-    ratio = Fraction(Decimal(replay_ratio)) / batch_size
-    total = steps = 0
-    for plan in plans(flags):
-        for before, now in zip(plan.updates_before, plan.num_updates, strict=True):
-            assert before == total
-            total += int(now)
-            steps += num_envs
-            assert total == max(steps - learning_starts, 0) * ratio // 1
+    for step, now in enumerate(np.concatenate([plan.num_updates for plan in plans(flags)])):
+        steps = range(step * num_envs + 1, (step + 1) * num_envs + 1)  # each environment's
+        learnt = [x - learning_starts for x in steps if x > learning_starts]
+        assert now == sum(x % train_frequency == 0 for x in learnt)

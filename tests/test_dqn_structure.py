@@ -5,7 +5,7 @@ import difflib
 import re
 
 import pytest
-from dqn import FIRST_OF_PAIRS, LINEN_PAIR, TORCH_PAIR
+from dqn import COMPILED, FIRST_OF_PAIRS, LINEN_PAIR
 from sections import DQN_SCRIPTS, read, sections
 
 SECTIONS = ["Arguments", "Environment", "Agent", "Replay", "Act", "Loss", "Update", "Training"]
@@ -35,7 +35,7 @@ def test_the_run_log_is_ppos_but_for_a_few_lines():
     assert sum(line[0] in "+-" for line in difflib.ndiff(ppos, ours)) <= 16
 
 
-@pytest.mark.parametrize("name", FIRST_OF_PAIRS)
+@pytest.mark.parametrize("name", [*FIRST_OF_PAIRS, COMPILED])
 def test_gymnaxs_environment_is_ppos_but_for_what_it_is_made_of(name):
     """VecEnv's __init__ has more options; PyTorch's hand-over is ppo_torch's."""
     ppo = name.replace("dqn", "ppo")
@@ -44,14 +44,11 @@ def test_gymnaxs_environment_is_ppos_but_for_what_it_is_made_of(name):
     assert own != ppos and ours.replace(own, ppos) == theirs
 
 
-SHARED = [(x, DQN_SCRIPTS) for x in ("__post_init__", "parse_args", "epsilon_after")]
-SHARED += [(x, DQN_SCRIPTS) for x in ("Plan", "make_plan", "updates_after")]
-SHARED += [("compile_graph", TORCH_PAIR), ("__init__", FIRST_OF_PAIRS)]  # VecEnv's
-
-
-@pytest.mark.parametrize(("shared", "scripts"), SHARED)
-def test_what_is_tested_in_one_is_the_same_in_all(shared, scripts):
-    assert len({function(name, shared) for name in scripts}) == 1
+@pytest.mark.parametrize(
+    "shared", ["__post_init__", "parse_args", "epsilon_after", "updates_after"]
+)
+def test_what_is_tested_in_one_is_the_same_in_all(shared):
+    assert len({function(name, shared) for name in DQN_SCRIPTS}) == 1
 
 
 @pytest.mark.parametrize(("name", "count"), zip(LINEN_PAIR, (4, 3), strict=True))
@@ -68,11 +65,11 @@ def test_a_seed_draws_the_first_weights(name):
 
 # === Flags ======================================================================================
 @EACH
-@pytest.mark.parametrize("kind", ["Args", "MinAtar", "Doors"])
+@pytest.mark.parametrize("kind", ["Args", "MinAtar"])
 def test_flags_and_defaults_are_the_same_but_for_a_librarys_own(name, kind):
     line = re.compile(r"^    (\w+): (.+)$", re.M)
     ours, first = (dict(line.findall(function(x, kind))) for x in (name, "dqn_linen"))
-    own = {"compile", "vectorization", "sticky_actions", "full_actions", "max_episode_steps"}
+    own = {"vectorization", "sticky_actions", "full_actions", "max_episode_steps"}
     assert ours.keys() ^ first.keys() <= own
     differ = {x for x in ours.keys() & first.keys() if ours[x] != first[x]}
     assert differ <= ({"env_id"} if "gymnasium" in name else set())
