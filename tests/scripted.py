@@ -64,6 +64,11 @@ class RewardOfShape1(Scripted):
         return obs, np.array([reward]), *others
 
 
+class Needs(Scripted):
+    def __init__(self) -> None:
+        raise gymnasium.error.DependencyNotInstalled("a package is not installed")
+
+
 class Later(Scripted):
     """Goes wrong after its first reset, when whoever made it has tried it out."""
 
@@ -78,6 +83,9 @@ class Later(Scripted):
             self.go_wrong()
         return super().step(action)
 
+    def go_wrong(self) -> None:
+        raise NotImplementedError
+
 
 class Fails(Later):
     def go_wrong(self) -> None:
@@ -89,7 +97,7 @@ class Quits(Later):
         sys.exit(0)
 
 
-KINDS = (Scripted, Rich, OnlyObs, RewardOfShape1, Fails, Quits)
+KINDS = (Scripted, Rich, OnlyObs, Needs, RewardOfShape1, Fails, Quits)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

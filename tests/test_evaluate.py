@@ -184,8 +184,9 @@ def test_each_environment_plays_one_episode(max_steps):
 
 
 def test_a_seed_repeats_and_another_differs(dqn_run):
-    for run in (stand_in("CartPole-v1"), evaluate.load_run(dqn_run("dqn_linen_gymnasium"))):
-        results = [play(run, sample=True, seed=x) for x in (1, 1, 2)]
+    gymnasiums = evaluate.load_run(dqn_run("dqn_linen_gymnasium"))
+    for run, flags in ((stand_in("CartPole-v1"), {"sample": True}), (gymnasiums, {"epsilon": 0.5})):
+        results = [play(run, **flags, seed=x) for x in (1, 1, 2)]
         assert results[0] == results[1]
         assert results[0]["returns"] != results[2]["returns"]
 
