@@ -9,7 +9,9 @@ import json
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,6 +28,7 @@ from studies.limits import measure as limits_measure
 from studies.limits import study as limits
 from studies.minatar import study as minatar
 from studies.vectorization import measure
+from studies.vectorization.others import OtherVecEnv
 
 PNG = b"\x89PNG"
 
@@ -83,6 +86,31 @@ def test_every_way_is_measured_one_in_a_process_of_its_own(monkeypatch):
     found = sorted((x["game"], x["way"], x["num_envs"]) for x in rows)
     assert found == [(*ways[0], 1), (*ways[1], 1), (*ways[1], 65)]  # 65 processes are too many
     assert all(min(x["start"], x["seconds"]) > 0 and x["repeat"] == 1 for x in rows)
+
+
+@pytest.mark.parametrize("how", measure.ONLY_CARTPOLE)
+def test_what_steps_cartpole_in_its_own_way_restarts_those_that_ended_alone(how):
+    """Each step is that of Gymnasium's CartPole, put where it was."""
+    if how == "envpool":
+        pytest.importorskip("envpool")
+    env, ends = OtherVecEnv(how, 4, seed=1), 0
+    alone: Any = gymnasium.make("CartPole-v1")
+    obs, rng = env.reset(), np.random.default_rng(1)
+    for action in rng.integers(0, 2, (200, 4)):
+        before = obs
+        obs, result = env.step(action)
+        for i in range(4):
+            alone.reset()
+            alone.unwrapped.state = before[i]
+            next_obs, _, terminated, _, _ = alone.step(int(action[i]))
+            np.testing.assert_allclose(result["next_obs"][i], next_obs, atol=1e-5)
+            assert result["terminated"][i] == terminated
+            if terminated:
+                assert (abs(obs[i]) <= 0.05).all() and (obs[i] != next_obs).all()
+            else:
+                np.testing.assert_array_equal(obs[i], result["next_obs"][i])
+            ends += terminated
+    assert ends > 20
 
 
 # === Limits =====================================================================================
