@@ -203,7 +203,7 @@ class VecEnv:
         if self.vectorization == "async":
             options["context"] = "forkserver"  # not fork: JAX and torch have threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(ignore_signals)
+            wrappers.append(Worker)
         how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
         self.envs = self.guarded(gymnasium.make_vec, *how)
         atexit.register(self.envs.close)
@@ -245,21 +245,39 @@ class VecEnv:
                 process.kill()
             if self.envs and self.vectorization == "async":
                 self.envs.closed = True  # to close them, Gymnasium would wait for the dead
-            if isinstance(error, SystemExit | EOFError | BrokenPipeError | ConnectionResetError):
-                name = self.spec.id  # sys.exit(0) must not look like the end of a training
-                raise RuntimeError(f"{name} called sys.exit, or its process ended") from error
+            if isinstance(error, SystemExit):  # sys.exit(0) must not look like a training's end
+                raise RuntimeError(f"{self.spec.id} called sys.exit") from error
+            if self.vectorization == "async" and isinstance(error, EOFError | OSError):
+                raise RuntimeError(f"a process of {self.spec.id} has ended") from error
             raise
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
         return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
 
 
-def ignore_signals(env: gymnasium.Env) -> gymnasium.Env:
-    """In a process of async: a terminal's Ctrl-C reaches it, too, and the run wants to go on."""
-    if multiprocessing.parent_process() is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return env
+class Worker(gymnasium.Wrapper):
+    """An environment in a process of async, whose errors and signals are the training's."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        if multiprocessing.parent_process() is not None:  # Gymnasium makes one in this process, too
+            # A terminal's Ctrl-C reaches all processes, and the training ends after its iteration.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def reset(self, **options: Any) -> Any:
+        return in_words(self.env.reset, **options)
+
+    def step(self, action: Any) -> Any:
+        return in_words(self.env.step, action)
+
+
+def in_words(function: Callable, *given: Any, **options: Any) -> Any:
+    """Call a function; its error becomes text, since Gymnasium hangs on what no pickle can hold."""
+    try:
+        return function(*given, **options)
+    except (Exception, SystemExit) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 # === Agent ======================================================================================

@@ -1,6 +1,7 @@
 """A Gymnasium environment whose every transition is known, and others that are wrong."""
 
 import sys
+import threading
 from typing import Any
 
 import gymnasium
@@ -87,9 +88,17 @@ class Later(Scripted):
         raise NotImplementedError
 
 
+class ArmError(Exception):
+    """No pickle can hold it."""
+
+    def __init__(self, side: str) -> None:
+        super().__init__(f"the {side} arm has fallen off")
+        self.lock = threading.Lock()
+
+
 class Fails(Later):
     def go_wrong(self) -> None:
-        raise ValueError("the arm has fallen off")
+        raise ArmError("left")
 
 
 class Quits(Later):
