@@ -9,9 +9,8 @@
     python dqn_linen_gymnasium.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. What to look at:
-- VecEnv.reset makes the environments by --vectorization: Gymnasium in this process (sync), or in
-  one per environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
-- VecEnv.replay takes all actions again to go on, since Gymnasium saves no environment.
+- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
+  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
 - iterate is a Python loop of two compiled calls: act, whose actions cross to NumPy, and learn.
 Diff me with dqn_linen.py to see environments in JAX, with dqn_torch_gymnasium.py to see PyTorch.
 """

@@ -8,11 +8,10 @@
     python ppo_torch_gymnasium.py --env-id CartPole-v1 --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- VecEnv.reset makes the environments by --vectorization: Gymnasium in this process (sync), or in
-  one per environment (async), its own CartPole in NumPy (vector), or EnvPool, in C++.
+- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
+  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
 - VecEnv.step starts the next episode at once, so that no step is spent on it.
 - rollout moves observations to the device and actions back, at each step.
-- VecEnv.replay takes all actions again to go on, since Gymnasium saves no environment.
 Diff me with ppo_torch.py to see environments in JAX, with ppo_linen_gymnasium.py to see JAX.
 """
 
