@@ -83,7 +83,7 @@ def fail(reason: str) -> NoReturn:
 
 # === Agents =====================================================================================
 def load_runs(folders: tuple[str, ...], args: Args) -> list[Run]:
-    """Of a program that trained many agents, each is a run."""
+    """Load each run; a program that trained many agents has one for each of them."""
     runs = []
     for folder in folders:
         agents = sorted(Path(folder).glob("seed*/"), key=lambda x: (len(x.name), x))  # 9, then 10
@@ -124,7 +124,8 @@ def make_env(script: Any, args: Any, num_envs: int, seed: int = 0) -> Any:
     options = vars(args) | {"num_envs": num_envs, "seed": seed}
     options["vectorization"] = "sync"  # Gymnasium's environments, in this process
     names = inspect.signature(script.VecEnv).parameters
-    return script.VecEnv(**{name: options[name] for name in names})
+    given = {name: options[name] for name in names}
+    return script.VecEnv(**given)
 
 
 # === Episodes ===================================================================================
@@ -134,15 +135,18 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     Yields after each step the first one's picture, if draws, and (N,) returns, lengths, over.
     """
     env = make_env(run.script, run.args, num_envs, args.seed)
-    look = painter(run, env) if draws else lambda obs, state: None
+    look = painter(run, env) if draws else None
     policy = run.script.load_policy(run.folder, args.seed)
     options = {"sample": True} if args.sample else {}
     in_gymnasium = hasattr(run.script, "gymnasium")
     if in_gymnasium:
-        obs, state = env.reset(), None
+        obs = env.reset()
+        state = None
+        env.action_space.seed(args.seed)
     else:
-        obs, state = jax.jit(env.reset)(jax.random.split(jax.random.PRNGKey(args.seed), 3)[1])
-    step = jax.jit(env.step)
+        obs, state = jax.jit(env.reset)(jax.random.PRNGKey(args.seed))
+        step = jax.jit(env.step)
+        draw = jax.jit(jax.vmap(env.action_space.sample))
     rng = np.random.default_rng(args.seed)
     returns = np.zeros(num_envs)
     lengths = np.zeros(num_envs)
@@ -150,9 +154,13 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     while not over.all() and lengths.max() < args.max_steps:
         action = policy(np.asarray(obs), **options)
         explores = rng.random(num_envs) < args.epsilon
-        if explores.any():
-            action[explores] = random_actions(env, in_gymnasium, rng, explores.sum())
-        picture = look(obs, state)
+        if explores.any():  # by the space's own draws, whatever kind of action it has
+            if in_gymnasium:
+                random_action = np.stack([env.action_space.sample() for _ in explores])
+            else:
+                random_action = draw(rng.integers(2**32, size=(num_envs, 2), dtype=np.uint32))
+            action[explores] = random_action[explores]
+        picture = look(obs, state) if look else None
         if in_gymnasium:
             obs, result = env.step(action)
         else:
@@ -164,19 +172,13 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
         yield picture, returns, lengths, over
 
 
-def random_actions(env: Any, in_gymnasium: bool, rng: np.random.Generator, count: int) -> Any:
-    """As many draws from the environment's action space, whatever kind of action it has."""
-    seed = int(rng.integers(2**31))
-    if in_gymnasium:
-        env.action_space.seed(seed)
-        return np.stack([env.action_space.sample() for _ in range(count)])
-    keys = jax.random.split(jax.random.PRNGKey(seed), count)
-    return jax.vmap(env.action_space.sample)(keys)
-
-
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
-    """Play episodes, all at once, or the first to end would be short; return evaluation.json."""
-    *_, (_, returns, lengths, over) = play(run, args, args.episodes)
+    """Play an episode in each of many environments; return what evaluation.json holds.
+
+    Of episodes in fewer environments, the first ones to end would be the short ones.
+    """
+    *_, last_step = play(run, args, args.episodes)
+    _, returns, lengths, over = last_step
     return {
         "script": run.script.__name__,
         "env_id": run.args.env_id,
@@ -206,7 +208,7 @@ def summary(values: Any) -> dict[str, Any]:
     return found | {"min": float(np.min(values)), "max": float(np.max(values))}
 
 
-def said(found: dict[str, Any]) -> str:
+def format_mean(found: dict[str, Any]) -> str:
     if found["interval"] is None:
         return f"{found['mean']:.2f}"
     return f"{found['mean']:.2f} [{found['interval'][0]:.2f}, {found['interval'][1]:.2f}]"
@@ -315,7 +317,7 @@ def main() -> None:
             agent = f"{run.script.__name__}, {run.args.env_id}, seed {run.args.seed}"
             print(f"{run.folder}: {agent}, {result['global_step']:,} steps")
             length = f"length {result['length']['mean']:.1f}, {result['capped']} capped"
-            print(f"  return {said(total)}, {total['min']:g} to {total['max']:g}, {length}")
+            print(f"  return {format_mean(total)}, {total['min']:g} to {total['max']:g}, {length}")
             try:
                 new = Path(run.folder, file).with_suffix(".new")
                 new.write_text(json.dumps(result, indent=2))
@@ -324,7 +326,7 @@ def main() -> None:
                 fail(f"{file} cannot be written: {error}")
         means.append(list(returns.values()))
         if len(returns) > 1:
-            mean, middle = said(summary(means[-1])), stats.trim_mean(means[-1], 0.25)
+            mean, middle = format_mean(summary(means[-1])), stats.trim_mean(means[-1], 0.25)
             print(f"mean over {len(returns)} seeds {mean}, interquartile mean {middle:.2f}")
         else:
             print("one seed, so no interval over seeds")

@@ -8,7 +8,7 @@
     python dqn_linen.py --seed 1          # CartPole-v1
     python dqn_linen.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - make_plan says beforehand, in NumPy, what each step does: where it is stored, how often to learn.
 - TrainState holds parameters, target and optimizer; update returns the next one.
 - learn writes to the replay before it reads, so that XLA changes the replay in place.
@@ -83,12 +83,14 @@ class Args:
     optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
     rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
     hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
-    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    matmul_precision: Literal["high", "highest"] = (
+        "high"  # products on a GPU: high is TF32, highest float32
+    )
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
         """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
@@ -168,7 +170,7 @@ class VecEnv:
     ) -> None:
         if full_actions and not env_id.endswith("-MinAtar"):
             fail(f"--full-actions is for MinAtar's games, not for {env_id}")
-        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+        if ":" in env_id:  # one's own, which envs/check.py checks
             module, _, name = env_id.rpartition(":")
             sys.path.append(os.getcwd())
             try:
@@ -203,14 +205,14 @@ class VecEnv:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # astype drops weak types: some environments reset to them and step to others, and whatever
-        # takes the state would compile again at its second call.
+        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
+        # so what takes the state would compile twice. astype makes all of them strong.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
         zeros = jnp.zeros(self.num_envs)
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
+        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -445,7 +447,7 @@ def learn(train_state, replay, losses, transition: Transition, key, now: Plan, a
 
 
 class Episodes(NamedTuple):
-    """T = num_steps steps in N = num_envs environments."""
+    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
 
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
@@ -454,7 +456,10 @@ class Episodes(NamedTuple):
 
 
 def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
-    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
     done = episodes.terminated | episodes.truncated
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
@@ -473,7 +478,8 @@ def iterate(train_state, replay, obs, env_state, key, plan: Plan, env: VecEnv, a
         now, act_key, learn_key = inputs
         action = act(train_state, obs, act_key, now.epsilon, env)
         new_obs, env_state, result = env.step(env_state, action)
-        transition = Transition(obs, action, *(result[x] for x in Transition._fields[2:]))
+        end = result["terminated"]
+        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
         learnt = learn(train_state, replay, losses, transition, learn_key, now, args)
         train_state, replay, losses = learnt
         episodes = Episodes(*(result[x] for x in Episodes._fields))
@@ -495,7 +501,7 @@ def iterate(train_state, replay, obs, env_state, key, plan: Plan, env: VecEnv, a
 
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
@@ -527,7 +533,7 @@ def train(args: Args) -> None:
         )
         metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
         log.write(metrics, start, time.perf_counter())
-        if log.must_save():
+        if log.must_save():  # after a signal, this is the end
             log.save(train_state=train_state, replay=replay, obs=obs, env_state=env_state)
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
@@ -535,7 +541,7 @@ def train(args: Args) -> None:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the best action for each obs.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. Nothing is
+    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. Nothing is
     drawn, so the seed, which PPO's scripts have here, changes nothing.
     """
     info, args = load_info(folder)
@@ -553,7 +559,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of DQN.
 class RunLog:
     """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
 
@@ -565,9 +571,9 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.signal = 0  # the number of one that came
+        self.signal = 0  # number of the one received; 0: none
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        self.agent_dir = self.dir  # of the agent that the last line plays
+        self.agent_dir = self.dir  # of the agent that play_command plays; of many agents, the first
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
@@ -603,7 +609,7 @@ class RunLog:
         self.wandb = self.start_wandb() if args.track else None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
-        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
 
     def open_files(self) -> None:
         path = self.dir / "metrics.jsonl"
@@ -716,11 +722,11 @@ class RunLog:
         print(self.play_command())
 
     def own_environment(self) -> list[str]:
-        """Its flag: whoever runs a folder's own environment must name it, since it is code."""
+        """--env-id for one's own environment: it is code, so each command must name it."""
         return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
 
     def play_command(self) -> str:
-        """What plays the agent: evaluate.py, or where that is not, load_policy for one action."""
+        """What plays the agent: evaluate.py, or where there is none, load_policy for one action."""
         script = os.path.relpath(__file__)
         in_uv = "UV" in os.environ
         packages = ["--with-requirements", script] if in_uv else []
@@ -755,10 +761,11 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, An
         with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
             arrays = {name: file[name] for name in names if name in file}
-        if info["script"] != Path(__file__).stem:
-            fail(f"{folder} is a run of {info['script']}.py")
+        script = info["script"]
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
 
     def read(place, x):
         array = arrays.get(name_of(place))
@@ -789,7 +796,7 @@ def args_to_resume(given: Args) -> Args:
     args = replace(args, resume=given.resume)
     if ":" in args.env_id and given.env_id != args.env_id:
         fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    alone = Args(resume=given.resume, run_name=given.run_name)
+    alone = Args(resume=given.resume, run_name=given.run_name)  # whose default has the time in it
     if given not in (alone, replace(alone, env_id=args.env_id)):
         fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
     return args

@@ -8,10 +8,10 @@
     python dqn_torch.py --seed 1          # CartPole-v1
     python dqn_torch.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
-Read Agent to Training first. What to look at:
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
 - update trains in place: zero_grad, backward, step. learn does so as often as it is due.
-- iterate draws an iteration's random numbers at once, since each call of PyTorch costs.
+- iterate draws an iteration's exploration at once, since each call of PyTorch costs.
 Diff me with dqn_torch_compile.py to see what compiling takes, with dqn_linen.py to see JAX, with
 dqn_torch_gymnasium.py to see environments in NumPy.
 """
@@ -41,7 +41,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnax
 import jax
@@ -87,12 +87,14 @@ class Args:
     optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
     rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
     hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
-    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    matmul_precision: Literal["high", "highest"] = (
+        "high"  # products on a GPU: high is TF32, highest float32
+    )
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only where training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with, by its own arguments
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
 
     def __post_init__(self) -> None:
         """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
@@ -172,7 +174,7 @@ class VecEnv:
     ) -> None:
         if full_actions and not env_id.endswith("-MinAtar"):
             fail(f"--full-actions is for MinAtar's games, not for {env_id}")
-        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+        if ":" in env_id:  # one's own, which envs/check.py checks
             module, _, name = env_id.rpartition(":")
             sys.path.append(os.getcwd())
             try:
@@ -207,14 +209,14 @@ class VecEnv:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # astype drops weak types: some environments reset to them and step to others, and whatever
-        # takes the state would compile again at its second call.
+        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
+        # so what takes the state would compile twice. astype makes all of them strong.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
         zeros = jnp.zeros(self.num_envs)
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
+        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -244,14 +246,14 @@ class VecEnv:
 def to_torch(arrays):
     """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
 
-    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
-    memory again once the view is gone, without waiting for torch: keep it until torch has read it.
+    On a CPU the host waits for JAX here (sync); on a GPU only torch's stream waits. JAX frees the
+    memory once the view is gone, without waiting for torch: keep the view until torch has read it.
     """
     return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
 
 
 def to_jax(tensor):
-    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later."""
+    """A view of a tensor for JAX, not a copy. Never write to the tensor again: JAX may read it."""
     # On a CPU, NumPy's view costs a quarter of what DLPack's does.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
@@ -395,7 +397,7 @@ def learn(agent: Agent, replay, losses, global_step: int, args: Args):
     global_step counts the environment steps before it; losses (2,) are summed up.
     """
     after = global_step + args.num_envs
-    num_rows = min(after, args.buffer_size)  # of the replay, how many are written
+    num_rows = min(after, args.buffer_size)  # rows of the replay that are filled
     for number in range(updates_after(global_step, args), updates_after(after, args)):
         batch = sample(replay, num_rows, args.batch_size)
         losses += update(agent, batch, args)
@@ -413,7 +415,7 @@ def update(agent: Agent, batch: Transition, args: Args):
 
 
 class Episodes(NamedTuple):
-    """T = num_steps steps in N = num_envs environments."""
+    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
 
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
@@ -422,7 +424,10 @@ class Episodes(NamedTuple):
 
 
 def episode_statistics(episodes: Episodes) -> dict[str, torch.Tensor]:
-    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
     done = episodes.terminated | episodes.truncated
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
@@ -435,10 +440,14 @@ def episode_statistics(episodes: Episodes) -> dict[str, torch.Tensor]:
 # === Training ===================================================================================
 def choose_device() -> torch.device:
     """The GPU if torch and JAX both see it; otherwise the CPU, for both."""
-    torch_gpu, jax_gpu = torch.cuda.is_available(), jax.default_backend() == "gpu"
-    if torch_gpu != jax_gpu:
-        sees, blind = ("torch", "jax[cuda13]") if torch_gpu else ("JAX", "torch, a CUDA build")
-        print(f"Only {sees} sees a GPU, so both use the CPU; to use the GPU install {blind}.")
+    torch_gpu = torch.cuda.is_available()
+    jax_gpu = jax.default_backend() == "gpu"
+    if torch_gpu and not jax_gpu:
+        print("Only torch sees a GPU, so both use the CPU; to use the GPU install jax[cuda13].")
+    if jax_gpu and not torch_gpu:
+        print(
+            "Only JAX sees a GPU, so both use the CPU; to use the GPU install torch, a CUDA build."
+        )
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
@@ -452,7 +461,7 @@ def iterate(agent: Agent, replay, obs, env_state, iteration, step_fn, env: VecEn
     device = obs.device
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
-    # Drawn for the whole iteration: calls of PyTorch cost more than their numbers.
+    # One call for all steps: a call costs more than the numbers that it draws.
     epsilon = torch.tensor(epsilon_after(before, args), dtype=torch.float32, device=device)
     explore = torch.rand(shape, device=device) < epsilon[:, None]
     random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
@@ -462,9 +471,10 @@ def iterate(agent: Agent, replay, obs, env_state, iteration, step_fn, env: VecEn
     for step, global_step in enumerate(before.tolist()):
         action = act(agent.q_network, obs, explore[step], random_action[step])
         new_obs, env_state, result = step_fn(env_state, to_jax(action))
-        results.append(to_torch(result))  # on a CPU, sync; all are kept until torch has read them
-        result = results[-1]
-        transition = Transition(obs, action, *(result[x] for x in Transition._fields[2:]))
+        result = to_torch(result)  # on a CPU, sync
+        results.append(result)  # keeps the views until torch has read them
+        end = result["terminated"]
+        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
         add(replay, transition, row=global_step % args.buffer_size)
         learn(agent, replay, losses, global_step, args)
         obs = to_torch(new_obs)
@@ -483,7 +493,7 @@ def iterate(agent: Agent, replay, obs, env_state, iteration, step_fn, env: VecEn
 
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    # Alike in all frameworks: TF32 on a GPU is "high" in torch, and the default in JAX.
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
@@ -516,16 +526,19 @@ def train(args: Args) -> None:
         values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
         metrics = dict(zip(metrics, values, strict=True))
         log.write(metrics, start, time.perf_counter())
-        if log.must_save():
+        if log.must_save():  # after a signal, this is the end
             state = training_state(agent, replay)
             state = {name: x.cpu() for name, x in state.items()}  # sync
             log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
-    jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-    log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+    peak_device_bytes = None
+    if gpu:
+        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
+    log.finish(peak_device_bytes)
 
 
 def training_state(agent: Agent, replay: Transition) -> dict[str, torch.Tensor]:
-    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
     state = {f"q_network/{name}": x for name, x in agent.q_network.state_dict().items()}
     state |= {f"target_network/{name}": x for name, x in agent.target_network.state_dict().items()}
     state |= {f"replay/{name}": x for name, x in replay._asdict().items()}
@@ -558,7 +571,7 @@ def resume(log, agent: Agent, replay, obs, env_state, args: Args):
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the best action for each obs.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. Nothing is
+    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. Nothing is
     drawn, so the seed, which PPO's scripts have here, changes nothing.
     """
     info, args = load_info(folder)
@@ -576,7 +589,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of DQN.
 class RunLog:
     """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
 
@@ -588,9 +601,9 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.signal = 0  # the number of one that came
+        self.signal = 0  # number of the one received; 0: none
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        self.agent_dir = self.dir  # of the agent that the last line plays
+        self.agent_dir = self.dir  # of the agent that play_command plays; of many agents, the first
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
@@ -626,7 +639,7 @@ class RunLog:
         self.wandb = self.start_wandb() if args.track else None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
-        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
 
     def open_files(self) -> None:
         path = self.dir / "metrics.jsonl"
@@ -739,11 +752,11 @@ class RunLog:
         print(self.play_command())
 
     def own_environment(self) -> list[str]:
-        """Its flag: whoever runs a folder's own environment must name it, since it is code."""
+        """--env-id for one's own environment: it is code, so each command must name it."""
         return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
 
     def play_command(self) -> str:
-        """What plays the agent: evaluate.py, or where that is not, load_policy for one action."""
+        """What plays the agent: evaluate.py, or where there is none, load_policy for one action."""
         script = os.path.relpath(__file__)
         in_uv = "UV" in os.environ
         packages = ["--with-requirements", script] if in_uv else []
@@ -778,10 +791,11 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, An
         with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
             arrays = {name: file[name] for name in names if name in file}
-        if info["script"] != Path(__file__).stem:
-            fail(f"{folder} is a run of {info['script']}.py")
+        script = info["script"]
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
 
     def read(place, x):
         array = arrays.get(name_of(place))
@@ -812,7 +826,7 @@ def args_to_resume(given: Args) -> Args:
     args = replace(args, resume=given.resume)
     if ":" in args.env_id and given.env_id != args.env_id:
         fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    alone = Args(resume=given.resume, run_name=given.run_name)
+    alone = Args(resume=given.resume, run_name=given.run_name)  # whose default has the time in it
     if given not in (alone, replace(alone, env_id=args.env_id)):
         fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
     return args

@@ -82,7 +82,9 @@ class Args:
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
-    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    matmul_precision: Literal["high", "highest"] = (
+        "high"  # products on a GPU: high is TF32, highest float32
+    )
     jit: bool = True  # compile with XLA; off: run op by op
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
@@ -125,7 +127,7 @@ class VecEnv:
     """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+        if ":" in env_id:  # one's own, which envs/check.py checks
             module, _, name = env_id.rpartition(":")
             sys.path.append(os.getcwd())
             try:
@@ -153,14 +155,14 @@ class VecEnv:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # astype drops weak types: some environments reset to them and step to others, and whatever
-        # takes the state would compile again at its second call.
+        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
+        # so what takes the state would compile twice. astype makes all of them strong.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
         zeros = jnp.zeros(self.num_envs)
         return self.flatten(obs), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
+        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -222,7 +224,9 @@ class Agent(nn.Module):
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
     agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
-    params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
+    params = jax.jit(agent.init)(
+        key, jnp.zeros((1, env.obs_dim))
+    )  # runs __call__, so that all layers get parameters
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)
@@ -378,7 +382,10 @@ def shuffle(key, size: int) -> jax.Array:
 
 
 def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
-    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
@@ -427,7 +434,7 @@ def train(args: Args) -> None:
             train_state, metrics = update_fn(train_state, storage, update_key)
             metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
             log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():
+            if log.must_save():  # after a signal, this is the end
                 log.save(train_state=train_state, obs=obs, env_state=env_state)
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
@@ -435,8 +442,8 @@ def train(args: Args) -> None:
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. With
-    sample=True the actions are drawn by their chances, as in training; seed is that of the draws.
+    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. With
+    sample=True the actions are drawn with their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
     if "agent" not in info:
@@ -526,7 +533,7 @@ class RunLogs:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of PPO.
 class RunLog:
     """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
 
@@ -538,9 +545,9 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.signal = 0  # the number of one that came
+        self.signal = 0  # number of the one received; 0: none
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        self.agent_dir = self.dir  # of the agent that the last line plays
+        self.agent_dir = self.dir  # of the agent that play_command plays; of many agents, the first
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
@@ -576,7 +583,7 @@ class RunLog:
         self.wandb = self.start_wandb() if args.track else None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
-        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
 
     def open_files(self) -> None:
         path = self.dir / "metrics.jsonl"
@@ -692,11 +699,11 @@ class RunLog:
         print(self.play_command())
 
     def own_environment(self) -> list[str]:
-        """Its flag: whoever runs a folder's own environment must name it, since it is code."""
+        """--env-id for one's own environment: it is code, so each command must name it."""
         return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
 
     def play_command(self) -> str:
-        """What plays the agent: evaluate.py, or where that is not, load_policy for one action."""
+        """What plays the agent: evaluate.py, or where there is none, load_policy for one action."""
         script = os.path.relpath(__file__)
         in_uv = "UV" in os.environ
         packages = ["--with-requirements", script] if in_uv else []
@@ -731,10 +738,11 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, An
         with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
             arrays = {name: file[name] for name in names if name in file}
-        if info["script"] != Path(__file__).stem:
-            fail(f"{folder} is a run of {info['script']}.py")
+        script = info["script"]
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
 
     def read(place, x):
         array = arrays.get(name_of(place))
@@ -765,7 +773,7 @@ def args_to_resume(given: Args) -> Args:
     args = replace(args, resume=given.resume)
     if ":" in args.env_id and given.env_id != args.env_id:
         fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    alone = Args(resume=given.resume, run_name=given.run_name)
+    alone = Args(resume=given.resume, run_name=given.run_name)  # whose default has the time in it
     if given not in (alone, replace(alone, env_id=args.env_id)):
         fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
     return args

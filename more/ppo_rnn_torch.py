@@ -39,7 +39,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnax
 import jax
@@ -81,7 +81,9 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64,)  # hidden layers of the encoder
     gru_hidden_size: int = 64  # how many numbers the memory of an environment has
     feed_back: bool = False  # observe the last action and reward too, which a bandit's memory needs
-    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    matmul_precision: Literal["high", "highest"] = (
+        "high"  # products on a GPU: high is TF32, highest float32
+    )
     jit_env: bool = True  # compile the environments' step with XLA; off: run it op by op
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
@@ -126,7 +128,7 @@ class VecEnv:
     """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int, feed_back: bool = False) -> None:
-        if ":" in env_id:  # one's own; python -m envs.check my_module:MyEnv says if it is right
+        if ":" in env_id:  # one's own, which envs/check.py checks
             module, _, name = env_id.rpartition(":")
             sys.path.append(os.getcwd())
             try:
@@ -158,15 +160,15 @@ class VecEnv:
         """Start every environment; return obs (N, obs_dim) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # astype drops weak types: some environments reset to them and step to others, and whatever
-        # takes the state would compile again at its second call.
+        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
+        # so what takes the state would compile twice. astype makes all of them strong.
         inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
         zeros = jnp.zeros(self.num_envs)
         nothing = jnp.zeros((self.num_envs, self.num_actions + 1))
         return self.flatten(obs, nothing), EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs after any restart, state, what happened by name."""
+        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -199,14 +201,14 @@ class VecEnv:
 def to_torch(arrays):
     """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
 
-    On a CPU this waits for JAX (sync); on a GPU torch's stream does, not the host. JAX uses the
-    memory again once the view is gone, without waiting for torch: keep it until torch has read it.
+    On a CPU the host waits for JAX here (sync); on a GPU only torch's stream waits. JAX frees the
+    memory once the view is gone, without waiting for torch: keep the view until torch has read it.
     """
     return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
 
 
 def to_jax(tensor):
-    """A view of a tensor for JAX, not a copy. Never write to it again: JAX may read it later."""
+    """A view of a tensor for JAX, not a copy. Never write to the tensor again: JAX may read it."""
     # On a CPU, NumPy's view costs a quarter of what DLPack's does.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
@@ -459,7 +461,10 @@ def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
 
 
 def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
-    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
@@ -472,10 +477,14 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 # === Training ===================================================================================
 def choose_device() -> torch.device:
     """The GPU if torch and JAX both see it; otherwise the CPU, for both."""
-    torch_gpu, jax_gpu = torch.cuda.is_available(), jax.default_backend() == "gpu"
-    if torch_gpu != jax_gpu:
-        sees, blind = ("torch", "jax[cuda13]") if torch_gpu else ("JAX", "torch, a CUDA build")
-        print(f"Only {sees} sees a GPU, so both use the CPU; to use the GPU install {blind}.")
+    torch_gpu = torch.cuda.is_available()
+    jax_gpu = jax.default_backend() == "gpu"
+    if torch_gpu and not jax_gpu:
+        print("Only torch sees a GPU, so both use the CPU; to use the GPU install jax[cuda13].")
+    if jax_gpu and not torch_gpu:
+        print(
+            "Only JAX sees a GPU, so both use the CPU; to use the GPU install torch, a CUDA build."
+        )
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
@@ -517,16 +526,19 @@ def train(args: Args) -> None:
             values = torch.stack([*metrics.values()]).tolist()  # sync: all in one
             metrics = dict(zip(metrics, values, strict=True))
             log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():
+            if log.must_save():  # after a signal, this is the end
                 state = training_state(agent, optimizer, scheduler, memory)
                 state = {name: x.cpu() for name, x in state.items()}  # sync
                 log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
-    jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-    log.finish(torch.cuda.max_memory_allocated() + jax_peak if gpu else None)
+    peak_device_bytes = None
+    if gpu:
+        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
+    log.finish(peak_device_bytes)
 
 
 def training_state(agent, optimizer, scheduler, memory) -> dict[str, torch.Tensor]:
-    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
     state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
     for name, x in agent.named_parameters():
         for key, moment in optimizer.state[x].items():
@@ -561,10 +573,10 @@ def resume(log, agent, optimizer, scheduler, memory, obs, env_state):
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. Calls are
-    steps of N environments, which the agent remembers; where starts (N,) is true, an episode
-    begins, and the memory of the one before is emptied. With sample=True the actions are drawn by
-    their chances, as in training; seed is that of the draws.
+    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. Each call is
+    one step of N environments, and the memory lasts from call to call. Where starts (N,) is true,
+    an episode begins, and its memory starts empty. With sample=True the actions are drawn with
+    their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
     env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
@@ -578,7 +590,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     def policy(obs, starts=None, sample=False):
         nonlocal memory
         obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        if len(memory) != len(obs):
+        if len(memory) != len(obs):  # the first call, or other environments
             memory = torch.zeros(len(obs), args.gru_hidden_size)
         if starts is not None:
             memory[torch.as_tensor(starts)] = 0.0
@@ -592,7 +604,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of PPO.
 class RunLog:
     """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
 
@@ -604,9 +616,9 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.signal = 0  # the number of one that came
+        self.signal = 0  # number of the one received; 0: none
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        self.agent_dir = self.dir  # of the agent that the last line plays
+        self.agent_dir = self.dir  # of the agent that play_command plays; of many agents, the first
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
@@ -642,7 +654,7 @@ class RunLog:
         self.wandb = self.start_wandb() if args.track else None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
-        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
 
     def open_files(self) -> None:
         path = self.dir / "metrics.jsonl"
@@ -758,11 +770,11 @@ class RunLog:
         print(self.play_command())
 
     def own_environment(self) -> list[str]:
-        """Its flag: whoever runs a folder's own environment must name it, since it is code."""
+        """--env-id for one's own environment: it is code, so each command must name it."""
         return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
 
     def play_command(self) -> str:
-        """What plays the agent: evaluate.py, or where that is not, load_policy for one action."""
+        """What plays the agent: evaluate.py, or where there is none, load_policy for one action."""
         script = os.path.relpath(__file__)
         in_uv = "UV" in os.environ
         packages = ["--with-requirements", script] if in_uv else []
@@ -797,10 +809,11 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, An
         with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
             arrays = {name: file[name] for name in names if name in file}
-        if info["script"] != Path(__file__).stem:
-            fail(f"{folder} is a run of {info['script']}.py")
+        script = info["script"]
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
 
     def read(place, x):
         array = arrays.get(name_of(place))
@@ -831,7 +844,7 @@ def args_to_resume(given: Args) -> Args:
     args = replace(args, resume=given.resume)
     if ":" in args.env_id and given.env_id != args.env_id:
         fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    alone = Args(resume=given.resume, run_name=given.run_name)
+    alone = Args(resume=given.resume, run_name=given.run_name)  # whose default has the time in it
     if given not in (alone, replace(alone, env_id=args.env_id)):
         fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
     return args

@@ -39,7 +39,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # or threads that wait block a shared CPU's cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnasium
 import jax
@@ -78,7 +78,9 @@ class Args:
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
-    matmul_precision: Literal["high", "highest"] = "high"  # products on a GPU: TF32, or float32
+    matmul_precision: Literal["high", "highest"] = (
+        "high"  # products on a GPU: high is TF32, highest float32
+    )
     vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
@@ -123,11 +125,11 @@ class VecEnv:
         self.envs: Any = None
         module, _, name = env_id.rpartition(":")
         try:
-            if module:  # one's own; python -m envs.check my_module:MyEnv-v0 says if it is right
+            if module:  # one's own, which envs/check.py checks
                 sys.path.append(os.getcwd())
                 if hasattr(importlib.import_module(module), name):
                     fail(f"--env-id: {name} is a class; use its registered id, as {env_id}-v0")
-            for package in metadata.entry_points(group="gymnasium.envs"):
+            for package in metadata.entry_points(group="gymnasium.envs"):  # not loaded by itself
                 if package.name in ("__root__", name.partition("/")[0]):  # as MinAtar/Breakout-v0
                     package.load()()
             self.spec = gymnasium.spec(name)
@@ -143,7 +145,7 @@ class VecEnv:
         self.num_actions = int(env.action_space.n)
         self.obs_shape = env.observation_space.shape
         self.obs_dim = math.prod(self.obs_shape)
-        # A step shows here what is wrong, and not far from the cause.
+        # One step now, so that a mistake in the environment shows here, and not in training.
         start = self.guarded(env.reset, seed=0)
         if not isinstance(start, tuple) or len(start) != 2:
             fail(f"--env-id: reset of {env_id} must return obs and info")
@@ -179,7 +181,7 @@ class VecEnv:
         return self.flatten(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Take action (N,) of integers; return obs after any restart, and what happened by name."""
+        """Take action (N,) of integers; return obs (after any restart) and a dict of results."""
         action = action.astype(np.int64)
         obs, reward, terminated, truncated, _ = self.guarded(self.envs.step, action)
         next_obs = self.flatten(obs)
@@ -198,7 +200,7 @@ class VecEnv:
         self.episode_length = np.where(done, 0, episode_length)
         if not done.any():
             return next_obs, result
-        # At once: Gymnasium's autoreset would spend the next step on it.
+        # At once: Gymnasium's default would spend the next step on it.
         obs, _ = self.guarded(self.envs.reset, options={"reset_mask": done})
         return self.flatten(obs), result
 
@@ -443,7 +445,10 @@ def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
 
 
 def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
-    """Of the episodes that ended: how many, and their mean, least and most return and length."""
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
     for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
@@ -481,7 +486,7 @@ def train(args: Args) -> None:
         values = torch.stack([*metrics.values()]).tolist()  # sync
         metrics = dict(zip(metrics, values, strict=True))
         log.write(metrics, start, middle, time.perf_counter())
-        if log.must_save():
+        if log.must_save():  # after a signal, this is the end
             state = training_state(agent, optimizer, scheduler)
             state = {name: x.cpu() for name, x in state.items()}  # sync
             log.save(tensors=state)
@@ -489,7 +494,7 @@ def train(args: Args) -> None:
 
 
 def training_state(agent, optimizer, scheduler) -> dict[str, torch.Tensor]:
-    """All of PyTorch's that training goes on from, by name; the tensors that train themselves."""
+    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
     state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
     for name, x in agent.named_parameters():
         for key, moment in optimizer.state[x].items():
@@ -521,8 +526,8 @@ def resume(log, agent, optimizer, scheduler):
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy's, in the environment's own units. With
-    sample=True the actions are drawn by their chances, as in training; seed is that of the draws.
+    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. With
+    sample=True the actions are drawn with their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
     env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
@@ -543,7 +548,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is plumbing, the same in every script, without any algorithm.
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of PPO.
 class RunLog:
     """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
 
@@ -555,9 +560,9 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.signal = 0  # the number of one that came
+        self.signal = 0  # number of the one received; 0: none
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        self.agent_dir = self.dir  # of the agent that the last line plays
+        self.agent_dir = self.dir  # of the agent that play_command plays; of many agents, the first
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
@@ -593,7 +598,7 @@ class RunLog:
         self.wandb = self.start_wandb() if args.track else None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
-        print(f"{self.dir}: the first iteration takes longer, since it compiles", flush=True)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
 
     def open_files(self) -> None:
         path = self.dir / "metrics.jsonl"
@@ -709,11 +714,11 @@ class RunLog:
         print(self.play_command())
 
     def own_environment(self) -> list[str]:
-        """Its flag: whoever runs a folder's own environment must name it, since it is code."""
+        """--env-id for one's own environment: it is code, so each command must name it."""
         return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
 
     def play_command(self) -> str:
-        """What plays the agent: evaluate.py, or where that is not, load_policy for one action."""
+        """What plays the agent: evaluate.py, or where there is none, load_policy for one action."""
         script = os.path.relpath(__file__)
         in_uv = "UV" in os.environ
         packages = ["--with-requirements", script] if in_uv else []
@@ -748,10 +753,11 @@ def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, An
         with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
             info = json.loads(file["info"].item())
             arrays = {name: file[name] for name in names if name in file}
-        if info["script"] != Path(__file__).stem:
-            fail(f"{folder} is a run of {info['script']}.py")
+        script = info["script"]
     except Exception as error:  # a damaged file can raise anything
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
 
     def read(place, x):
         array = arrays.get(name_of(place))
@@ -782,7 +788,7 @@ def args_to_resume(given: Args) -> Args:
     args = replace(args, resume=given.resume)
     if ":" in args.env_id and given.env_id != args.env_id:
         fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    alone = Args(resume=given.resume, run_name=given.run_name)
+    alone = Args(resume=given.resume, run_name=given.run_name)  # whose default has the time in it
     if given not in (alone, replace(alone, env_id=args.env_id)):
         fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
     return args

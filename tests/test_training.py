@@ -125,7 +125,7 @@ def test_a_run_learns_and_leaves_what_it_should(name, tmp_path, capsys, monkeypa
     assert tags <= set(events.Tags()["scalars"])
 
     first, *lines, written, last = capsys.readouterr().out.splitlines()
-    assert first == f"{folder}: the first iteration takes longer, since it compiles"
+    assert first == f"{folder}: what is compiled is compiled first, which takes a while"
     line = r"iteration \d+/40: (return [\d.]+|no episode ended), [\d,]+ steps/s"
     assert len(lines) == 40 and all(re.fullmatch(line, x) for x in lines)
     assert written == f"Written to {folder}. To see its agent act:"
