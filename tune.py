@@ -2,7 +2,7 @@
 
     python tune.py dqn_linen --trials 40 --env-id envs.doors:Doors
     python tune.py ppo_linen --space learning_rate=1e-4:1e-2:log --space gamma=0.9,0.99
-    python tune.py dqn_linen doors --workers 2 --mlflow
+    python tune.py dqn_linen minatar --workers 2 --mlflow
     python tune.py path/to/mine.py                # a copy of a script, edited as you like
 
 Flags that are not below are the script's, and stay fixed. In the end the best settings, and the
@@ -67,7 +67,7 @@ SPACE = {
     "max_grad_norm": "0.3:3.0:log",
     "buffer_size": "10000,50000,100000",
     "batch_size": "32,64,128",
-    "replay_ratio": "4:32:log",
+    "train_frequency": "4:32:log",
     "target_network_frequency": "10:1000:log",
     "double_q": "True,False",
     "end_e": "0.01:0.2:log",
@@ -168,7 +168,7 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
     for name in fixed & OURS:
         fail(f"--{name.replace('_', '-')} cannot be set: tune.py gives it to each run")
-    if "replay_ratio" in known:
+    if "train_frequency" in known:
         fixed.add("num_steps")  # to a DQN, it is how often it logs
     ranges = {x: text for x, text in SPACE.items() if x in known and x not in fixed}
     for word in asked:

@@ -13,7 +13,9 @@ as the crow flies, so that all ways there pay the same, and only their lengths d
 terminates an episode, and 50 steps without it truncate one. What the agent sees are three one-hots
 of 15: its row, its column, the goal's column.
 
-    python more/dqn_torch_gymnasium.py doors
+    python -m studies.doors.run more/dqn_torch_gymnasium.py doors
+
+That trains by the settings with which agents solve all layouts; studies/doors has what they bring.
 
 doors.py has the same game for gymnax, by the rules in here. This file does without JAX, so that
 PyTorch on Gymnasium need not wait for it.

@@ -12,6 +12,8 @@ from conftest import ROOT
 from sections import ROWS, path_of
 from test_driver import environment, names_of, succeed
 
+from studies.doors import run as doors_run
+
 PROMISED = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231}
 SIZES = {"small": (64, 64), "medium": (256,) * 3, "large": (1024,) * 6}
 
@@ -95,10 +97,12 @@ def test_commands_are_what_their_scripts_take(env, study):
             name = script if script in ROWS else f"ppo_{script.removesuffix('-none')}"
             assert words.pop(0) == str(path_of(name).relative_to(ROOT))
         module = importlib.import_module(name)
-        kind = {"minatar": "MinAtar", "doors": "Doors"}.get(cell["env"].split("-")[0], "Args")
-        args = tyro.cli(getattr(module, kind), args=words[kind != "Args" :])
+        is_minatar = words[0] == "minatar"
+        words = doors_run.flags_of(name, words[is_minatar:])
+        args = tyro.cli(module.MinAtar if is_minatar else module.Args, args=words)
         assert (args.num_iterations, args.seed) == (cell["iterations"], cell["seed"])
-        assert kind != "Args" or args.env_id == cell["env"]
+        assert study in ("doors", "minatar") or args.env_id == cell["env"]
+        assert study != "doors" or args.env_id.startswith("envs.doors")
         assert args.hidden_sizes == SIZES.get(cell["size"], args.hidden_sizes)
         assert getattr(args, "sync_for_timing", False) == label.startswith("sync")
         compiled = getattr(args, "jit", True) and getattr(args, "jit_env", True)

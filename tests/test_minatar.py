@@ -4,6 +4,7 @@ gymnax plays, and every step is taken again in MinAtar's own code, which is hand
 the actions that were executed, and on which side the ball starts.
 """
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 import minatar
 import numpy as np
 from gymnax.wrappers.purerl import StickyActionWrapper
+
+import dqn_linen
 
 NUM_STEPS = 5000
 SHARES = (1, 0.5, 0.2, 0, 0, 0)  # of an environment's actions that are drawn blindly
@@ -87,3 +90,31 @@ def test_minatars_own_game_shows_and_pays_the_same_at_every_step():
     new_walls = (bricks[:, 1:] > bricks[:, :-1]) & ~record.terminated[:, 1:]
     assert record.state.time.max() > 1000  # gymnax's own time limit
     assert new_walls.sum() > 5
+
+
+def test_its_configuration_is_minatars(monkeypatch):
+    """The constants of its examples/dqn.py, and the environment's of its environment.py.
+
+    Flags after it still count. test_dqn_structure.py compares the other scripts with this one.
+    """
+    monkeypatch.setattr(sys, "argv", ["dqn_linen.py", "minatar", "--seed", "3"])
+    args = dqn_linen.parse_args()
+    constants = {
+        "batch_size": 32,  # BATCH_SIZE
+        "buffer_size": 100_000,  # REPLAY_BUFFER_SIZE
+        "target_network_frequency": 1_000,  # TARGET_NETWORK_UPDATE_FREQ
+        "train_frequency": 1,  # TRAINING_FREQ
+        "total_timesteps": 5_000_000,  # NUM_FRAMES
+        "exploration_steps": 100_000,  # FIRST_N_FRAMES
+        "learning_starts": 5_000,  # REPLAY_START_SIZE
+        "start_e": 1.0,  # EPSILON at first
+        "end_e": 0.1,  # END_EPSILON
+        "learning_rate": 0.00025,  # STEP_SIZE
+        "rmsprop_decay": 0.95,  # GRAD_MOMENTUM, SQUARED_GRAD_MOMENTUM
+        "optimizer_eps": 0.01,  # MIN_SQUARED_GRAD
+        "gamma": 0.99,  # GAMMA
+    }
+    constants |= {"optimizer": "rmsprop", "loss": "huber", "anneal_lr": False, "double_q": False}
+    constants |= {"num_envs": 1, "hidden_sizes": (128,), "sticky_actions": 0.1, "seed": 3}
+    assert constants.items() <= vars(args).items()
+    assert (args.env_id, args.full_actions) == ("Breakout-MinAtar", True)

@@ -2,11 +2,12 @@
 
     python -m studies.doors.run more/dqn_linen.py doors --seed 1
 
-It does what `python more/dqn_linen.py doors ...` does. Every five iterations the greedy agent also
-starts from each of the 225 layouts, and the run's folder gets a line of JSON in layouts.jsonl:
-iteration, global_step, seconds (since the script began), solved (how many layouts), steps (taken
-in those) and optimal (the fewest possible in those). The run's clock stands still meanwhile. A run
-that is stopped begins anew: the script's --resume would go on without a judge.
+The word doors stands for SETTINGS, and flags after it change them. The script then does what it
+does by these flags. Every five iterations the greedy agent also starts from each of the 225
+layouts, and the run's folder gets a line of JSON in layouts.jsonl: iteration, global_step, seconds
+(since the script began), solved (how many layouts), steps (taken in those) and optimal (the fewest
+possible in those). The run's clock stands still meanwhile. A run that is stopped begins anew: the
+script's --resume would go on without a judge.
 """
 
 import time
@@ -25,6 +26,12 @@ import numpy as np
 from envs.doors_gymnasium import LIMIT, MOVES, SIZE, DoorsGymnasium, all_layouts, optimal_steps
 
 EVERY = 5  # iterations
+# By these agents solve all layouts, in 640,000 steps. --env-id is added.
+SETTINGS = """
+    --total-timesteps 640000 --learning-rate 3e-4 --num-envs 64 --num-steps 80 --gamma 0.95
+    --buffer-size 102400 --train-frequency 32 --learning-starts 5120 --target-network-frequency 20
+    --double-q --exploration-steps 256000 --loss huber --hidden-sizes 256 256
+"""
 
 
 def judge(get_values: Callable) -> dict[str, int]:
@@ -56,7 +63,10 @@ def values_of(script: Any, args: Any, state: dict[str, Any]) -> Callable:
         return lambda obs: np.asarray(agent.apply_fn(agent.params, obs))  # sync
     with script.torch.random.fork_rng(devices=[]):  # its first weights are drawn, for nothing
         network = script.QNetwork((3 * SIZE,), args.hidden_sizes, len(MOVES))
-    network.load_state_dict(state["tensors"]["q_network"])
+    saved = state["tensors"].items()
+    beginning = "q_network/"
+    own = {x.removeprefix(beginning): tensor for x, tensor in saved if x.startswith(beginning)}
+    network.load_state_dict(own)
     return lambda obs: network(script.torch.from_numpy(obs)).detach().numpy()
 
 
@@ -87,9 +97,19 @@ def train(script: Any) -> None:
     script.train(args)
 
 
+def flags_of(script: str, words: list[str]) -> list[str]:
+    """The flags that a script gets; of a flag that is given twice, it takes the last."""
+    if words[:1] != ["doors"]:
+        return words
+    is_gymnasium = script.endswith("_gymnasium")
+    env_id = "envs.doors_gymnasium:Doors-v0" if is_gymnasium else "envs.doors:Doors"
+    return ["--env-id", env_id, *SETTINGS.split(), *words[1:]]
+
+
 def main() -> None:
-    del sys.argv[0]  # as if the script had been called
-    path = Path(sys.argv[0])
+    _, file, *words = sys.argv
+    path = Path(file)
+    sys.argv = [file, *flags_of(path.stem, words)]  # as if the script had been called
     sys.path.insert(0, str(path.parent))
     train(importlib.import_module(path.stem))
 

@@ -12,7 +12,8 @@ from analysis.tables import span, table_of, text
 
 JAX = "dqn_linen"
 NAMES = {
-    "dqn_torch_gymnasium --compile": "PyTorch on Gymnasium's copy",
+    "dqn_torch_gymnasium --compile": "PyTorch on Gymnasium's copy",  # of runs until 990f22a
+    "dqn_torch_compile": "PyTorch",
     "example": "MinAtar's own example",
     JAX: "JAX",
 }
@@ -32,9 +33,9 @@ def frames(source: Path) -> Table:
     """Return a row per way, with JAX's part of it, paired by seed: the runs took turns."""
     table = milliseconds(source)
     rows = []
-    for way, name in NAMES.items():
+    for way in [x for x in NAMES if x in table]:
         frame = stats.geometric_mean(table[way].to_numpy())
-        row = {"way": name}
+        row = {"way": NAMES[way]}
         row |= dict(zip(("frame_estimate", "frame_low", "frame_high"), frame, strict=True))
         part = stats.geometric_mean((table[JAX] / table[way]).to_numpy())
         row |= dict(zip(stats.Interval._fields, part, strict=True))
