@@ -114,7 +114,12 @@ def test_its_configuration_is_minatars(monkeypatch):
         "optimizer_eps": 0.01,  # MIN_SQUARED_GRAD
         "gamma": 0.99,  # GAMMA
     }
-    constants |= {"optimizer": "rmsprop", "loss": "huber", "anneal_lr": False, "double_q": False}
+    constants = constants | {
+        "optimizer": "rmsprop",
+        "loss": "huber",
+        "anneal_lr": False,
+        "double_q": False,
+    }
     constants |= {"num_envs": 1, "hidden_sizes": (128,), "sticky_actions": 0.1, "seed": 3}
     assert constants.items() <= vars(args).items()
     assert (args.env_id, args.full_actions) == ("Breakout-MinAtar", True)
