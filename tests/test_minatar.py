@@ -99,7 +99,7 @@ def test_its_configuration_is_minatars(monkeypatch):
     """
     monkeypatch.setattr(sys, "argv", ["dqn_linen.py", "minatar", "--seed", "3"])
     args = dqn_linen.parse_args()
-    constants = {
+    constants: dict[str, Any] = {
         "batch_size": 32,  # BATCH_SIZE
         "buffer_size": 100_000,  # REPLAY_BUFFER_SIZE
         "target_network_frequency": 1_000,  # TARGET_NETWORK_UPDATE_FREQ
@@ -114,12 +114,7 @@ def test_its_configuration_is_minatars(monkeypatch):
         "optimizer_eps": 0.01,  # MIN_SQUARED_GRAD
         "gamma": 0.99,  # GAMMA
     }
-    constants = constants | {
-        "optimizer": "rmsprop",
-        "loss": "huber",
-        "anneal_lr": False,
-        "double_q": False,
-    }
+    constants |= {"optimizer": "rmsprop", "loss": "huber", "anneal_lr": False, "double_q": False}
     constants |= {"num_envs": 1, "hidden_sizes": (128,), "sticky_actions": 0.1, "seed": 3}
     assert constants.items() <= vars(args).items()
     assert (args.env_id, args.full_actions) == ("Breakout-MinAtar", True)
