@@ -53,6 +53,20 @@ class Rich(Scripted):
         return obs, 2.0**24 + 1, False, False, info
 
 
+class Constant(gymnasium.Env):
+    """Every episode is one step long and like every other: new ones are no different."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        return np.ones(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple:
+        return np.ones(4, np.float32), float(action), True, False, {}
+
+
 class OnlyObs(Scripted):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
         obs, _ = super().reset(seed=seed)
@@ -106,7 +120,7 @@ class Quits(Later):
         sys.exit(0)
 
 
-KINDS = (Scripted, Rich, OnlyObs, Needs, RewardOfShape1, Fails, Quits)
+KINDS = (Scripted, Rich, Constant, OnlyObs, Needs, RewardOfShape1, Fails, Quits)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")
