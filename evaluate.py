@@ -105,7 +105,9 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
         fail(f"{folder}: its environment is code; to run it, add --env-id {env_id}")
     here = Path(__file__).parent
     files = [*scripts, *here.glob("*.py"), *here.glob("more/*.py")]
-    file = next((x for x in files if x.stem == name and "def load_policy(" in x.read_text()), None)
+    file = next(
+        (x for x in files if x.stem == name and "\ndef load_policy(" in x.read_text()), None
+    )
     if file is None:
         fail(f"There is no {name}.py beside evaluate.py: add --script path/to/{name}.py")
     spec: Any = importlib.util.spec_from_file_location(name, file)

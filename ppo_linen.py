@@ -512,6 +512,8 @@ class RunLog:
         lines = []
         if self.args.resume:  # forget what came after the checkpoint
             lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
+            if b"".join(lines).count(b"\n") < self.info["iteration"]:
+                fail(f"{path} has not all iterations that the checkpoint counts")
             os.truncate(path, len(b"".join(lines)))
         self.metrics = open(path, "a", buffering=1)  # a line at a time
         self.tensorboard = EventFileWriter(str(self.dir))
@@ -543,6 +545,7 @@ class RunLog:
 
     def on_signal(self, number: int, frame: Any) -> None:
         self.signal = number
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
 
     def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
         """Log an iteration, in which the rollout went over to the update at middle."""
@@ -695,8 +698,8 @@ def args_to_resume(given: Args) -> Args:
     args = replace(args, resume=given.resume)
     if ":" in args.env_id and given.env_id != args.env_id:
         fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    alone = Args(resume=given.resume, run_name=given.run_name)  # whose default has the time in it
-    if given not in (alone, replace(alone, env_id=args.env_id)):
+    flags = {word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")}
+    if flags - {"--resume", "--env-id"} or given.env_id not in (Args.env_id, args.env_id):
         fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
     return args
 

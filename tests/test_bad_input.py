@@ -45,11 +45,13 @@ def test_the_other_scripts_check_their_flags_by_the_same_words():
 @pytest.fixture
 def runs(whole_run, tmp_path, monkeypatch):
     """A complete run; one that was killed before it could write run.json; parts of runs."""
-    for name in ("complete", "killed", "bare", "old"):
+    for name in ("complete", "killed", "bare", "cut", "old"):
         shutil.copytree(whole_run("ppo_torch").folder, tmp_path / name)
-    for name in ("killed", "bare", "old"):
+    for name in ("killed", "bare", "cut", "old"):
         (tmp_path / name / "run.json").unlink()
     (tmp_path / "bare/metrics.jsonl").unlink()
+    with open(tmp_path / "cut/metrics.jsonl", "r+b") as file:
+        file.truncate(file.seek(0, 2) - 5)
     change(tmp_path / "old", {"replay_ratio": 4.0})
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -60,9 +62,10 @@ FOLDERS = [
     ("--runs-dir killed/metrics.jsonl --run-name x", f"killed/metrics.jsonl/x {NO_FOLDER}: [Err"),
     ("--runs-dir . --run-name killed", "killed exists: choose another --run-name, or go on with "),
     ("--resume complete", "complete exists and is complete: choose another --run-name, or eval"),
-    ("--resume killed --seed 2", "--resume: killed goes on with its own arguments, so give no "),
+    ("--resume killed --seed 1", "--resume: killed goes on with its own arguments, so give no "),
     ("--resume killed --env-id Acrobot-v1", "--resume: killed goes on with its own arguments, "),
     ("--resume bare", f"bare {NO_FOLDER}: [Errno 2] No such file"),
+    ("--resume cut", "cut/metrics.jsonl has not all iterations that the checkpoint counts"),
     ("--resume old", "old has arguments that ppo_torch.py does not take: "),
 ]
 

@@ -109,7 +109,7 @@ def test_with_memory_a_policy_remembers_until_an_episode_begins(name, tmp_path):
     # Half of them begin anew: they see nothing, and know nothing of the signal before.
     policy(signal)
     starts = np.arange(20) < 10
-    action = policy(nothing, starts)
+    action = policy(nothing, starts.astype(int))
     assert len(set(action[:10])) == 1
     np.testing.assert_array_equal(action[10:], signal[10:, 0] > 0)
     assert len(policy(nothing[:3])) == 3  # fewer environments begin anew
