@@ -134,7 +134,7 @@ class VecEnv:
                 if package.name in ("__root__", name.partition("/")[0]):  # as MinAtar/Breakout-v0
                     package.load()()
             self.spec = gymnasium.spec(name)
-            env = gymnasium.make(self.spec)
+            env = in_words(gymnasium.make, self.spec)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Discrete) or env.action_space.start != 0:
@@ -147,10 +147,10 @@ class VecEnv:
         self.obs_shape = env.observation_space.shape
         self.obs_dim = math.prod(self.obs_shape)
         # One step now, so that a mistake in the environment shows here, and not in training.
-        start = self.guarded(env.reset, seed=0)
+        start = in_words(env.reset, seed=0)
         if not isinstance(start, tuple) or len(start) != 2:
             fail(f"--env-id: reset of {env_id} must return obs and info")
-        _, reward, *_ = self.guarded(env.step, env.action_space.sample())
+        _, reward, *_ = in_words(env.step, env.action_space.sample())
         if np.shape(reward) != ():
             fail(f"--env-id: step of {env_id} must return one number as reward, not {reward!r}")
         env.close()
@@ -168,11 +168,11 @@ class VecEnv:
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         mode = gymnasium.vector.AutoresetMode.DISABLED
         options: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
-        wrappers = []
+        wrappers: list[Any] = [Guarded]
         if self.vectorization == "async":
             options["context"] = "forkserver"  # not fork: JAX and torch have threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(Worker)
+            wrappers.append(ignore_signals)
         how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
         self.envs = self.guarded(gymnasium.make_vec, *how)
         atexit.register(self.envs.close)
@@ -206,47 +206,54 @@ class VecEnv:
         return self.flatten(obs), result
 
     def guarded(self, function: Callable, *given: Any, **options: Any) -> Any:
-        """Call a function of Gymnasium's; if an environment fails, end the processes of all."""
+        """Call a function of Gymnasium's; if a process of async has ended, end the others, too."""
         try:
             return function(*given, **options)
-        except BaseException as error:
+        except (EOFError, OSError) as error:
+            if self.vectorization == "sync":  # it is the environment's own
+                raise
             for process in multiprocessing.active_children():
                 process.kill()
-            if self.envs and self.vectorization == "async":
+            if self.envs:
                 self.envs.closed = True  # to close them, Gymnasium would wait for the dead
-            if isinstance(error, SystemExit):  # sys.exit(0) must not look like a training's end
-                raise RuntimeError(f"{self.spec.id} called sys.exit") from error
-            if self.vectorization == "async" and isinstance(error, EOFError | OSError):
-                raise RuntimeError(f"a process of {self.spec.id} has ended") from error
-            raise
+            raise RuntimeError(f"a process of {self.spec.id} has ended") from error
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
         return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
 
 
-class Worker(gymnasium.Wrapper):
-    """An environment in a process of async, whose errors and signals are the training's."""
+class Guarded(gymnasium.Wrapper):
+    """An environment that leaves its errors to the training, also from a process of async."""
 
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(env)
-        if multiprocessing.parent_process() is not None:  # Gymnasium makes one in this process, too
-            # A terminal's Ctrl-C reaches all processes, and the training ends after its iteration.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    def reset(self, **options: Any) -> tuple:
+        obs, _ = in_words(self.env.reset, **options)
+        return obs, {}  # nobody reads info, and Gymnasium fails where its types differ
 
-    def reset(self, **options: Any) -> Any:
-        return in_words(self.env.reset, **options)
-
-    def step(self, action: Any) -> Any:
-        return in_words(self.env.step, action)
+    def step(self, action: Any) -> tuple:
+        *result, _ = in_words(self.env.step, action)
+        return *result, {}
 
 
 def in_words(function: Callable, *given: Any, **options: Any) -> Any:
-    """Call a function; its error becomes text, since Gymnasium hangs on what no pickle can hold."""
+    """Call a function of an environment; make an error that would be lost a RuntimeError."""
     try:
         return function(*given, **options)
-    except (Exception, SystemExit) as error:
+    except SystemExit as error:  # with status 0, it would look like a training's end
+        raise RuntimeError("the environment called sys.exit") from error
+    except Exception as error:
+        if not multiprocessing.current_process().daemon:
+            raise
+        # From a process of async. Gymnasium hangs on what no pickle can hold.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+def ignore_signals(env: gymnasium.Env) -> gymnasium.Env:
+    """A terminal's Ctrl-C reaches all processes, and the training ends after its iteration."""
+    if multiprocessing.current_process().daemon:  # Gymnasium makes one in the training's, too
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Not SIG_IGN: programs that the environment starts would inherit that, and not end.
+            signal.signal(number, lambda *_: None)
+    return env
 
 
 # === Agent ======================================================================================

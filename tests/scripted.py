@@ -1,5 +1,6 @@
 """A Gymnasium environment whose every transition is known, and others that are wrong."""
 
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -38,7 +39,8 @@ class Scripted(gymnasium.Env):
         assert self.time <= length, "stepped beyond its end"
         # An integer reward, that would overflow if the action were of eight bits.
         reward = 200 * self.time + (action - 1) * 100
-        return self.observe(action), reward, ends and terminated, ends and truncated, {"x": 1}
+        info = {"x": 1 if self.draw % 2 else None}  # which Gymnasium cannot put into one array
+        return self.observe(action), reward, ends and terminated, ends and truncated, info
 
     def close(self) -> None:
         Scripted.closed += 1
@@ -51,6 +53,20 @@ class Rich(Scripted):
         obs, _, _, _, info = super().step(action)
         self.time = 0
         return obs, 2.0**24 + 1, False, False, info
+
+
+class Constant(gymnasium.Env):
+    """Every episode is one step long and like every other: new ones are no different."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        return np.ones(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple:
+        return np.ones(4, np.float32), float(action), True, False, {}
 
 
 class OnlyObs(Scripted):
@@ -88,8 +104,8 @@ class Later(Scripted):
         raise NotImplementedError
 
 
-class ArmError(Exception):
-    """No pickle can hold it."""
+class ArmError(ConnectionError):
+    """No pickle can hold it, and Gymnasium's pipes raise others of its kind."""
 
     def __init__(self, side: str) -> None:
         super().__init__(f"the {side} arm has fallen off")
@@ -97,6 +113,20 @@ class ArmError(Exception):
 
 
 class Fails(Later):
+    """It has started a program, which ends with it."""
+
+    program = None
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        if self.program is None:
+            self.program = subprocess.Popen(["sleep", "300"])
+        return super().reset(seed=seed, options=options)
+
+    def close(self) -> None:
+        if self.program is not None:
+            self.program.terminate()
+            self.program.wait()
+
     def go_wrong(self) -> None:
         raise ArmError("left")
 
@@ -106,7 +136,7 @@ class Quits(Later):
         sys.exit(0)
 
 
-KINDS = (Scripted, Rich, OnlyObs, Needs, RewardOfShape1, Fails, Quits)
+KINDS = (Scripted, Rich, Constant, OnlyObs, Needs, RewardOfShape1, Fails, Quits)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")
