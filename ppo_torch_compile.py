@@ -403,8 +403,9 @@ def epoch(minibatch_fn, batch: Batch, order, args: Args):
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses.
 
-    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. torch.optim would break it,
-    and backward() would compile it twice, since .grad is None at first.
+    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. The step of a torch.optim
+    would be a second one: a minibatch would take 1.22 [1.19, 1.24] times as long (CPU time, on two
+    CPU cores). backward() would compile twice, since .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
