@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,6 +146,15 @@ def test_an_edited_copy_with_an_environment_of_ones_own_is_played_by_its_last_li
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "ppo copy, mine:ProbeSignal, seed 1" in output_of_line(output.splitlines()[-1], start)
+
+
+def test_a_second_signal_ends_a_run_at_once():
+    """Where an iteration hangs, the first one would wait for ever."""
+    script, log = importlib.import_module("ppo_linen"), SimpleNamespace(signal=0)
+    before = signal.getsignal(signal.SIGTERM)
+    script.RunLog.on_signal(log, signal.SIGTERM, None)
+    assert (log.signal, signal.getsignal(signal.SIGTERM)) == (signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, before)
 
 
 # === The last iteration =========================================================================

@@ -74,13 +74,13 @@ def changed_lines(first, second):
         ("ppo_linen", "ppo_linen_vmap", 118),
         ("ppo_nnx", "ppo_nnx_vmap", 120),
         ("ppo_torch_compile", "ppo_torch_vmap", 255),
-        ("ppo_linen", "ppo_linen_gymnasium", 283),
-        ("ppo_torch", "ppo_torch_gymnasium", 321),
+        ("ppo_linen", "ppo_linen_gymnasium", 290),
+        ("ppo_torch", "ppo_torch_gymnasium", 328),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 330),
-        ("ppo_linen", "ppo_rnn_linen", 201),
+        ("ppo_linen", "ppo_rnn_linen", 202),
         ("ppo_rnn_linen", "ppo_rnn_nnx", 142),
         ("ppo_rnn_linen", "ppo_rnn_equinox", 140),
-        ("ppo_torch", "ppo_rnn_torch", 207),
+        ("ppo_torch", "ppo_rnn_torch", 208),
     ],
 )
 def test_diff_budgets(first, second, budget):
