@@ -126,6 +126,8 @@ class VecEnv:
     def __init__(self, env_id: str, num_envs: int) -> None:
         if ":" in env_id:  # one's own, which envs/check.py checks
             module, _, name = env_id.rpartition(":")
+            if not module or module.startswith("."):  # ./my_module.py:MyEnv
+                fail(f"--env-id: name it as an import does, my_module:MyEnv, not {env_id}")
             sys.path.append(os.getcwd())
             try:
                 make = getattr(importlib.import_module(module), name, None)

@@ -157,6 +157,8 @@ class VecEnv:
         module, _, name = env_id.rpartition(":")
         try:
             if module:  # one's own, which envs/check.py checks
+                if module.startswith("."):  # ./my_module.py:MyEnv-v0
+                    fail(f"--env-id: name it as an import does, my_module:MyEnv-v0, not {env_id}")
                 sys.path.append(os.getcwd())
                 if hasattr(importlib.import_module(module), name):
                     fail(f"--env-id: {name} is a class; use its registered id, as {env_id}-v0")

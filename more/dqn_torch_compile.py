@@ -176,6 +176,8 @@ class VecEnv:
             fail(f"--full-actions is for MinAtar's games, not for {env_id}")
         if ":" in env_id:  # one's own, which envs/check.py checks
             module, _, name = env_id.rpartition(":")
+            if not module or module.startswith("."):  # ./my_module.py:MyEnv
+                fail(f"--env-id: name it as an import does, my_module:MyEnv, not {env_id}")
             sys.path.append(os.getcwd())
             try:
                 make = getattr(importlib.import_module(module), name, None)

@@ -162,6 +162,7 @@ BAD = {
     "Pendulum-v1": "--env-id: actions must be discrete and begin with 0, not Box(",
     "FrozenLake-v1": "--env-id: observations must be arrays, not Discrete(16); gymnasium.wr",
     "no_module:Env-v0": "--env-id: No module named 'no_module'",
+    "./scripted:Scripted-v0": "--env-id: name it as an import does, my_module:MyEnv-v0, not ./s",
     "scripted:Nothing-v0": "--env-id: Environment `Nothing` doesn't exist",
     "scripted:Scripted": "--env-id: Scripted is a class; use its registered id, as scripted:Script",
     "needs:Env-v0": "--env-id: No module named 'a_package_that_is_not_installed'",
