@@ -79,9 +79,7 @@ class Args:
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
-    matmul_precision: Literal["high", "highest"] = (
-        "high"  # products on a GPU: high is TF32, highest float32
-    )
+    matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
     jit_env: bool = True  # compile the environments' step with XLA; off: run it op by op
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run

@@ -83,9 +83,7 @@ class Args:
     optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
     rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
     hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
-    matmul_precision: Literal["high", "highest"] = (
-        "high"  # products on a GPU: high is TF32, highest float32
-    )
+    matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too

@@ -81,9 +81,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64,)  # hidden layers of the encoder
     gru_hidden_size: int = 64  # how many numbers the memory of an environment has
     feed_back: bool = False  # observe the last action and reward too, which a bandit's memory needs
-    matmul_precision: Literal["high", "highest"] = (
-        "high"  # products on a GPU: high is TF32, highest float32
-    )
+    matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
     jit_env: bool = True  # compile the environments' step with XLA; off: run it op by op
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
