@@ -414,7 +414,7 @@ def update(agent: Agent, batch: Transition, args: Args):
 
     Gradient and optimizer (Adam: Kingma & Ba 2015) compile as one graph. The step of a torch.optim
     would be a second one: an update would take 1.32 [1.30, 1.39] times as long, and by MinAtar's
-    settings 1.07 [1.05, 1.09] times (CPU time, on two CPU cores).
+    settings 1.07 [1.05, 1.09] times (CPU time of one thread, on a CPU).
     """
     loss, losses = dqn_loss(agent.q_network, agent.target_network, batch, args)
     params = list(agent.q_network.parameters())

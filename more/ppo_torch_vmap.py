@@ -444,8 +444,8 @@ def epoch(minibatch_fn, batch: Batch, order, args: Args):
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train each agent on its minibatch, in place; return their losses, (num_agents,).
 
-    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. torch.optim would break it,
-    and backward() would compile it twice, since .grad is None at first.
+    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. torch.optim's
+    step would be a second one, and backward() would compile twice, since .grad is None at first.
     """
     loss, losses = for_each(agent, ppo_loss, args=args)(minibatch)
     params = list(agent.parameters())
