@@ -115,11 +115,10 @@ def test_a_run_is_played_in_the_environment_that_it_learned_in(dqn_run):
     assert env.env._sticky_action_prob == 0.25
 
 
-CONTINUOUS = """import dataclasses
+CONTINUOUS = """import json
 import gymnax
 import numpy as np
 import ppo_linen
-from ppo_linen import Args, load_info
 
 
 class VecEnv(ppo_linen.VecEnv):
@@ -129,16 +128,21 @@ class VecEnv(ppo_linen.VecEnv):
         self.num_envs, self.obs_dim, self.obs_shape = num_envs, 3, (3,)
 
 
+def load_info(folder):
+    with np.load(f"{folder}/checkpoint.npz") as file:
+        info = json.loads(file["info"].item())
+    return info, ppo_linen.Args(**info["args"])
+
+
 def load_policy(folder, seed=0):
     return lambda obs: np.full((len(obs), 1), 1.5, np.float32)
 """
 
 
-def test_a_kind_of_action_that_no_script_has_is_played(copied_run, command, tmp_path, monkeypatch):
+def test_a_kind_of_action_that_no_script_has_is_played(copied_run, command, tmp_path):
     """With some actions at random, which are drawn from the environment's space."""
     change(copied_run, {"env_id": "Pendulum-v1"}, script="continuous")
     (tmp_path / "continuous.py").write_text(CONTINUOUS)
-    monkeypatch.setattr(ppo_linen, "__file__", "continuous.py")
     flags = ("--script", tmp_path / "continuous.py", "--episodes", 3, "--max-steps", 20)
     status, out, _ = command(copied_run, *flags, "--epsilon", 0.5)
     assert status == 0 and "copied: continuous, Pendulum-v1" in out and "3 capped" in out
