@@ -291,9 +291,7 @@ class Agent(nn.Module):
 def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
     agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
-    params = jax.jit(agent.init)(
-        key, jnp.zeros((1, env.obs_dim))
-    )  # runs __call__, so that all layers get parameters
+    params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)

@@ -250,9 +250,7 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
     agent = Agent(env.obs_shape, *sizes)
     memory = jnp.zeros((1, args.gru_hidden_size))
-    params = jax.jit(agent.init)(
-        key, memory, jnp.zeros((1, env.obs_dim))
-    )  # runs __call__, so that all layers get parameters
+    params = jax.jit(agent.init)(key, memory, jnp.zeros((1, env.obs_dim)))  # runs __call__
     decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
     learning_rate = decay if args.anneal_lr else args.learning_rate
     adam = optax.adam(learning_rate, eps=args.adam_eps)
