@@ -404,7 +404,7 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses.
 
     Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. The step of a torch.optim
-    would be a second one: a minibatch would take 1.22 [1.19, 1.24] times as long (CPU time of one
+    would be a second one: a minibatch would take 1.20 [1.15, 1.25] times as long (CPU time of one
     thread, on a CPU). backward() would compile twice, since .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)

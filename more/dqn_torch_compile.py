@@ -413,8 +413,8 @@ def update(agent: Agent, batch: Transition, args: Args):
     """Train on a batch, in place; return (2,): the loss and the mean Q.
 
     Gradient and optimizer (Adam: Kingma & Ba 2015) compile as one graph. The step of a torch.optim
-    would be a second one: an update would take 1.32 [1.30, 1.39] times as long, and by MinAtar's
-    settings 1.07 [1.05, 1.09] times (CPU time of one thread, on a CPU).
+    would be a second one: an update would take 1.40 [1.38, 1.41] times as long (CPU time of one
+    thread, on a CPU).
     """
     loss, losses = dqn_loss(agent.q_network, agent.target_network, batch, args)
     params = list(agent.q_network.parameters())

@@ -1,0 +1,121 @@
+"""Measure what torch.optim would cost where PyTorch's update is compiled, against Adam written out.
+
+    OMP_NUM_THREADS=1 python -m studies.limits.optimizers > studies/limits/optimizers.jsonl
+
+A compiled gradient and a compiled torch.optim.Adam.step, whose lr is a tensor, are two graphs; the
+scripts' own update is one. Both take steps on one batch in turn, in one process. A line of JSON is
+a round: seconds of CPU time of a step of each. The last line has the ratio's geometric mean and its
+95% interval by Student's t over the rounds.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+import ppo_torch_compile as ppo
+from more import dqn_torch_compile as dqn
+from studies.machine import describe
+
+ROUNDS, STEPS = 21, 100
+
+
+def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) -> Callable:
+    """A step by two compiled graphs: the gradient of loss_fn(), clipped, and torch.optim's Adam."""
+
+    def gradient():
+        grads = torch.autograd.grad(loss_fn(), params)
+        if clip == 0:  # DQN's is not clipped
+            return grads
+        norm = torch.cat([x.flatten() for x in grads]).norm()
+        scale = (clip / (norm + 1e-6)).clip(max=1.0)
+        return [x * scale for x in grads]
+
+    optimizer = torch.optim.Adam(params, torch.tensor(2.5e-4), eps=eps)
+    gradient_fn = ppo.compile_graph(gradient, None)
+    step_fn = torch.compile(optimizer.step, dynamic=False)
+
+    def step():
+        for x, grad in zip(params, gradient_fn(), strict=True):
+            x.grad = grad
+        step_fn()
+
+    return step
+
+
+def of_ppo() -> tuple[Callable, Callable]:
+    """CartPole's minibatch step: written out, and with torch.optim."""
+    args = ppo.Args()
+    env: Any = SimpleNamespace(obs_shape=(4,), obs_dim=4, num_actions=2)
+    size = args.minibatch_size
+    action = torch.randint(2, (size,)).int()
+    numbers = [torch.randn(size) for _ in range(4)]
+    batch = ppo.Batch(torch.randn(size, 4), action, *numbers)
+    agent, adam = ppo.make_agent(args, env, torch.device("cpu"))
+    written = ppo.compile_graph(partial(ppo.minibatch_step, agent, adam, args=args), None)
+    other, _ = ppo.make_agent(args, env, torch.device("cpu"))
+    params = list(other.parameters())
+
+    def loss_fn():
+        return ppo.ppo_loss(other, batch, args)[0]
+
+    return partial(written, batch), second_graph(params, loss_fn, args.max_grad_norm, args.adam_eps)
+
+
+def of_dqn() -> tuple[Callable, Callable]:
+    """CartPole's update: written out, and with torch.optim."""
+    args = dqn.Args()
+    env: Any = SimpleNamespace(obs_shape=(4,), obs_dim=4, num_actions=2)
+    size = args.batch_size
+    action = torch.randint(2, (size,)).int()
+    end = torch.rand(size) < 0.1
+    batch = dqn.Transition(
+        torch.randn(size, 4), action, torch.ones(size), end, torch.randn(size, 4)
+    )
+    agent = dqn.make_agent(args, env, torch.device("cpu"))
+    agent.optimizer.lr.fill_(args.learning_rate)
+    written = dqn.compile_graph(partial(dqn.update, agent, args=args), None)
+    other = dqn.make_agent(args, env, torch.device("cpu"))
+    params = list(other.q_network.parameters())
+
+    def loss_fn():
+        return dqn.dqn_loss(other.q_network, other.target_network, batch, args)[0]
+
+    return partial(written, batch), second_graph(params, loss_fn, 0, args.optimizer_eps)
+
+
+def main() -> None:
+    print(json.dumps(describe() | {"torch": torch.__version__, "steps": STEPS}))
+    for name, make in (("ppo_torch_compile", of_ppo), ("dqn_torch_compile", of_dqn)):
+        ways = dict(zip(("written out", "torch.optim"), make(), strict=True))
+        for step in ways.values():
+            for _ in range(STEPS):
+                step()
+        logs = []
+        for number in range(ROUNDS):
+            row: dict[str, Any] = {"script": name, "round": number}
+            for way, step in ways.items():
+                start = time.process_time()
+                for _ in range(STEPS):
+                    step()
+                row[way] = (time.process_time() - start) / STEPS
+            logs.append(np.log(row["torch.optim"] / row["written out"]))
+            print(json.dumps(row))
+        mean = np.mean(logs)
+        half = stats.t.ppf(0.975, ROUNDS - 1) * stats.sem(logs)
+        low, middle, high = np.exp([mean - half, mean, mean + half]).round(3).tolist()
+        found = {"script": name, "times as long": middle, "low": low, "high": high}
+        print(json.dumps(found))
+        print(found, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
