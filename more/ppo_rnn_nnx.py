@@ -474,18 +474,18 @@ def train(args: Args) -> None:
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
-    rollout_fn = partial(jit(partial(rollout, env=env, args=args)), agent)
-    update_fn = partial(jit(partial(update, args=args)), agent, optimizer)
+    rollout_fn = jit(partial(rollout, env=env, args=args))
+    update_fn = jit(partial(update, args=args))
     with jax.disable_jit(not args.jit):
         for iteration in range(log.info["iteration"], args.num_iterations):
             start = time.perf_counter()
             rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-            acted = rollout_fn(obs, memory, env_state, rollout_key)
+            acted = rollout_fn(agent, obs, memory, env_state, rollout_key)
             obs, memory, env_state, storage = acted
             if args.sync_for_timing:
                 jax.block_until_ready(storage)  # sync
             middle = time.perf_counter()
-            metrics = update_fn(storage, update_key)
+            metrics = update_fn(agent, optimizer, storage, update_key)
             metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
             log.write(metrics, start, middle, time.perf_counter())
             if log.must_save():  # after a signal, this is the end

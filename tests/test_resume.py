@@ -137,7 +137,7 @@ def test_a_script_alone_goes_on_and_shows_its_curves_by_the_lines_that_it_prints
     told = output_of_line(told, start).splitlines()[-1]
     assert [row["iteration"] for row in metrics(tmp_path / "runs/one")] == list(range(400))
     assert told == f"{python} -m tensorboard.main --logdir runs/one"
-    assert "is not there" not in output_of_line(f"{told} --inspect", start)
+    assert "charts/episodic_return" in output_of_line(f"{told} --inspect", start)
 
 
 def test_an_edited_copy_with_an_environment_of_ones_own_is_played_by_its_last_line(start, tmp_path):
