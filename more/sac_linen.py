@@ -69,8 +69,8 @@ class Args:
     buffer_size: int = 100_000  # environment steps that the replay holds
     batch_size: int = 64  # transitions drawn from the replay for each update
     train_frequency: int = 2  # environment steps from one update to the next
-    learning_starts: int = 1_000  # environment steps before the first update, by random actions
-    tau: float = 0.01  # by how much of the way the target critics follow the critics, per update
+    learning_starts: int = 1_000  # environment steps before the first update, at random
+    tau: float = 0.01  # the target critics move this part of the way to the critics, per update
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
     matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
     runs_dir: str = "runs"  # folder that gets one folder per run
@@ -112,8 +112,8 @@ class MuJoCo(Args):
     buffer_size: int = 1_000_000  # environment steps that the replay holds
     batch_size: int = 256  # transitions drawn from the replay for each update
     train_frequency: int = 1  # environment steps from one update to the next
-    learning_starts: int = 5_000  # environment steps before the first update, by random actions
-    tau: float = 0.005  # by how much of the way the target critics follow the critics, per update
+    learning_starts: int = 5_000  # environment steps before the first update, at random
+    tau: float = 0.005  # the target critics move this part of the way to the critics, per update
     hidden_sizes: tuple[int, ...] = (256, 256)  # hidden layers of the actor and of each critic
 
 
@@ -241,7 +241,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs):  # (B, obs_dim) -> mean and log_std, (B, action_dim) each
         mean, log_std = jnp.split(MLP(self.hidden_sizes, 2 * self.action_dim)(obs), 2, axis=-1)
-        # As SB3 and the authors; CleanRL maps log_std into [-5, 2] by a tanh.
+        # SB3 and SBX clip to the same bounds; CleanRL maps log_std into [-5, 2] by a tanh.
         return mean, log_std.clip(-20, 2)
 
 
@@ -348,8 +348,8 @@ def draw_action(mean, log_std, noise):
     """The tanh of Gaussian draws, (B, action_dim), and the log of its density, (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # The log of tanh's slope, 1 - tanh(x)**2, which float32 rounds to 0 from x = 9 on. Others add
-    # 1e-6 to the slope, whose log at x = 20 is then -14, and not -39.
+    # The log of tanh's slope, 1 - tanh(x)**2, which float32 rounds to 0 for x above 9. SB3 and
+    # CleanRL add 1e-6 to the slope: at x = 10 its log is then -13.8 instead of -18.6.
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
 
@@ -380,7 +380,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     next_q = critics_fn(train_state.target_params, batch.next_obs, next_action)
     target = td_target(next_q, next_logprob, alpha, batch, args)
     q = critics_fn(params["critics"], batch.obs, batch.action)
-    td_loss = 0.5 * ((q - target) ** 2).mean(-1).sum()  # CleanRL has no 0.5, which Adam undoes
+    td_loss = 0.5 * ((q - target) ** 2).mean(-1).sum()  # without 0.5 in CleanRL; Adam sees no scale
 
     mean, log_std = actor_fn(params["actor"], batch.obs)
     action, logprob = draw_action(mean, log_std, noise[1])
@@ -389,7 +389,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As SB3 and SBX; the paper and CleanRL have exp(log_alpha) as the first factor.
+    # As SB3 and SBX. In the paper and in CleanRL, the first factor is exp(log_alpha).
     alpha_loss = params["log_alpha"] * jax.lax.stop_gradient(entropy - target_entropy)
     loss = td_loss + actor_loss + alpha_loss
     return loss, jnp.stack([td_loss, q.mean(), actor_loss, entropy, alpha])
@@ -435,8 +435,7 @@ def updates_after(steps, args: Args):
 
 def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
-    # All at once, as the authors and brax. SB3: alpha, critics, actor; CleanRL: critics, actor,
-    # alpha, and of these the last two twice after every second update of the critics.
+    # All at once, as brax. SB3 goes from alpha to critics to actor, CleanRL from critics to actor.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
     grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
@@ -536,17 +535,20 @@ def train(args: Args) -> None:
     train_state = make_agent(args, env, agent_key)
     replay = make_replay(args, env)
     obs, env_state = jax.jit(env.reset)(env_key)
-    steps = log.info["iteration"] * log.steps
     replay_start = 0
     if args.resume:
-        rows = rows_to_save(replay, steps, args)
+        steps = log.info["iteration"] * log.steps
         train_state, rows, obs, env_state = log.load(
-            train_state=train_state, replay=rows, obs=obs, env_state=env_state
+            train_state=train_state,
+            replay=rows_to_save(replay, steps, args),
+            obs=obs,
+            env_state=env_state,
         )
         replay = jax.jit(add, donate_argnums=0)(replay, rows, 0)
+        del rows  # as large as the replay
         if not args.save_replay:
             replay_start = steps
-            print("The checkpoint has no replay. Updates go on once a new one has been filled.")
+            print("The checkpoint has no replay: a new one is filled before updates go on.")
 
     # env and args are bound: to the compiler they are constants. What is donated is changed in
     # place: the replay is never copied.
@@ -561,9 +563,13 @@ def train(args: Args) -> None:
         metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
         log.write(metrics, start, time.perf_counter())
         if log.must_save():  # after a signal, this is the end
-            steps = (iteration + 1) * log.steps
-            rows = rows_to_save(replay, steps - replay_start, args)
-            log.save(train_state=train_state, replay=rows, obs=obs, env_state=env_state)
+            num_steps = (iteration + 1) * log.steps - replay_start
+            log.save(
+                train_state=train_state,
+                replay=rows_to_save(replay, num_steps, args),
+                obs=obs,
+                env_state=env_state,
+            )
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
 
