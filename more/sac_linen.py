@@ -69,8 +69,8 @@ class Args:
     buffer_size: int = 100_000  # environment steps that the replay holds
     batch_size: int = 64  # transitions drawn from the replay for each update
     train_frequency: int = 2  # environment steps from one update to the next
-    learning_starts: int = 1_000  # environment steps before the first update, at random
-    tau: float = 0.01  # the target critics move this part of the way to the critics, per update
+    learning_starts: int = 1_000  # environment steps with random actions, before updates begin
+    tau: float = 0.01  # share of the way that target critics move to the critics, per update
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
     matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
     runs_dir: str = "runs"  # folder that gets one folder per run
@@ -103,7 +103,7 @@ class Args:
 
 @dataclass
 class MuJoCo(Args):
-    """The settings of the paper (Haarnoja et al. 2018b), a million steps long."""
+    """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
 
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
     learning_rate: float = 3e-4  # Adam's, of actor, critics and alpha
@@ -112,8 +112,8 @@ class MuJoCo(Args):
     buffer_size: int = 1_000_000  # environment steps that the replay holds
     batch_size: int = 256  # transitions drawn from the replay for each update
     train_frequency: int = 1  # environment steps from one update to the next
-    learning_starts: int = 5_000  # environment steps before the first update, at random
-    tau: float = 0.005  # the target critics move this part of the way to the critics, per update
+    learning_starts: int = 5_000  # environment steps with random actions, before updates begin
+    tau: float = 0.005  # share of the way that target critics move to the critics, per update
     hidden_sizes: tuple[int, ...] = (256, 256)  # hidden layers of the actor and of each critic
 
 
@@ -246,7 +246,7 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """Two estimates of Q(obs, action), the return to come with its bonus for entropy."""
+    """Two estimates of Q(obs, action), which counts rewards and the entropy of later actions."""
 
     hidden_sizes: tuple[int, ...]
 
@@ -345,7 +345,7 @@ def act(train_state, obs, key, is_random):
 
 
 def draw_action(mean, log_std, noise):
-    """The tanh of Gaussian draws, (B, action_dim), and the log of its density, (B,)."""
+    """The tanh of Gaussian draws, (B, action_dim), and the log of their density, (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
     # The log of tanh's slope, 1 - tanh(x)**2, which float32 rounds to 0 for x above 9. SB3 and
@@ -367,7 +367,7 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
 
 
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
-    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018b), and (5,).
+    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and (5,).
 
     noise (2, B, action_dim) draws the actions at next_obs and at obs. The five are for the log.
     """
@@ -380,7 +380,8 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     next_q = critics_fn(train_state.target_params, batch.next_obs, next_action)
     target = td_target(next_q, next_logprob, alpha, batch, args)
     q = critics_fn(params["critics"], batch.obs, batch.action)
-    td_loss = 0.5 * ((q - target) ** 2).mean(-1).sum()  # without 0.5 in CleanRL; Adam sees no scale
+    # As SB3 and SBX. CleanRL omits the 0.5, which does not change Adam's steps.
+    td_loss = 0.5 * ((q - target) ** 2).mean(-1).sum()
 
     mean, log_std = actor_fn(params["actor"], batch.obs)
     action, logprob = draw_action(mean, log_std, noise[1])
@@ -389,7 +390,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As SB3 and SBX. In the paper and in CleanRL, the first factor is exp(log_alpha).
+    # As SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
     alpha_loss = params["log_alpha"] * jax.lax.stop_gradient(entropy - target_entropy)
     loss = td_loss + actor_loss + alpha_loss
     return loss, jnp.stack([td_loss, q.mean(), actor_loss, entropy, alpha])
@@ -435,7 +436,7 @@ def updates_after(steps, args: Args):
 
 def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
-    # All at once, as brax. SB3 goes from alpha to critics to actor, CleanRL from critics to actor.
+    # All at once, as in brax; in turn alpha, critics, actor in SB3, critics, actor, alpha in CleanRL.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
     grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
