@@ -436,7 +436,7 @@ def updates_after(steps, args: Args):
 
 def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
-    # All at once, as in brax; in turn alpha, critics, actor in SB3, critics, actor, alpha in CleanRL.
+    # At once, as brax; others in turn: SB3 alpha, critics, actor; CleanRL critics, actor, alpha.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
     grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
