@@ -10,17 +10,21 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
-from running import arrays, main, make_whole_run, metrics, rewind, rows
+from running import arrays, assert_close, main, make_whole_run, metrics, op_by_op, rewind, rows
 from scipy.stats import kstest
 
-SAC_SCRIPTS = ["sac_linen", "sac_torch"]
+COMPILED = "sac_torch_compile_gymnasium"
+IN_GYMNASIUM = ["sac_torch_gymnasium", COMPILED]
+SAC_SCRIPTS = ["sac_linen", "sac_torch", *IN_GYMNASIUM]
 EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 
@@ -180,7 +184,7 @@ class Linen:
 
 
 class Torch:
-    """The same."""
+    """The same, op by op: nothing is compiled by torch.compile."""
 
     def __init__(self, script: Any, args: Any, env: Any) -> None:
         self.script, self.args = script, args
@@ -216,7 +220,7 @@ class Torch:
         return [x.numpy() for x in drawn]
 
 
-LEARNERS = {"sac_linen": Linen, "sac_torch": Torch}
+LEARNERS = {"sac_linen": Linen, "sac_torch": Torch, "sac_torch_gymnasium": Torch, COMPILED: Torch}
 LOGGED = ["critics", "q_value", "actor", "entropy", "alpha"]  # in the order of the script's losses
 
 
@@ -314,7 +318,25 @@ class ShortPendulum(Pendulum):
         return abs(state.theta_dot) > 2
 
 
+class ShortPendulumInGymnasium(PendulumEnv):
+    def step(self, u: Any) -> tuple:
+        obs, reward, _, truncated, info = super().step(u)
+        return obs, reward, bool(abs(obs[2]) > 2), truncated, info
+
+
+class AlikePendulum(PendulumEnv):
+    """Whose episodes begin alike, so that new ones go on as those of a killed run would have."""
+
+    def reset(self, **options: Any) -> tuple:
+        super().reset(**options)
+        self.state = np.array([2.0, 0.5])
+        return self._get_obs(), {}
+
+
 gymnax.register("ShortPendulum-v0", ShortPendulum)
+OURS: dict[str, Any] = {"ShortPendulum-v0": ShortPendulumInGymnasium, "Alike-v0": AlikePendulum}
+for env_id, kind in OURS.items():
+    gymnasium.register(env_id, entry_point=kind, max_episode_steps=10)
 
 
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -344,7 +366,8 @@ def told(request, tmp_path_factory):
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
-        make_nan_replays(patch, name)
+        if name != COMPILED:  # whose update is compiled by a batch of the empty replay
+            make_nan_replays(patch, name)
         run = make_whole_run(name, folder, lambda place: train(name, place))
     half = rewind(run, folder / "half")
     return SimpleNamespace(name=name, half=half, rows=rows(run.folder), **run._asdict())
@@ -412,15 +435,24 @@ def test_only_what_is_stored_is_learnt_from_as_often_as_is_logged(told):
     assert told.rows[-1]["losses/alpha"] < told.rows[1]["losses/alpha"] < 1
 
 
-def test_nothing_compiles_again(told):
+def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(told):
+    """One transfer brings all metrics: a tensor in PyTorch, and in JAX a dict of arrays."""
     assert [row.get("compilations", 0) for row in told.counts[1:]] == [0, 0, 0]
+    in_gymnasium = dict.fromkeys(IN_GYMNASIUM, 1 + 250)  # with an action for each step
+    assert (
+        told.counts[1]["transfers"] == ({"sac_linen": 13, "sac_torch": 1} | in_gymnasium)[told.name]
+    )
 
 
-def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
-    folder = rewind(told, tmp_path / "killed")
-    assert main(told.name, "--resume", folder) == 0
-    assert metrics(folder) == metrics(told.folder)
-    ours, theirs = arrays(folder), arrays(told.folder)
+@EACH
+def test_a_killed_run_goes_on_to_the_same_numbers(name, tmp_path, monkeypatch):
+    op_by_op(monkeypatch, importlib.import_module(name))  # as the whole run was
+    flags = "--env-id Alike-v0" if "gymnasium" in name else "--anneal-lr"
+    run = make_whole_run(name, tmp_path, lambda place: train(name, place, flags))
+    folder = rewind(run, tmp_path / "killed")
+    assert main(name, "--resume", folder) == 0
+    assert metrics(folder) == metrics(run.folder)
+    ours, theirs = arrays(folder), arrays(run.folder)
     assert ours.keys() == theirs.keys()
     for place in ours.keys() - {"info"}:
         np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
@@ -429,7 +461,9 @@ def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
 @EACH
 def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, monkeypatch, capsys):
     """That holds 1500 steps again, which are not random."""
-    make_nan_replays(monkeypatch, name)
+    if name != COMPILED:
+        make_nan_replays(monkeypatch, name)
+    op_by_op(monkeypatch, importlib.import_module(name))
     flags = "--no-save-replay --learning-rate 0.1"
     run = make_whole_run(name, tmp_path, lambda place: train(name, place, flags))
     assert [len(x) for x in stored_in(run.folder)] == [0] * 5
@@ -441,7 +475,19 @@ def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, mon
     assert rows(folder)[-1]["losses/td_loss"] is not None
 
 
-@EACH
+def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tmp_path):
+    """At a learning rate that changes."""
+    flags = "--anneal-lr --total-timesteps 3000 --train-frequency 40"
+    train("sac_torch_gymnasium", tmp_path / "eager", flags)
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        train(COMPILED, tmp_path / "compiled", flags)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert_close(metrics(tmp_path / "compiled"), metrics(tmp_path / "eager"))
+
+
+@pytest.mark.parametrize("name", ["sac_linen", "sac_torch_gymnasium"])
 def test_a_run_learns_pendulum(name, tmp_path):
     """To hold it upright, in 9,600 steps; random actions reach -1,200."""
     own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]
