@@ -444,6 +444,17 @@ def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(to
     )
 
 
+def test_load_policy_plays_what_the_checkpoint_holds(told):
+    """In the environment's units; or draws as in training."""
+    policy = importlib.import_module(told.name).load_policy(told.folder)
+    obs = np.random.default_rng(0).normal(size=(5, 3))
+    mean, log_std = np.split(forward(weights_in(told.folder)["actor"], obs), 2, axis=-1)
+    np.testing.assert_allclose(policy(obs), 2 * np.tanh(mean), rtol=1e-4, atol=1e-5)
+    drawn = policy(np.repeat(obs[:1], 500, 0), sample=True)
+    noise = (np.arctanh(drawn / 2) - mean[0]) / np.exp(log_std[0])
+    assert kstest(noise[:, 0], "norm").pvalue > 0.01
+
+
 @EACH
 def test_a_killed_run_goes_on_to_the_same_numbers(name, tmp_path, monkeypatch):
     op_by_op(monkeypatch, importlib.import_module(name))  # as the whole run was
