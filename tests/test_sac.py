@@ -5,6 +5,7 @@ A script joins by its name in SAC_SCRIPTS, and by what reads its weights in LEAR
 
 import dataclasses
 import importlib
+import inspect
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from gymnasium.envs.classic_control import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
 from running import arrays, assert_close, main, make_whole_run, metrics, op_by_op, rewind, rows
 from scipy.stats import kstest
+from sections import read, sections
 
 COMPILED = "sac_torch_compile_gymnasium"
 IN_GYMNASIUM = ["sac_torch_gymnasium", COMPILED]
@@ -220,7 +222,8 @@ class Torch:
         return [x.numpy() for x in drawn]
 
 
-LEARNERS = {"sac_linen": Linen, "sac_torch": Torch, "sac_torch_gymnasium": Torch, COMPILED: Torch}
+LEARNERS = {"sac_linen": Linen, "sac_torch": Torch, COMPILED: Torch}
+EACH_LEARNER = pytest.mark.parametrize("name", LEARNERS)
 LOGGED = ["critics", "q_value", "actor", "entropy", "alpha"]  # in the order of the script's losses
 
 
@@ -250,8 +253,24 @@ def moved(weights: dict) -> dict:
     return weights
 
 
+# === Texts ======================================================================================
+@pytest.mark.parametrize("section", ["Agent", "Replay", "Act", "Loss", "Update"])
+def test_sections_are_the_same_with_environments_in_gymnasium(section):
+    ours, theirs = (sections(read(x))[section] for x in ("sac_torch", "sac_torch_gymnasium"))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("function", "other"),
+    [("capture", "ppo_torch_compile"), ("compile_graph", "dqn_torch_compile")],
+)
+def test_what_is_tested_elsewhere_is_the_same_here(function, other):
+    ours, theirs = (getattr(importlib.import_module(x), function) for x in (COMPILED, other))
+    assert inspect.getsource(ours) == inspect.getsource(theirs)
+
+
 # === Loss and update ============================================================================
-@EACH
+@EACH_LEARNER
 def test_the_density_of_squashed_draws(name):
     """Where a float32 of tanh's slope is 0, too: log_slope_of_tanh(20) is -38.6."""
     x = np.linspace(-20, 20, 4001, dtype="f")[:, None]
@@ -261,7 +280,7 @@ def test_the_density_of_squashed_draws(name):
     np.testing.assert_allclose(log_slope, log_slope_of_tanh(x[:, 0]), rtol=1e-5, atol=1e-5)
 
 
-@EACH
+@EACH_LEARNER
 def test_losses_and_gradients_equal_numpys(name):
     learner = make_learner(name)
     target_critics = learner.target_critics()
@@ -278,7 +297,7 @@ def test_losses_and_gradients_equal_numpys(name):
         np.testing.assert_allclose(vector, ravel(expected[part])[0], rtol=1e-3, atol=1e-5)
 
 
-@EACH
+@EACH_LEARNER
 def test_updates_equal_numpys(name):
     """20 of them, at a changing rate."""
     learner = make_learner(name, "--tau", "0.1")
@@ -295,7 +314,7 @@ def test_updates_equal_numpys(name):
     assert np.median(np.abs(weights - ravel(start)[0])) > 0.01
 
 
-@EACH
+@EACH_LEARNER
 def test_before_any_update(name):
     """Targets are the critics, which are two; alpha is 1."""
     learner = make_learner(name)
