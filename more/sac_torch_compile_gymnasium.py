@@ -480,8 +480,8 @@ def update(agent: Agent, batch: Transition, noise, learning_rate, args: Args):
     params = list(agent.params.parameters())
     grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
-        # Adam (Kingma & Ba 2015), of one vector: fewer kernels. With torch.optim.Adam, a graph apart,
-        # an update takes 1.66 [1.54, 1.71] times as long on a CPU if layers have 64 units, 1.00 if 256.
+        # Adam (Kingma & Ba 2015), of one vector: fewer kernels. By torch.optim.Adam, a graph apart,
+        # updates take 1.66 [1.54, 1.71] times as long on a CPU with layers of 64, 1.00 with 256.
         count, mean, square = agent.optimizer
         count += 1
         mean.lerp_(grad, 1 - 0.9)
