@@ -523,4 +523,4 @@ def test_a_run_learns_pendulum(name, tmp_path):
     own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]
     assert main(name, *own) == 0
     returns = [row["charts/episodic_return"] for row in rows(tmp_path / "run")]
-    assert returns[0] < -900 and max(returns[-5:]) > -170
+    assert min(returns[:2]) < -900 and max(returns[-5:]) > -170
