@@ -11,7 +11,7 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
 - VecEnv.step clips actions to the bounds, but PPO learns from them as they were drawn. With the
   density of clipped actions, which were not drawn from it, the gradient would be wrong.
-- normalise uses the statistics of the rollouts before, so the first rollout has raw observations.
+- normalise has statistics of the rollouts before, so the first one's observations are only shifted.
 - scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
 Diff me with ppo_linen.py to see continuous actions, with ppo_continuous_torch.py to see PyTorch.
 """
@@ -64,7 +64,7 @@ class Args:
     total_timesteps: int = 204_800  # environment steps, in whole rollouts
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    num_envs: int = 8  # parallel environments
+    num_envs: int = 16  # parallel environments
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
@@ -149,9 +149,9 @@ class VecEnv:
         shape = self.action_space.shape
         self.action_low = np.broadcast_to(np.float32(self.action_space.low), shape)
         self.action_high = np.broadcast_to(np.float32(self.action_space.high), shape)
-        size = self.action_high.astype(float) - self.action_low
-        if not np.all((size > 0) & (size < 1e30)):  # not without bounds, which some write as 3.4e38
-            fail(f"--env-id: the actions of {env_id} must have bounds, not {self.action_space}")
+        width = self.action_high.astype(float) - self.action_low
+        if not np.all((width > 0) & (width < 1e30)):  # some write 3.4e38 for infinity
+            fail(f"--env-id: the actions of {env_id} must have finite bounds")
         self.num_envs = num_envs
         self.gamma = gamma
         self.action_dim = math.prod(shape)
@@ -212,11 +212,15 @@ def to_bounds(action, low, high):
 
 # === Statistics =================================================================================
 class RunningMeanStd(NamedTuple):
-    """Statistics of numbers, (...) of them, in all rollouts so far."""
+    """Mean and variance of numbers, of each one's values in all rollouts so far.
 
-    mean: jax.Array  # (...)
+    They are measured from an origin near these values, since float32 is precise near 0.
+    """
+
+    origin: jax.Array  # (...), never changes
+    mean: jax.Array  # (...), measured from origin
     var: jax.Array  # (...)
-    count: jax.Array  # (), how many samples
+    count: jax.Array  # () int32, how many rollouts
 
 
 class Stats(NamedTuple):
@@ -224,31 +228,34 @@ class Stats(NamedTuple):
     discounted_return: RunningMeanStd  # ()
 
 
-def make_stats(env: VecEnv) -> Stats:
-    """Before any rollout: normalise leaves obs as it is, but for the clipping."""
-    zero, one = jnp.zeros(()), jnp.ones(())
-    obs = RunningMeanStd(jnp.zeros(env.obs_dim), jnp.ones(env.obs_dim), zero)
-    return Stats(obs, RunningMeanStd(zero, one, zero))
+def make_stats(obs) -> Stats:
+    """Statistics of no rollout yet; obs (N, obs_dim) is what the first one begins with."""
+
+    def start(origin):
+        return RunningMeanStd(origin, jnp.zeros_like(origin), jnp.ones_like(origin), jnp.int32(0))
+
+    return Stats(start(obs.mean(0)), start(jnp.zeros(())))
 
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
-    """The statistics of what stats has seen and of x (T, N, ...) (Chan et al. 1979)."""
-    new_count = x.shape[0] * x.shape[1]
-    count = stats.count + new_count
+    """Statistics of the rollouts in stats and of one more, x (T, N, ...) (Chan et al. 1979)."""
+    x = x - stats.origin
+    count = stats.count + 1
+    weight = 1 / count
     change = x.mean((0, 1)) - stats.mean
-    squares = stats.var * stats.count + x.var((0, 1)) * new_count
-    squares += change**2 * stats.count * (new_count / count)
-    return RunningMeanStd(stats.mean + change * (new_count / count), squares / count, count)
+    mean = stats.mean + weight * change
+    var = (1 - weight) * (stats.var + weight * change**2) + weight * x.var((0, 1))
+    return RunningMeanStd(stats.origin, mean, var, count)
 
 
 def normalise(obs, stats: RunningMeanStd, args: Args):
     if not args.norm_obs:
         return obs
-    return ((obs - stats.mean) / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
+    distance = obs - stats.origin - stats.mean
+    return (distance / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
 
 
 def scale_reward(reward, stats: RunningMeanStd, args: Args):
-    """Divide by the spread of discounted returns, so that the critic has targets of about 1."""
     if not args.norm_reward:
         return reward
     return (reward / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
@@ -410,8 +417,8 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(train_state, stats: Stats, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state and stats, what to log."""
-    # The networks must see obs as they did in the rollout: only the next one has the new stats. The
-    # rewards are used here for the first time, so they are scaled by the new stats at once.
+    # Actor and critic must see obs as in the rollout, so new statistics of obs wait for the next.
+    # Those of returns need not wait: a rollout does not use them.
     new_stats = Stats(
         obs=merge(stats.obs, storage.obs),
         discounted_return=merge(stats.discounted_return, storage.discounted_return),
@@ -490,8 +497,8 @@ def train(args: Args) -> None:
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     train_state = make_agent(args, env, agent_key)
-    stats = make_stats(env)
     obs, env_state = jax.jit(env.reset)(env_key)
+    stats = make_stats(obs)
     if args.resume:
         saved = log.load(train_state=train_state, stats=stats, obs=obs, env_state=env_state)
         train_state, stats, obs, env_state = saved
@@ -524,8 +531,9 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     info, args = load_info(folder)
     env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
     shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    parts = {"train_state": {"params": shapes.params}, "stats": make_stats(env)}
-    _, saved = load_checkpoint(folder, parts)
+    stats = make_stats(jnp.zeros((1, env.obs_dim)))
+    state = {"train_state": {"params": shapes.params}, "stats": stats}
+    _, saved = load_checkpoint(folder, state)
     params = saved["train_state"]["params"]
     get_gaussian = jax.jit(partial(shapes.apply_fn, params, method="get_gaussian"))
     low, high = np.float32(env.action_low), np.float32(env.action_high)
