@@ -256,6 +256,7 @@ def painter(run: Run, env: Any) -> Callable:
 
     def draw_classic(obs, state):
         screen.state = vis_gym.get_gym_state(first(state), env_id)
+        screen.last_u = getattr(first(state), "last_u", None)  # Pendulum's arrow
         return screen.render()
 
     def draw_squares(obs, state):  # of a grid the things in it, of other numbers how large they are
