@@ -280,7 +280,7 @@ class Agent(nnx.Module):
     def get_gaussian(self, obs):
         """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
         mean = self.actor(obs)
-        return mean, jnp.broadcast_to(self.log_std, mean.shape)
+        return mean, jnp.broadcast_to(self.log_std[...], mean.shape)
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
