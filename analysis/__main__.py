@@ -1,6 +1,7 @@
 """From runs to an answer: python -m analysis report, pack, study or docs; --help says more."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -112,7 +113,12 @@ def main() -> None:
     mpl.use("agg")
     args = parse()
     try:
-        sys.exit(args.run(args))
+        status = args.run(args)
+        sys.stdout.flush()  # here a reader that has gone is noticed
+        sys.exit(status)
+    except BrokenPipeError:  # report RUNS | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        sys.exit(141)  # as a shell has it of a program that SIGPIPE ends
     except (SourceError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         sys.exit(2)

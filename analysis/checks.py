@@ -4,13 +4,38 @@ import json
 
 import pandas as pd
 
-from analysis.measures import as_object, mode_order, platforms, timed, under_load
+from analysis.measures import Bench, as_object, mode_order, platforms, timed, under_load
 from analysis.runs import Data
 from analysis.schema import VERSIONS
 from analysis.words import counted, some
 
 LOSSES = [f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")]
 ONE = {"platform": "machines", "settings": "sets of hyperparameters", "commit": "commits"}
+
+
+BY_HAND = (
+    "These runs were started by hand, so nothing says which machine made them, and they are kept "
+    "apart from those of benchmark.sh, be it the same machine or not. To have runs compared with "
+    "those, start them with benchmark.sh, or with RUN_INFO=$(python studies/machine.py SCRIPT) "
+    "before python SCRIPT."
+)
+
+
+# === Of the answer ==============================================================================
+def doubts(bench: Bench) -> list[str]:
+    """Return what a reader must know together with the answer, in sentences."""
+    found = []
+    runs = timed(bench.runs)
+    loaded = len(under_load(runs))
+    if loaded:
+        which = f"{loaded} of these {len(runs)} runs"
+        found.append(
+            f"Others used the machine as {which} began, so these times may be too long. "
+            "The report's section \u201cThe runs\u201d names some."
+        )
+    if bench.by_hand:
+        found.append(BY_HAND)
+    return found
 
 
 # === Of the runs ================================================================================

@@ -109,7 +109,8 @@ def curves(bench: Bench) -> pd.DataFrame:
 def progress(bench: Bench) -> pd.DataFrame:
     """Return the mean return over seeds by CELL and steps, where all runs of a mode have one.
 
-    It is that of the iteration's episodes, and of OFF_POLICY of about the last 100.
+    It is that of the iteration's episodes, and of OFF_POLICY of about the last 100. least and most
+    are the lowest and the highest of the runs.
     """
     rows = curves(bench)
     if bench.runs["algorithm"].isin(OFF_POLICY).all():
@@ -122,7 +123,8 @@ def progress(bench: Bench) -> pd.DataFrame:
         if not values.empty:
             part = pd.DataFrame(stats.mean(values.to_numpy())._asdict())
             part[CELL] = cell[CELL].iloc[0].tolist()
-            parts.append(part.assign(steps=values.columns, runs=len(values)))
+            part = part.assign(steps=values.columns, runs=len(values))
+            parts.append(part.assign(least=values.min().to_numpy(), most=values.max().to_numpy()))
     return pd.concat(parts[1:] or parts, ignore_index=True)
 
 

@@ -43,6 +43,7 @@ class Bench(NamedTuple):
     synced: pd.DataFrame  # those with --sync-for-timing and steady phases
     iterations: pd.DataFrame  # of runs
     baseline: str
+    by_hand: bool = False  # of a machine that nobody recorded, beside runs of one that is known
 
 
 # === What may be compared =======================================================================
@@ -58,8 +59,15 @@ def benches(data: Data, baseline: str | None = None) -> list[Bench]:
         iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
         modes = list(runs["mode"].value_counts().index)  # that with most runs first
         base = [x for x in (baseline, *BASELINES.values()) if x in modes] or modes
-        found.append(Bench(title, runs, synced, iterations, str(base[0])))
+        by_hand = is_by_hand(group) and bool((every["machine"] != "").any())
+        found.append(Bench(title, runs, synced, iterations, str(base[0]), by_hand))
     return found
+
+
+def is_by_hand(runs: pd.DataFrame) -> bool:
+    """Return whether scripts were started without what benchmark.sh tells them of the machine."""
+    known = (runs["machine"] != "") | runs["load"].notna() | runs["cores"].notna()
+    return not known.any() and bool((runs["script"] != "").all())
 
 
 def platforms(runs: pd.DataFrame) -> pd.Series:
@@ -178,6 +186,16 @@ def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) ->
 
 
 # === Durations ==================================================================================
+def whole(runs: pd.DataFrame) -> str | None:
+    """Return the column that has the whole trainings of most modes, if any has one.
+
+    It is process, or of a table that knows less total, which begins after the imports.
+    """
+    counts = {x: runs.dropna(subset=[x])["mode"].nunique() for x in ("process", "total")}
+    most = max(counts, key=counts.__getitem__)
+    return most if counts[most] else None
+
+
 def measure(
     runs: pd.DataFrame, values: Sequence[str], baseline: str, by: Sequence[str] = ("size",)
 ) -> pd.DataFrame:
@@ -233,9 +251,10 @@ def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFram
     """Return how long each platform, or other contender, takes over the baseline."""
     runs = timed(runs)
     keys = ("settings", "size", "mode")
+    values = ["startup", "steady", whole(runs) or "process"]
     parts = [
         stats.compare(runs, value, baseline, contender, keys).assign(value=value)
-        for value in ("startup", "steady", "process")
+        for value in values
     ]
     table = pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True)
     words = differences(list(dict.fromkeys(runs["settings"])))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -14,69 +15,116 @@ from analysis.words import counted, join, number, some
 
 MOST_CHAPTERS = 8  # benches that have one each
 # What is answered -> unit, how many in a second, and in words.
-WHAT = {"process": ("s", 1.0, "whole training"), "steady": ("ms", 1000.0, "steady iteration")}
+WHAT = {
+    "process": ("s", 1.0, "whole training"),
+    "total": ("s", 1.0, "training without imports"),
+    "steady": ("ms", 1000.0, "steady iteration"),
+}
+ONCE = "Each ran once: no difference in time can be claimed."
+JOINED = "Scripts joined by \u201cor\u201d cannot be told from the first of them"
 
 
 # === The answer =================================================================================
+class Group(NamedTuple):
+    """Scripts by their time that cannot be told from the first of them."""
+
+    modes: list[str]
+    is_compared: bool = True  # False of a single script, where no interval says anything of it
+
+
 def headline(bench: Bench) -> str:
-    """Say in a sentence for each size which scripts took how long, the fastest first.
-
-    Scripts that cannot be told from the first of a group are in it.
-    """
+    """Say in a sentence for each size which scripts took how long, the fastest first."""
     sentences = []
-    several = bench.runs["size"].nunique() > 1
-    for size, every in in_order(timed(bench.runs)).groupby("size", sort=False):
-        value = "process" if every["process"].notna().any() else "steady"
+    orders = []
+    runs = timed(bench.runs)
+    is_of_sizes = bench.runs["size"].nunique() > 1
+    for size, every in in_order(runs).groupby("size", sort=False):
+        value = measures.whole(every) or "steady"
         unit, factor, _ = WHAT[value]
-        runs = measures.comparable(every, value)
-        means = measures.measure(runs, [value], bench.baseline).set_index("mode")[value]
+        known = measures.comparable(every, value)
+        means = measures.measure(known, [value], bench.baseline).set_index("mode")[value]
         means = means.sort_values(kind="stable") * factor
-        parts = []
-        for group in told_apart(runs, value, means.index):
-            ends = dict.fromkeys(number(x) for x in (means[group].min(), means[group].max()))
-            parts.append(f"{join(group, 'or')} {' to '.join(ends)} {unit}")
-        if not parts:
+        order = order_of(known, value, means.index)
+        if not order:
             continue
-        envs = list(dict.fromkeys(runs["env_id"]))
+        parts = []
+        for modes, _ in order:
+            ends = dict.fromkeys(number(x) for x in (means[modes].min(), means[modes].max()))
+            parts.append(f"{join(modes, 'or')} {' to '.join(ends)} {unit}")
+        envs = list(dict.fromkeys(known["env_id"]))
         where = f"On {envs[0]}" if len(envs) == 1 else f"Over {len(envs)} environments"
-        with_size = f" with the {size} network" if several else ""
-        length = counted(runs["num_iterations"], "iteration")
-        what = length if value == "process" else "an iteration"
-        sentences.append(f"{where}{with_size}, {what} took {join(parts)}.")
-    if (timed(bench.runs).groupby(["mode", "env_id", "size"]).size() == 1).all():
-        sentences.append("Each program ran once: no difference in time can be claimed.")
-    elif any(" or " in x for x in sentences):
-        first = "Scripts joined by \u201cor\u201d cannot be told from the first of them"
-        sentences.append(f"{first}; the next one can.")
-    return " ".join(sentences)
+        with_size = f" with the {size} network" if is_of_sizes else ""
+        length = counted(known["num_iterations"], "iteration")
+        what = {"process": length, "total": f"{length} without imports", "steady": "an iteration"}
+        sentences.append(f"{where}{with_size}, {what[value]} took {join(parts)}.")
+        orders.append(order)
+    if runs.groupby(["mode", "size"]).size().max() == 1:
+        is_alone = all(len(order) == 1 for order in orders)
+        no_claim = "It ran once." if is_alone else ONCE
+        return " ".join([*sentences, no_claim])
+    return " ".join([*sentences, *explain(orders)])
 
 
-def told_apart(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[list[str]]:
-    """Return modes in groups: a mode is like the first of its group.
+def order_of(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[Group]:
+    """Return modes, which come by their time, in groups.
 
-    It is if the 95% interval of their ratio has 1 in it.
+    A mode cannot be told from another if the 95% interval of their ratio has 1 in it.
     """
-    groups: list[list[str]] = []
+    groups: list[Group] = []
     for mode in modes:
-        if groups:
-            first = groups[-1][0]
-            pair = stats.compare(runs[runs["mode"].isin((first, mode))], value, first)
-            if len(pair) and pair["low"].iloc[0] <= 1 <= pair["high"].iloc[0]:
-                groups[-1].append(mode)
-                continue
-        groups.append([mode])
+        compared = [x.modes for x in groups if x.is_compared]
+        if not compared:
+            groups.append(Group([mode]))
+            continue
+        first = compared[-1][0]
+        pair = stats.compare(runs[runs["mode"].isin((first, mode))], value, first)
+        if pair["low"].isna().all():  # of no pair, too
+            groups.append(Group([mode], is_compared=False))
+        elif pair["low"].iloc[0] <= 1 <= pair["high"].iloc[0]:
+            compared[-1].append(mode)
+        else:
+            groups.append(Group([mode]))
     return groups
 
 
+def explain(orders: Sequence[list[Group]]) -> list[str]:
+    """Say what may be concluded from the scripts' order, for all sizes at once."""
+    found = []
+    unknown = {mode for order in orders for x in order if not x.is_compared for mode in x.modes}
+    if unknown:
+        names = some(sorted(unknown))
+        found.append(f"Of {names} no difference can be claimed: too few runs have a counterpart.")
+    counts = [[len(x.modes) for x in order if x.is_compared] for order in orders]
+    if all(x == [1] for x in counts):
+        return found
+    if all(x == [2] for x in counts):
+        found.append("The two cannot be told apart.")
+    elif all(len(x) == 1 for x in counts):
+        found.append("None of the others can be told from the first.")
+    elif all(set(x) == {1} for x in counts):
+        which = "of the others" if unknown else "script"
+        found.append(f"Each {which} can be told from the one before it.")
+    elif any(max(x[:-1], default=1) > 1 for x in counts):
+        found.append(f"{JOINED}; one that follows them can.")
+    else:
+        found.append(f"{JOINED}.")
+    return found
+
+
 def answer(bench: Bench) -> list[Block]:
-    """Return the sentence, and bars of whole trainings, or where none is known of iterations."""
-    sentence = Text(headline(bench) or "No duration of these runs counts.")
-    value = "process" if timed(bench.runs)["process"].notna().any() else "steady"
+    """Return the sentence, what to know before it is trusted, and bars.
+
+    They are of whole trainings, or where none is known of iterations.
+    """
+    counts = timed(bench.runs)
+    blocks: list[Block] = [Text(headline(bench) or "No duration of these runs counts.")]
+    blocks += [Text(x) for x in checks.doubts(bench)]
+    value = measures.whole(counts) or "steady"
     unit, factor, what = WHAT[value]
     # A bar's parts are of the same runs as the whole.
-    runs = measures.comparable(timed(bench.runs), value)
+    runs = measures.comparable(counts, value)
     if runs.empty:
-        return [sentence]
+        return blocks
     frame = measures.measure(runs, (value, "startup"), bench.baseline)
     base = frame["size"].map(frame[frame["mode"] == bench.baseline].set_index("size")[value])
     for end in ("low", "high"):
@@ -87,8 +135,10 @@ def answer(bench: Bench) -> list[Block]:
         frame["rest"] = frame["process"] - frame["startup"]
         parts = {"startup": "startup", "rest": "later iterations"}
     figure = figures.bars(frame, looks_of(bench), parts, f"{what} ({unit})")
-    caption = f"A {what}; whiskers: its ratio to {bench.baseline}'s, at 95%"
-    return [sentence, Plot("answer", figure, caption)]
+    caption = f"A {what}"
+    if frame["low"].notna().any():
+        caption += f"; whiskers: its ratio to {bench.baseline}'s, at 95%"
+    return [*blocks, Plot("answer", figure, caption)]
 
 
 def looks_of(bench: Bench) -> dict[str, Look]:

@@ -9,13 +9,14 @@ import pandas as pd
 from analysis import learning, measures
 from analysis.measures import Bench
 from analysis.page import Table
-from analysis.words import counted, interval, number
+from analysis.words import NOT_TOLD_APART, WIDE, counted, interval, number, ratio
 
 Cell = Callable[[pd.Series], str]
 # The first columns of every table that has them.
 KEYS = {"platform": "platform", "hyperparameters": "settings", "network": "size"}
 KEYS |= {"environment": "env_id", "script": "mode"}
 TIMES = {"startup": "startup", "steady": "steady iteration", "process": "whole training"}
+TIMES |= {"total": "training without imports"}
 PHASES = ("rollout_steady", "update_steady")
 IF_SEVERAL = ("hyperparameters", "network", "iterations")  # need not say one thing in every row
 
@@ -24,6 +25,12 @@ def span(prefix: str = "") -> Cell:
     """Return a function that writes a row's estimate, low and high, named with a prefix."""
     names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
     return lambda row: interval(*(float(row[name]) for name in names))
+
+
+def times(prefix: str) -> Cell:
+    """Return a function that writes a ratio of durations, as span() does other numbers."""
+    names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
+    return lambda row: ratio(*(float(row[name]) for name in names))
 
 
 def value(name: str, factor: float = 1) -> Cell:
@@ -82,28 +89,51 @@ def make(name: str, bench: Bench) -> Table:
         "where": envs[0] if len(envs) == 1 else "Geometric means over environments",
         "training": counted(lengths, "iteration") if len(lengths) == 1 else "training",
     }
-    columns = {title.format(**words): cell for title, cell in declared.columns.items()}
-    return table_of(name, declared.caption.format(**words), frame, columns, declared.note)
+    titles = dict(declared.columns)
+    for name_of_whole, of_whole in WHOLE.items():
+        if name_of_whole in frame:
+            titles |= of_whole
+    columns = {title.format(**words): cell for title, cell in titles.items()}
+    made = table_of(name, declared.caption.format(**words), frame, columns, declared.note)
+    if made.cells.map(lambda x: x.endswith(NOT_TOLD_APART)).any(axis=None):
+        return made._replace(note=f"{made.note} {WIDE_NOTE}".strip())
+    return made
 
 
 def cells(bench: Bench) -> pd.DataFrame:
     """Return the durations in each environment, if there are several."""
     runs = bench.runs if bench.runs["env_id"].nunique() > 1 else bench.runs.head(0)
-    return measures.measure(runs, tuple(TIMES), bench.baseline, ("size", "env_id"))
+    return durations(runs, bench.baseline, ("size", "env_id"))
+
+
+def durations(runs: pd.DataFrame, baseline: str, by: tuple[str, ...] = ("size",)) -> pd.DataFrame:
+    """Return measure() of startup, iteration and the whole, be that known with imports or not."""
+    values = ("startup", "steady", measures.whole(runs) or "process")
+    return measures.measure(runs, values, baseline, by)
 
 
 DURATIONS = {
     "runs": text("runs"),
     "startup (s)": value("startup"),
     "iteration (ms)": value("steady", 1000),
-    "times as long as {baseline}": span("steady_"),
+    "times as long as {baseline}": times("steady_"),
     "iterations": lambda row: f"{row['length']:,.0f}",
-    "{training} (s)": value("process"),
-    "training, times as long": span("process_"),
 }
+# Of whole trainings, by the column that a table of durations has of them.
+WHOLE = {
+    "process": {
+        "{training} (s)": value("process"),
+        "training, times as long": times("process_"),
+    },
+    "total": {
+        "{training} without imports (s)": value("total"),
+        "training without imports, times as long": times("total_"),
+    },
+}
+WIDE_NOTE = f"{NOT_TOLD_APART.capitalize()}: the interval holds 1, and its ends differ {WIDE}-fold."
 TABLES = {
     "answer": Declared(
-        lambda bench: measures.measure(bench.runs, tuple(TIMES), bench.baseline),
+        lambda bench: durations(bench.runs, bench.baseline),
         "{where}, {title}",
         DURATIONS,
         "Startup: process start to the end of iteration 0, where everything compiles. Iteration: "
@@ -143,16 +173,16 @@ TABLES = {
         {
             "rollout (ms)": value("rollout_steady", 1000),
             "update (ms)": value("update_steady", 1000),
-            "rollout, times as long as {baseline}": span("rollout_steady_"),
-            "update, times as long": span("update_steady_"),
+            "rollout, times as long as {baseline}": times("rollout_steady_"),
+            "update, times as long": times("update_steady_"),
         },
     ),
     "compile_modes": Declared(
         measures.compiling,
         "What leaving compiling out, or doing it otherwise, costs in each framework",
         {
-            "a steady iteration, times as long": span("steady_"),
-            "iteration 0, times as long": span("first_"),
+            "a steady iteration, times as long": times("steady_"),
+            "iteration 0, times as long": times("first_"),
             "as": text("compiled"),
         },
     ),
@@ -212,7 +242,7 @@ def contender_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
     """How long platforms, or new and old results, take over each other."""
     columns = {
         "duration": lambda row: TIMES[row["value"]],
-        "times as long": span(),
+        "times as long": times(""),
         "verdict": verdict,
         "blocks": text("blocks"),
     }

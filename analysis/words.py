@@ -5,6 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+WIDE = 100  # a ratio's interval whose ends are so many times apart tells nothing
+NOT_TOLD_APART = "not told apart"
+
 
 def join(parts: Sequence[str], last: str = "and") -> str:
     """Return "a", "a and b" or "a, b and c"."""
@@ -60,6 +63,16 @@ def interval(estimate: float, low: float, high: float) -> str:
         decimals = decimals_of(size, 4)
     end = f"{high:,.{decimals}f}" if np.isfinite(high) else "no end"
     return f"{estimate:,.{decimals}f} [{low:,.{decimals}f}, {end}]"
+
+
+def ratio(estimate: float, low: float, high: float) -> str:
+    """Return interval()'s text, or "1.02, not told apart" where the interval says no more.
+
+    It holds 1 and reaches so far that its ends would only distract.
+    """
+    if low <= 1 <= high and high > WIDE * low:
+        return f"{number(estimate)}, {NOT_TOLD_APART}"
+    return interval(estimate, low, high)
 
 
 def is_blurred(values: Sequence[float], decimals: int) -> bool:
