@@ -467,7 +467,6 @@ class RunLog:
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.signal = 0  # number of the one received; 0: none
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        self.agent_dir = self.dir  # of the agent that play_command plays; of many agents, the first
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
@@ -598,7 +597,7 @@ class RunLog:
         done = self.info["iteration"]
         if self.signal and done < self.args.num_iterations:
             print(f"Stopped after {done} iterations. To go on:")
-            print(shell_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
+            print(python_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
             sys.exit(128 + self.signal)
 
     def load(self, **state: Any) -> list[Any]:
@@ -618,39 +617,32 @@ class RunLog:
             self.wandb.finish()
         self.metrics.close()
         self.tensorboard.close()
-        print(f"Written to {self.dir}. To see its agent act:")
-        print(self.play_command())
+        print(f"Written to {self.dir}. To see what it learnt:")
+        print(self.next_command())
 
     def own_environment(self) -> list[str]:
         """--env-id for one's own environment: it is code, so each command must name it."""
         return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
 
-    def play_command(self) -> str:
-        """What plays the agent: evaluate.py, or where there is none, load_policy for one action."""
+    def next_command(self) -> str:
+        """For the agent in motion, evaluate.py; where there is none, TensorBoard for its curves."""
         script = os.path.relpath(__file__)
-        in_uv = "UV" in os.environ
-        packages = ["--with-requirements", script] if in_uv else []
         for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
             if (folder / "evaluate.py").exists():
                 words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
-                return shell_line(*packages, *words, *self.own_environment())
-        shape = (1, *self.info["spaces"]["obs_shape"])
-        run = json.dumps(str(self.agent_dir))
-        code = [
-            "import numpy, runpy",
-            f'policy = runpy.run_path({json.dumps(script)})["load_policy"]({run})',
-            f"print(policy(numpy.zeros({shape})))",
-        ]
-        python = ["--no-project", "python"] if in_uv else []
-        return shell_line(*packages, *python, "-c", "; ".join(code))
+                return python_line(*words, *self.own_environment())
+        return python_line("-m", "tensorboard.main", "--logdir", str(self.dir))
 
 
-def shell_line(*words: str) -> str:
+def python_line(*words: str) -> str:
     """A line for the shell that runs Python with these words, as this process was run."""
+    python = [sys.executable]
+    if shutil.which("python") == sys.executable:
+        python = ["python"]
     if "UV" in os.environ:
-        return shlex.join(["uv", "run", *words])
-    is_python = shutil.which("python") == sys.executable
-    return shlex.join(["python" if is_python else sys.executable, *words])
+        needs = os.path.relpath(__file__)
+        python = ["uv", "run", "--no-project", "--with-requirements", needs, "python"]
+    return shlex.join([*python, *words])
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:

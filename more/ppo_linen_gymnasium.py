@@ -20,7 +20,6 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import atexit
-import importlib
 import json
 import math
 import multiprocessing
@@ -49,6 +48,7 @@ import tyro
 from flax import linen as nn
 from flax.training.train_state import TrainState
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 from jax.nn.initializers import orthogonal
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -118,23 +118,18 @@ class VecEnv:
     """
 
     def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
+        self.env_id = env_id
         self.num_envs = num_envs
         self.vectorization = vectorization
         self.seed = seed
-        self.envs: Any = None
-        module, _, name = env_id.rpartition(":")
+        if env_id.startswith("."):  # ./my_module.py:MyEnv-v0
+            fail(f"--env-id: name it as an import does, my_module:MyEnv-v0, not {env_id}")
+        sys.path.append(os.getcwd())  # where my_module lies
         try:
-            if module:  # one's own, which envs/check.py checks
-                if module.startswith("."):  # ./my_module.py:MyEnv-v0
-                    fail(f"--env-id: name it as an import does, my_module:MyEnv-v0, not {env_id}")
-                sys.path.append(os.getcwd())
-                if hasattr(importlib.import_module(module), name):
-                    fail(f"--env-id: {name} is a class; use its registered id, as {env_id}-v0")
             for package in metadata.entry_points(group="gymnasium.envs"):  # not loaded by itself
-                if package.name in ("__root__", name.partition("/")[0]):  # as MinAtar/Breakout-v0
+                if package.name in ("__root__", env_id.partition("/")[0]):  # MinAtar/Breakout-v0
                     package.load()()
-            self.spec = gymnasium.spec(name)
-            env = in_words(gymnasium.make, self.spec)
+            env: Any = gymnasium.make(env_id)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Discrete) or env.action_space.start != 0:
@@ -147,10 +142,10 @@ class VecEnv:
         self.obs_shape = env.observation_space.shape
         self.obs_dim = math.prod(self.obs_shape)
         # One step now, so that a mistake in the environment shows here, and not in training.
-        start = in_words(env.reset, seed=0)
+        start = env.reset(seed=0)
         if not isinstance(start, tuple) or len(start) != 2:
             fail(f"--env-id: reset of {env_id} must return obs and info")
-        _, reward, *_ = in_words(env.step, env.action_space.sample())
+        _, reward, *_ = env.step(env.action_space.sample())
         if np.shape(reward) != ():
             fail(f"--env-id: step of {env_id} must return one number as reward, not {reward!r}")
         env.close()
@@ -163,20 +158,19 @@ class VecEnv:
         """
         if iteration > 0:
             print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
-        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
-        mode = gymnasium.vector.AutoresetMode.DISABLED
-        options: dict[str, Any] = {"autoreset_mode": mode, "copy": False}
-        wrappers: list[Any] = [Guarded]
+        options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+        wrappers: list[Any] = [WithoutInfo]
         if self.vectorization == "async":
             options["context"] = "forkserver"  # not fork: JAX and torch have threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(ignore_signals)
-        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
-        self.envs = self.guarded(gymnasium.make_vec, *how)
-        atexit.register(self.envs.close)
-        obs, _ = self.guarded(self.envs.reset, seed=seeds)
+            wrappers.append(own_session)
+        how = (self.env_id, self.num_envs, self.vectorization, options, wrappers)
+        self.envs: Any = gymnasium.make_vec(*how)
+        atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
         self.episode_length = np.zeros(self.num_envs, np.float32)
         return self.flatten(obs)
@@ -184,7 +178,7 @@ class VecEnv:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Take action (N,) of integers; return obs (after any restart) and a dict of results."""
         action = action.astype(np.int64)
-        obs, reward, terminated, truncated, _ = self.guarded(self.envs.step, action)
+        obs, reward, terminated, truncated, _ = self.envs.step(action)
         next_obs = self.flatten(obs)
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
@@ -202,57 +196,30 @@ class VecEnv:
         if not done.any():
             return next_obs, result
         # At once: Gymnasium's default would spend the next step on it.
-        obs, _ = self.guarded(self.envs.reset, options={"reset_mask": done})
+        obs, _ = self.envs.reset(options={"reset_mask": done})
         return self.flatten(obs), result
-
-    def guarded(self, function: Callable, *given: Any, **options: Any) -> Any:
-        """Call a function of Gymnasium's; if a process of async has ended, end the others, too."""
-        try:
-            return function(*given, **options)
-        except (EOFError, OSError) as error:
-            if self.vectorization == "sync":  # it is the environment's own
-                raise
-            for process in multiprocessing.active_children():
-                process.kill()
-            if self.envs:
-                self.envs.closed = True  # to close them, Gymnasium would wait for the dead
-            raise RuntimeError(f"a process of {self.spec.id} has ended") from error
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
         return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
 
 
-class Guarded(gymnasium.Wrapper):
-    """An environment that leaves its errors to the training, also from a process of async."""
+class WithoutInfo(gymnasium.Wrapper):
+    """Nobody here reads info, and Gymnasium's merging of it takes time and fails on mixed types."""
 
     def reset(self, **options: Any) -> tuple:
-        obs, _ = in_words(self.env.reset, **options)
-        return obs, {}  # nobody reads info, and Gymnasium fails where its types differ
+        obs, _ = self.env.reset(**options)
+        return obs, {}
 
     def step(self, action: Any) -> tuple:
-        *result, _ = in_words(self.env.step, action)
+        *result, _ = self.env.step(action)
         return *result, {}
 
 
-def in_words(function: Callable, *given: Any, **options: Any) -> Any:
-    """Call a function of an environment; make an error that would be lost a RuntimeError."""
-    try:
-        return function(*given, **options)
-    except SystemExit as error:  # with status 0, it would look like a training's end
-        raise RuntimeError("the environment called sys.exit") from error
-    except Exception as error:
-        if not multiprocessing.current_process().daemon:
-            raise
-        # From a process of async. Gymnasium hangs on what no pickle can hold.
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-
-def ignore_signals(env: gymnasium.Env) -> gymnasium.Env:
-    """A terminal's Ctrl-C reaches all processes, and the training ends after its iteration."""
-    if multiprocessing.current_process().daemon:  # Gymnasium makes one in the training's, too
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # Not SIG_IGN: programs that the environment starts would inherit that, and not end.
-            signal.signal(number, lambda *_: None)
+def own_session(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which closes the environment
     return env
 
 
@@ -537,7 +504,6 @@ class RunLog:
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.signal = 0  # number of the one received; 0: none
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        self.agent_dir = self.dir  # of the agent that play_command plays; of many agents, the first
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
         if self.dir.exists() and not args.resume:
@@ -668,7 +634,7 @@ class RunLog:
         done = self.info["iteration"]
         if self.signal and done < self.args.num_iterations:
             print(f"Stopped after {done} iterations. To go on:")
-            print(shell_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
+            print(python_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
             sys.exit(128 + self.signal)
 
     def load(self, **state: Any) -> list[Any]:
@@ -688,39 +654,32 @@ class RunLog:
             self.wandb.finish()
         self.metrics.close()
         self.tensorboard.close()
-        print(f"Written to {self.dir}. To see its agent act:")
-        print(self.play_command())
+        print(f"Written to {self.dir}. To see what it learnt:")
+        print(self.next_command())
 
     def own_environment(self) -> list[str]:
         """--env-id for one's own environment: it is code, so each command must name it."""
         return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
 
-    def play_command(self) -> str:
-        """What plays the agent: evaluate.py, or where there is none, load_policy for one action."""
+    def next_command(self) -> str:
+        """For the agent in motion, evaluate.py; where there is none, TensorBoard for its curves."""
         script = os.path.relpath(__file__)
-        in_uv = "UV" in os.environ
-        packages = ["--with-requirements", script] if in_uv else []
         for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
             if (folder / "evaluate.py").exists():
                 words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
-                return shell_line(*packages, *words, *self.own_environment())
-        shape = (1, *self.info["spaces"]["obs_shape"])
-        run = json.dumps(str(self.agent_dir))
-        code = [
-            "import numpy, runpy",
-            f'policy = runpy.run_path({json.dumps(script)})["load_policy"]({run})',
-            f"print(policy(numpy.zeros({shape})))",
-        ]
-        python = ["--no-project", "python"] if in_uv else []
-        return shell_line(*packages, *python, "-c", "; ".join(code))
+                return python_line(*words, *self.own_environment())
+        return python_line("-m", "tensorboard.main", "--logdir", str(self.dir))
 
 
-def shell_line(*words: str) -> str:
+def python_line(*words: str) -> str:
     """A line for the shell that runs Python with these words, as this process was run."""
+    python = [sys.executable]
+    if shutil.which("python") == sys.executable:
+        python = ["python"]
     if "UV" in os.environ:
-        return shlex.join(["uv", "run", *words])
-    is_python = shutil.which("python") == sys.executable
-    return shlex.join(["python" if is_python else sys.executable, *words])
+        needs = os.path.relpath(__file__)
+        python = ["uv", "run", "--no-project", "--with-requirements", needs, "python"]
+    return shlex.join([*python, *words])
 
 
 def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:

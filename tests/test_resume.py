@@ -118,10 +118,13 @@ def output_of_line(line, start):
     return output
 
 
-def test_a_script_alone_goes_on_and_acts_by_the_lines_that_it_prints(start, tmp_path):
+def test_a_script_alone_goes_on_and_shows_its_curves_by_the_lines_that_it_prints(start, tmp_path):
     """In an empty folder; by uv where that is there, as a new user would."""
     shutil.copy(ROOT / "ppo_linen.py", tmp_path)
-    runner = ["uv", "run"] if shutil.which("uv") else ["python"]
+    runner, python = ["python"], "python"
+    if shutil.which("uv"):
+        runner = ["uv", "run"]
+        python = "uv run --no-project --with-requirements ppo_linen.py python"
     flags = f"{SHORT} --run-name one --total-timesteps {128 * 400}"
     process = start(*runner, "ppo_linen.py", *flags.split())
     while not process.stdout.readline().startswith("iteration"):
@@ -130,10 +133,11 @@ def test_a_script_alone_goes_on_and_acts_by_the_lines_that_it_prints(start, tmp_
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     told = output.splitlines()[-1]
-    assert told == f"{' '.join(runner)} ppo_linen.py --resume runs/one"
+    assert told == f"{python} ppo_linen.py --resume runs/one"
     told = output_of_line(told, start).splitlines()[-1]
     assert [row["iteration"] for row in metrics(tmp_path / "runs/one")] == list(range(400))
-    assert output_of_line(told, start) in ("[0]\n", "[1]\n")
+    assert told == f"{python} -m tensorboard.main --logdir runs/one"
+    assert "charts/episodic_return" in output_of_line(f"{told} --inspect", start)
 
 
 def test_an_edited_copy_with_an_environment_of_ones_own_is_played_by_its_last_line(start, tmp_path):

@@ -68,7 +68,7 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
             info = {"script": "dqn_linen", "args": {"seed": 1}, "resumed": resumed}
             (run / "run.json").write_text(json.dumps(info))
     doors.update(tmp_path, tmp_path)
-    assert "resumed went on without a judge" in capsys.readouterr().err
+    assert "resumed went on without evaluation" in capsys.readouterr().err
     found = pd.read_csv(tmp_path / "layouts.csv")
     assert found["run"].tolist() == ["doors-64__a"] * 2
     assert found["iteration_seconds"].tolist() == [5, 3]

@@ -137,7 +137,7 @@ def test_a_run_learns_and_leaves_what_it_should(name, tmp_path, capsys, monkeypa
     assert first == f"{folder}: what is compiled is compiled first, which takes a while"
     line = r"iteration \d+/40: (return [\d.]+|no episode ended), [\d,]+ steps/s"
     assert len(lines) == 40 and all(re.fullmatch(line, x) for x in lines)
-    assert written == f"Written to {folder}. To see its agent act:"
+    assert written == f"Written to {folder}. To see what it learnt:"
     files = [os.path.relpath(ROOT / x) for x in ("evaluate.py", f"{name}.py")]
     assert shlex.split(last)[1:] == [files[0], str(folder), "--script", files[1]]
 
