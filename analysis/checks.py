@@ -28,7 +28,7 @@ def doubts(bench: Bench) -> list[str]:
     runs = timed(bench.runs)
     loaded = len(under_load(runs))
     if loaded:
-        which = f"{loaded} of these {len(runs)} runs"
+        which = f"{loaded} of {counted([len(runs)], 'run')}"
         found.append(
             f"Others used the machine as {which} began, so these times may be too long. "
             "The report's section \u201cThe runs\u201d names some."

@@ -101,6 +101,8 @@ def explain(orders: Sequence[list[Group]]) -> list[str]:
         found.append("The two cannot be told apart.")
     elif all(len(x) == 1 for x in counts):
         found.append("None of the others can be told from the first.")
+    elif all(x == [1, 1] for x in counts) and not unknown:
+        found.append("The two can be told apart.")
     elif all(set(x) == {1} for x in counts):
         which = "of the others" if unknown else "script"
         found.append(f"Each {which} can be told from the one before it.")
