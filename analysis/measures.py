@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis import schema, stats
 from analysis.runs import OP_BY_OP, PARTS, Data, is_untimed
-from analysis.schema import SCRIPTS
+from analysis.schema import SCRIPTS, SIZES
 
 BASELINES: dict[str, str] = {}  # algorithm -> its first script
 for name, row in SCRIPTS.items():
@@ -29,7 +29,6 @@ MODES = (
     *("cleanrl", "skrl_torch", "torchrl", "sb3"),
     *(f"{x} {flag}" for x in SCRIPTS for flag in OP_BY_OP.values()),
 )
-SIZES = ("small", "medium", "large")
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
 # Of a framework's compile modes, the first that was run is what the others are compared with.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")

@@ -1,11 +1,17 @@
-"""What the notebooks of this folder show: sections of the report."""
+"""What the notebooks of this folder show: sections of the report.
 
+python -m analysis.notebooks    # run them all
+"""
+
+from pathlib import Path
 from typing import Any
 
 from analysis import page, report, tables
 from analysis.measures import benches
 from analysis.page import Section, Text
 from analysis.runs import load
+
+HERE = Path(__file__).parent
 
 
 def show(source: Any, *names: str, baseline: str | None = None) -> None:
@@ -28,3 +34,26 @@ def show(source: Any, *names: str, baseline: str | None = None) -> None:
         for name in names:
             absent = Section("", [Text(f"These runs have nothing on {name}.")])
             page.show(report.section(name, bench) or absent)
+
+
+def run(path: Path) -> None:
+    """Run a notebook in this folder, and keep what it shows: not when it ran, and by which Python.
+
+    So a file changes only where its runs or its code have changed.
+    """
+    import nbformat  # a notebook that imports this file needs neither
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, 4)
+    folder = {"metadata": {"path": str(HERE)}}
+    NotebookClient(notebook, timeout=600, resources=folder).execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+    del notebook.metadata["language_info"]["version"]
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    for path in sorted(HERE.glob("*.ipynb")):
+        print(path)
+        run(path)

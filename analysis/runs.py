@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import schema
-from analysis.schema import ITERATIONS, RUNS, SCRIPTS, Column, SourceError, clean
+from analysis.schema import ITERATIONS, RUNS, SCRIPTS, SIZES, Column, SourceError, clean
 
-SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
+SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # by a network's hidden layers
 # Arguments that say who and where, not how much work; all others are the column `settings`.
 NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "jit", "jit_env", "sync_for_timing"),
@@ -312,7 +312,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
         "algorithm": algorithm,
         "mode": name_mode(info),
         "env_id": name_environment(args),
-        "size": SIZES.get(tuple(hidden), "x".join(map(str, hidden)) or "none"),
+        "size": SIZE_OF.get(tuple(hidden), "x".join(map(str, hidden)) or "none"),
         "settings": json.dumps(settings),
         "batch_size": batch_size,
         "platform": describe_platform(info),

@@ -64,9 +64,15 @@ def read_scripts() -> dict[str, dict[str, Any]]:
     return tomllib.loads(path.read_text())
 
 
+def read_sizes() -> dict[str, list[int]]:
+    """Return the networks that runs are named after: how many units each hidden layer has."""
+    return tomllib.loads(Path(__file__).with_name("sizes.toml").read_text())
+
+
 RUNS = read_columns("runs")
 ITERATIONS = read_columns("iterations")
 SCRIPTS = read_scripts()
+SIZES = read_sizes()
 
 
 def clean(text: object) -> str:

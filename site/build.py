@@ -25,16 +25,20 @@ from string import Template
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import pandas as pd
-from pygments.lexers.python import PythonLexer
-from pygments.token import Token, _TokenType
-from scipy.stats import t as student
-
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.append(str(ROOT))
 
-from analysis import measures, page, runs, stats
+try:
+    import pandas as pd
+    from pygments.lexers.python import PythonLexer
+    from pygments.token import Token, _TokenType
+    from scipy.stats import t as student
+
+    from analysis import measures, page, runs, stats
+except ModuleNotFoundError as error:
+    print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
+    sys.exit(2)
 
 FRAMEWORKS = {
     "torch": "PyTorch",
@@ -57,6 +61,7 @@ LETTERS = {
 }
 PLAIN = "p"
 BETWEEN = "¦"  # tokens of a line; no script has it
+BREAK = re.compile(r"(?<=[(\[=])|(?=\.[a-z_])")  # after a bracket, and before a dot
 Line = list[tuple[str, str]]  # letters and texts
 
 
@@ -206,24 +211,24 @@ def line_html(line: Line) -> str:
 
 
 def token_html(token: tuple[str, str]) -> str:
+    """Return a token, with places to break a long line at: never within a name."""
     letter, text = token
-    text = html.escape(text)
+    text = "<wbr>".join(map(html.escape, BREAK.split(text)))
     return text if letter == PLAIN else f'<span class="{letter}">{text}</span>'
 
 
 def idioms_html(root: Path, link: str) -> str:
-    """Return the table of idioms, a row each, frameworks as columns."""
-    heads = "".join(f'<th scope="col">{title}</th>' for title in FRAMEWORKS.values())
-    rows = [f'<thead><tr><th scope="col">Idiom</th>{heads}</tr></thead>']
+    """Return the idioms, each in every framework, to be folded."""
+    shown = []
     for idiom in read_idioms(root):
         cells = "".join(
-            f'<td data-title="{title}">{idiom_cell(root, idiom[name], link)}</td>'
+            f"<div><h4>{title}</h4>{idiom_cell(root, idiom[name], link)}</div>"
             for name, title in FRAMEWORKS.items()
         )
-        note = prose(idiom["note"])
-        head = f"<th scope=row><h3>{html.escape(idiom['title'])}</h3><p>{note}</p></th>"
-        rows.append(f"<tr>{head}{cells}</tr>")
-    return f'<table class="idioms">{"".join(rows)}</table>'
+        head = f"<summary><h3>{html.escape(idiom['title'])}</h3></summary>"
+        note = f"<p>{prose(idiom['note'])}</p>"
+        shown.append(f'<details open>{head}{note}<div class="cells">{cells}</div></details>')
+    return "".join(shown)
 
 
 # === Studies ====================================================================================

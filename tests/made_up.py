@@ -126,7 +126,6 @@ MODES: dict[str, tuple[str, str, str, float, float]] = {
     "nnx jit": ("ppo_nnx", "nnx", "jit", 3.2, 0.062),
     "nnx cached_partial": ("ppo_nnx_cached", "nnx", "cached_partial", 3.2, 0.061),
 }
-SIZES = {"small": [64, 64], "medium": [256] * 3}
 SECONDS = np.arange(1, 13) / 10  # of each iteration: 0.1, 0.2, ...
 RETURNS = np.arange(12) * 10.0
 
@@ -148,7 +147,7 @@ def run_info(
     name = f"{env_id}__{mode.replace(' ', '_')}__{size}__{'sync__' if sync else ''}{seed}"
     own: dict[str, Any] = {"exp_name": script, "seed": seed, "env_id": env_id}
     own |= {"total_timesteps": 8192 * 12, "num_envs": 32, "num_steps": 256}
-    own |= {"hidden_sizes": SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
+    own |= {"hidden_sizes": schema.SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
     own |= {"run_name": name, "runs_dir": "runs", "track": False, "save_every": 0, "resume": ""}
     info: dict[str, Any] = {"args": own | (args or {}), "script": script, "framework": framework}
     info |= {"compile_mode": compile_mode, "resumed": [], "wandb_id": None}

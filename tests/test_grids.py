@@ -12,10 +12,10 @@ from conftest import ROOT
 from sections import ROWS, path_of
 from test_driver import environment, names_of, succeed
 
+from analysis.schema import SIZES
 from studies.doors import run as doors_run
 
 PROMISED = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231}
-SIZES = {"small": (64, 64), "medium": (256,) * 3, "large": (1024,) * 6}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_help_says_what_a_study_has_and_how_long_it_takes(env):
     every = succeed(ROOT, "--help-all", env=env)
     assert every.startswith(text)
     said = line.findall(every)
-    assert len(said) == len(list(ROOT.glob("studies/*/grid")))
+    assert len(said) == len(list(ROOT.glob("studies/*/grid.toml")))
     assert PROMISED.items() <= {name: int(runs) for name, runs, *_ in said}.items()
     for name, runs, number, unit in said:
         flags = (name, "--runs-dir", env["TMPDIR"], "--dry-run")
@@ -103,7 +103,7 @@ def test_commands_are_what_their_scripts_take(env, study):
         assert (args.num_iterations, args.seed) == (cell["iterations"], cell["seed"])
         assert study in ("doors", "minatar") or args.env_id == cell["env"]
         assert study != "doors" or args.env_id.startswith("envs.doors")
-        assert args.hidden_sizes == SIZES.get(cell["size"], args.hidden_sizes)
+        assert args.hidden_sizes == tuple(SIZES.get(cell["size"], args.hidden_sizes))
         assert getattr(args, "sync_for_timing", False) == label.startswith("sync")
         compiled = getattr(args, "jit", True) and getattr(args, "jit_env", True)
         assert compiled == (not script.endswith("-none"))
