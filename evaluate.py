@@ -164,6 +164,8 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
                 random_action = draw(rng.integers(2**32, size=(num_envs, 2), dtype=np.uint32))
             action[explores] = random_action[explores]
         picture = look(obs, state) if look else None
+        if hasattr(env, "action_low"):
+            action = from_bounds(action, env)
         if in_gymnasium:
             obs, result = env.step(action)
         else:
@@ -173,6 +175,11 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
         lengths = np.where(over, lengths, result["episode_length"])
         over = over | result["terminated"] | result["truncated"]
         yield picture, returns, lengths, over
+
+
+def from_bounds(action: np.ndarray, env: Any) -> np.ndarray:
+    """Continuous actions as VecEnv.step takes them: from -1 to 1, which it maps to the bounds."""
+    return 2 * (action - env.action_low) / (env.action_high - env.action_low) - 1
 
 
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
@@ -252,6 +259,7 @@ def painter(run: Run, env: Any) -> Callable:
 
     def draw_classic(obs, state):
         screen.state = vis_gym.get_gym_state(first(state), env_id)
+        screen.last_u = getattr(first(state), "last_u", None)  # Pendulum's arrow
         return screen.render()
 
     def draw_squares(obs, state):  # of a grid the things in it, of other numbers how large they are

@@ -64,11 +64,11 @@ class Args:
     total_timesteps: int = 204_800  # environment steps, in whole rollouts
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    num_envs: int = 32  # parallel environments
-    num_steps: int = 64  # steps per environment and rollout
+    num_envs: int = 16  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
-    num_minibatches: int = 8  # minibatches per epoch
+    num_minibatches: int = 32  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation
     norm_reward: bool = True  # divide rewards by the running std of discounted returns
@@ -145,7 +145,7 @@ class VecEnv:
             fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
         self.action_space = self.env.action_space(self.params)
         if not isinstance(self.action_space, Box):
-            fail(f"--env-id: the actions of {env_id} are discrete: use ppo_linen.py")
+            fail(f"--env-id: {env_id} has discrete actions: see ppo_linen.py and ppo_torch.py")
         shape = self.action_space.shape
         self.action_low = np.broadcast_to(np.float32(self.action_space.low), shape)
         self.action_high = np.broadcast_to(np.float32(self.action_space.high), shape)

@@ -67,11 +67,11 @@ class Args:
     total_timesteps: int = 204_800  # environment steps, in whole rollouts
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    num_envs: int = 32  # parallel environments
-    num_steps: int = 64  # steps per environment and rollout
+    num_envs: int = 16  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
-    num_minibatches: int = 8  # minibatches per epoch
+    num_minibatches: int = 32  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation
     norm_reward: bool = True  # divide rewards by the running std of discounted returns
@@ -141,7 +141,8 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Box):
-            fail(f"--env-id: the actions of {env_id} are discrete: use ppo_linen_gymnasium.py")
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")

@@ -132,7 +132,8 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Discrete) or env.action_space.start != 0:
-            fail(f"--env-id: actions must be discrete and begin with 0, not {env.action_space}")
+            hint = "for a Box, see more/ppo_continuous_*_gymnasium.py"
+            fail(f"--env-id: actions must count from 0, and not be {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")

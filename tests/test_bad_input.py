@@ -17,7 +17,7 @@ BAD = [
     ("ppo_linen", "--num-minibatches 7", "--num-minibatches must divide the batch, 8192 steps"),
     ("ppo_linen", "--total-timesteps 8191", "must be at least a batch, 8192 steps"),
     ("ppo_linen", "--env-id CartPole-v7", "has no CartPole-v7; the closest name is CartPole-v1\n"),
-    ("ppo_linen", "--env-id Pendulum-v1", "Pendulum-v1 are continuous, and must be discrete\n"),
+    ("ppo_linen", "--env-id Pendulum-v1", "has continuous actions: see more/ppo_continuous_*.py\n"),
     ("ppo_linen", "--env-id no_module:MyEnv", "--env-id: No module named 'no_module'\n"),
     ("ppo_linen", "--env-id json:MyEnv", "--env-id: json has no MyEnv\n"),
     ("ppo_linen", "--env-id ./my_module:MyEnv", "--env-id: name it as an import does, my_module:"),

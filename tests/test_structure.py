@@ -12,6 +12,8 @@ import tomllib
 import pytest
 from conftest import ROOT
 from sections import (
+    CONTINUOUS_SCRIPTS,
+    CONTINUOUS_SECTIONS,
     DQN_SCRIPTS,
     PPO_SCRIPTS,
     ROWS,
@@ -46,7 +48,12 @@ def test_every_script_has_a_row_and_every_row_a_script():
 # === The same to the letter =====================================================================
 @pytest.mark.parametrize("name", PPO_SCRIPTS)
 def test_sections_and_main(name):
-    assert list(sections(read(name))) == (VMAP_SECTIONS if "vmap" in name else SECTIONS)
+    expected = SECTIONS
+    if "vmap" in name:
+        expected = VMAP_SECTIONS
+    if name in CONTINUOUS_SCRIPTS:
+        expected = CONTINUOUS_SECTIONS
+    assert list(sections(read(name))) == expected
     assert read(name).endswith(f"\n\n\n{MAIN}")
 
 
@@ -74,13 +81,23 @@ def changed_lines(first, second):
         ("ppo_linen", "ppo_linen_vmap", 117),
         ("ppo_nnx", "ppo_nnx_vmap", 119),
         ("ppo_torch_compile", "ppo_torch_vmap", 254),
-        ("ppo_linen", "ppo_linen_gymnasium", 263),
-        ("ppo_torch", "ppo_torch_gymnasium", 301),
+        ("ppo_linen", "ppo_linen_gymnasium", 264),
+        ("ppo_torch", "ppo_torch_gymnasium", 302),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 328),
         ("ppo_linen", "ppo_rnn_linen", 202),
         ("ppo_rnn_linen", "ppo_rnn_nnx", 140),
         ("ppo_rnn_linen", "ppo_rnn_equinox", 138),
         ("ppo_torch", "ppo_rnn_torch", 208),
+        ("ppo_linen", "ppo_continuous_linen", 220),
+        ("ppo_torch", "ppo_continuous_torch", 237),
+        ("ppo_continuous_linen", "ppo_continuous_nnx", 116),
+        ("ppo_continuous_linen", "ppo_continuous_equinox", 114),
+        ("ppo_continuous_linen", "ppo_continuous_torch", 393),
+        ("ppo_linen_gymnasium", "ppo_continuous_linen_gymnasium", 224),
+        ("ppo_torch_gymnasium", "ppo_continuous_torch_gymnasium", 240),
+        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 274),
+        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 311),
+        ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 348),
     ],
 )
 def test_diff_budgets(first, second, budget):
@@ -109,7 +126,7 @@ def test_every_flag_is_read_and_explained(name):
     text = read(name)
     line = r"^    (\w+): [^=\n]+ = [^\n]*?  # .+$"
     fields = re.findall(line, sections(text)["Arguments"], re.M)
-    number = 29 + ("vmap" in name) + 2 * ("rnn" in name)
+    number = 29 + ("vmap" in name) + 2 * ("rnn" in name) + 2 * (name in CONTINUOUS_SCRIPTS)
     assert name in DQN_SCRIPTS or len(fields) == number
     for field in fields:
         assert re.search(rf"\b(args|self)\.{field}\b", text), field
@@ -160,7 +177,8 @@ def test_the_metadata_block_is_what_the_script_imports(name):
     packages = packages_of(name)
     if name == "evaluate":
         packages |= packages_of("ppo_linen") - {"wandb"} | {"pygame-ce"}
-    assert sorted(metadata["dependencies"]) == sorted(requirements()[x] for x in packages)
+    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # robots, an extra
+    assert sorted(named) == sorted(requirements()[x] for x in packages)
 
 
 def test_the_installed_analysis_has_the_tested_versions():
