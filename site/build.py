@@ -238,8 +238,8 @@ def read_cells(root: Path) -> list[Cell]:
         if path.name not in runs.TABLES:
             continue
         study = str(path.parent.relative_to(root))
-        for bench in measures.benches(runs.load(path.parent)):
-            every = measures.timed(bench.runs).dropna(subset=["steady", "process"])
+        for experiment in measures.experiments(runs.load(path.parent)):
+            every = measures.timed(experiment.runs).dropna(subset=["steady", "process"])
             alone = every["num_agents"].isna() & ~every["mode"].str.contains("side by side")
             every = every[alone & ~every["sync"] & (every["algorithm"] == "ppo")]
             for _, part in every.groupby(["env_id", "size"]):
