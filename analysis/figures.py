@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis import schema
-from analysis.words import number
+from analysis.formatting import number
 
 WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
 BARS = 4.6  # so that 9 points can be read on a phone

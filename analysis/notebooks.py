@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import page, report, tables
-from analysis.measures import benches
+from analysis.measures import experiments
 from analysis.page import Section, Text
 from analysis.runs import load
 
@@ -20,7 +20,7 @@ def show(source: Any, *names: str, baseline: str | None = None) -> None:
     source is what runs.load() takes: one, or several.
     """
     data = load(source)
-    several = benches(data, baseline)
+    several = experiments(data, baseline)
     lines = [tables.scope(data.runs)]
     lines += [f"Left out: {name}: {reason}." for name, reason in list(data.left_out.items())[:10]]
     page.show(Section("", [Text(" ".join(lines))]))
@@ -28,12 +28,12 @@ def show(source: Any, *names: str, baseline: str | None = None) -> None:
         section = report.platform_section(several)
         page.show(section or Section("", [Text("All runs are from one platform.")]))
         return
-    for bench in several:
+    for experiment in several:
         if len(several) > 1:
-            page.show(Section(bench.title, []))
+            page.show(Section(experiment.title, []))
         for name in names:
             absent = Section("", [Text(f"These runs have nothing on {name}.")])
-            page.show(report.section(name, bench) or absent)
+            page.show(report.section(name, experiment) or absent)
 
 
 def run(path: Path) -> None:

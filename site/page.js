@@ -13,7 +13,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Notes and text from studies are HTML already: the build escapes them, these by analysis/page.py.
+// Notes and text from studies are HTML already: the build escapes them.
 function prose(tag, html, attributes = {}) {
   const made = element(tag, attributes);
   made.innerHTML = html;

@@ -116,7 +116,7 @@ def test_what_a_table_lacks_of_returns_comes_from_its_iterations(tmp_path):
 
 # === Report =====================================================================================
 REPORTED: dict[str, dict[str, Any]] = {
-    "nothing odd": {"platform": ["A100", "H100"] * 4},
+    "two platforms": {"platform": ["A100", "H100"] * 4},
     "no durations": dict.fromkeys(("startup", "first", "steady", "total", "process")),
     "each of its own environment": {"env_id": list("abcdefgh")},
     "each of its own length": {"num_iterations": range(1, 9)},
@@ -152,8 +152,8 @@ def test_a_table_with_total_and_no_process_is_compared_by_that_and_it_is_named(t
     runs["total"] *= [1.0, 1.1, 0.9, 1.2] * 2
     others = runs.assign(platform="elsewhere", total=3 * runs["total"], run="other " + runs["run"])
     write_table(tmp_path / "t.csv", pd.concat([runs, others[others["repeat"] < 4]]))
-    bench, _ = measures.benches(load(tmp_path / "t.csv"))
-    known = tables.make("answer", bench).cells.set_index("script")
+    experiment, _ = measures.experiments(load(tmp_path / "t.csv"))
+    known = tables.make("answer", experiment).cells.set_index("script")
     means = np.exp(np.log(runs["total"]).groupby(runs["compile_mode"]).mean())
     seconds = known["12 iterations without imports (s)"].astype(float)
     assert seconds["mine jit"] == pytest.approx(means["jit"], rel=1e-2)

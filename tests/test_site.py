@@ -1,7 +1,9 @@
 """site/: what the page is built from, and the page in a real browser, if there is one."""
 
+import html
 import importlib
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -111,6 +113,16 @@ def test_equinox_makes_and_calls_many_and_replaces_a_part():
     assert (idioms.with_bias(linear, np.ones(2)).bias == 1).all() and (linear.bias != 1).all()
 
 
+def test_an_idioms_text_is_only_text():
+    text = """<b title="x">'&lt;"""
+    own = {"lines": [site.line_of(x) for x in site.highlight(text)], "link": text, "place": text}
+    idiom = {"title": text, "note": site.prose(f"{text} `{text}`"), "cells": {text: [own]}}
+    shown = site.templates().get_template("idioms.html").render(idioms=[idiom])
+    assert "<b" not in shown
+    assert html.unescape(re.sub("<[^<>]*>", "", shown)).count(text) == 6
+    assert html.unescape(re.findall('href="(.*?)"', shown)[0]) == text
+
+
 # === Studies ====================================================================================
 def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(tmp_path):
     folder = tmp_path / "studies/<b>mine"
@@ -142,6 +154,19 @@ def test_without_its_packages_a_sentence_says_how_to_install_them():
     done = subprocess.run(command, capture_output=True, text=True)
     how = "./setup.sh && source .venv/bin/activate installs it"
     assert (done.returncode, done.stderr) == (2, f"site: No module named 'pandas': {how}\n")
+
+
+def test_the_page_shows_code_to_the_letter(built):
+    """An excerpt's line is an element."""
+    page = built.read_text()
+    excerpts = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
+    shown = [html.unescape(re.sub("</?(span|wbr)[^<>]*>", "", x)) for x in excerpts]
+    idioms = site.read_idioms(ROOT)
+    sources = [y for x in idioms for name in site.FRAMEWORKS for y in x[name]]
+    codes = [site.excerpt(ROOT, x).code.replace("\n", "") for x in sources]
+    assert shown == codes
+    [data] = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
+    assert json.loads(data)["lines"] == site.read_scripts(ROOT)[1]
 
 
 # === In a browser ===============================================================================

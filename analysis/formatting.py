@@ -21,7 +21,7 @@ def some(names: Sequence[str], most: int = 10) -> str:
     return join([*names[:most], *more])
 
 
-def counted(counts: Iterable[float], name: str) -> str:
+def pluralize(counts: Iterable[float], name: str) -> str:
     """Return "1 run", "3 runs" or "1 to 3 runs", from the lowest to the highest of counts."""
     known = [x for x in counts if not np.isnan(x)]
     if not known:
