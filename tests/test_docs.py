@@ -147,6 +147,13 @@ def test_the_table_of_ease_counts_right(name):
     assert f"| {row} |" in words_of("docs/ease.md")
 
 
+def test_ease_counts_the_lines_of_gymnasiums_lessons_right():
+    scripts = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
+    torch, linen = (len(read(x).partition("# === Run log")[0].splitlines()) for x in scripts)
+    page = words_of("docs/ease.md")
+    assert f"PyTorch's lesson has {torch} lines, and Linen's has {linen}." in page
+
+
 def test_every_number_in_the_documents_is_what_the_studies_give(capsys):
     """`python -m analysis docs` writes them; a block that is written by hand would differ."""
     assert docs.run(argparse.Namespace(check=True)) == 0, capsys.readouterr().out
