@@ -21,6 +21,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,16 +234,18 @@ def settings_of(run: Run) -> str:
 
 def difference_of(a: list[float], b: list[float]) -> str:
     """What to say of the difference between two groups' means over seeds, by Welch's t."""
-    difference = abs(np.mean(a) - np.mean(b))
-    start = f"{'higher' if np.mean(a) >= np.mean(b) else 'lower'} by {difference:.2f}"
+    high, low = (a, b) if np.mean(a) >= np.mean(b) else (b, a)
+    difference = np.mean(high) - np.mean(low)
+    start = f"{'higher' if high is a else 'lower'} by {difference:.2f}"
     if min(len(a), len(b)) == 1:
         return f"{start}: of one seed, no difference can be claimed"
-    parts = np.array([stats.sem(a), stats.sem(b)]) ** 2
-    squares = parts**2 / [len(a) - 1, len(b) - 1]
-    freedom = parts.sum() ** 2 / squares.sum() if parts.any() else 1
-    half = stats.t.ppf(0.975, freedom) * parts.sum() ** 0.5
-    verdict = "more than the seeds explain" if difference > half else "no difference can be claimed"
-    return f"{start} [{difference - half:.2f}, {difference + half:.2f}]: {verdict}"
+    least, most = difference, difference
+    if np.ptp(a) or np.ptp(b):
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side alike
+            test = stats.ttest_ind(high, low, equal_var=False)
+        least, most = test.confidence_interval()
+    verdict = "more than the seeds explain" if least > 0 else "no difference can be claimed"
+    return f"{start} [{least:.2f}, {most:.2f}]: {verdict}"
 
 
 # === Picture ====================================================================================

@@ -240,7 +240,8 @@ def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
     count = stats.count + 1
     weight = 1 / count  # of the new rollout; all have the same size
     mean = stats.mean + weight * change
-    var = (1 - weight) * (stats.var + weight * change**2) + weight * distance.var((0, 1))
+    rollout_var = distance.var((0, 1), correction=0)
+    var = (1 - weight) * (stats.var + weight * change**2) + weight * rollout_var
     return RunningMeanStd(mean, var, count)
 
 
@@ -528,17 +529,18 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
     state = {"train_state": {"params": shapes.params}, "stats": make_stats(env)}
     _, saved = load_checkpoint(folder, state)
-    params = saved["train_state"]["params"]
+    params, stats = saved["train_state"]["params"], saved["stats"]
     get_gaussian = jax.jit(partial(shapes.apply_fn, params, method="get_gaussian"))
     low, high = np.float32(env.action_low), np.float32(env.action_high)
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
         obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        mean, log_std = get_gaussian(normalise(obs, saved["stats"].obs, args))
-        action = np.asarray(mean)
+        obs = normalise(obs, stats.obs, args)
+        mean, log_std = map(np.asarray, get_gaussian(obs))
+        action = mean
         if sample:
-            action = action + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
+            action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
         return to_bounds(action.reshape(-1, *low.shape), low, high)
 
     return policy

@@ -3,7 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 const DATA = JSON.parse($("data").textContent);
-const NARROW = matchMedia("(max-width: 719px)"); // there, one script's lines stand above the other's
+// There, one script's lines stand above the other's, and all is folded at first.
+const NARROW = matchMedia("(max-width: 719px)");
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -12,7 +13,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Notes and text from studies are HTML already: the build escapes them, these by analysis/page.py.
+// Notes and text from studies are HTML already: the build escapes them.
 function prose(tag, html, attributes = {}) {
   const made = element(tag, attributes);
   made.innerHTML = html;
@@ -362,20 +363,23 @@ function sectionOf(title, names) {
   });
   const rows = rowsOf(parts.map((x) => x.lines));
   const differ = rows.filter((x) => !x.same).length;
-  const box = element("section", { id: `section-${slug(title)}`, class: "code", "aria-label": title });
-  const heading = element("h3", {}, title);
-  if (parts.length === names.length && !differ) {
-    const details = box.appendChild(element("details"));
-    details.append(element("summary", {}, heading, `: the same, ${rows.length} lines`));
-    details.addEventListener("toggle", () => {
-      if (details.children.length < 2) details.append(tableOf(parts.slice(0, 1), rows));
-    });
-    return { title, box, count: "the same" };
-  }
   const isOwn = parts.length < names.length;
-  const words = isOwn ? `only in ${parts.map((x) => x.name).join(", ")}` : `${differ} of ${rows.length} lines differ`;
-  box.append(element("div", { class: "heading" }, heading, element("span", {}, words)), tableOf(parts, rows));
-  return { title, box, count: isOwn ? "own" : String(differ) };
+  const isSame = !isOwn && !differ;
+  let words = `${differ} of ${rows.length} lines differ`;
+  let count = String(differ);
+  if (isOwn) [words, count] = [`only in ${parts.map((x) => x.name).join(", ")}`, "own"];
+  if (isSame) [words, count] = [`the same, ${rows.length} lines`, "the same"];
+  const box = element("details", { id: `section-${slug(title)}`, class: "code" });
+  box.append(element("summary", {}, element("h3", {}, title), `: ${words}`));
+  const fill = () => {
+    if (box.children.length < 2) box.append(tableOf(isSame ? parts.slice(0, 1) : parts, rows));
+  };
+  box.addEventListener("toggle", fill);
+  if (!isSame && !NARROW.matches) {
+    box.open = true;
+    fill();
+  }
+  return { title, box, count };
 }
 
 // === Side by side: chosen ======================================================================
@@ -389,7 +393,7 @@ function readAddress() {
   if (names.length > 1 && String(names) !== String(chosen)) choose(names);
   const target = names.length > 1 && section && $(`section-${section}`);
   if (target) {
-    if (target.firstChild.matches("details")) target.firstChild.open = true;
+    target.open = true;
     target.scrollIntoView();
   } else if (names.length > 1 && $("compare").getBoundingClientRect().top > innerHeight / 2) {
     $("compare").scrollIntoView();
@@ -442,6 +446,7 @@ function selectOf(k) {
   return select;
 }
 
+if (NARROW.matches) for (const idiom of document.querySelectorAll(".idioms details")) idiom.open = false;
 startAnswer();
 for (let k = 0; k < MOST; k++) $("chooser").append(selectOf(k));
 choose($("paths").firstElementChild.hash.slice(1).split(".."));

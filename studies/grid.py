@@ -26,6 +26,7 @@ ENVIRONMENTS = (
     *("MemoryChain-bsuite", "UmbrellaChain-bsuite", "BernoulliBandit-misc", "GaussianBandit-misc"),
     *("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"),
 )
+CONTINUOUS = ("Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 OWN_ENVIRONMENT = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"
 FIVE = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]  # as in quick
 # About how many seconds an iteration takes on two cores, compiled and not: for the time left.
@@ -405,8 +406,9 @@ def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
     env, size, script, first = cell
     where = row["where"]
     is_configuration = env.startswith("@") and args.study != "custom"  # no flag has one
-    if not is_configuration and env not in ENVIRONMENTS and not re.fullmatch(OWN_ENVIRONMENT, env):
-        fail(f"{where}envs must be of: {' '.join(ENVIRONMENTS)}; or my_module:MyEnv; not '{env}'")
+    known = (*ENVIRONMENTS, *CONTINUOUS)
+    if not is_configuration and env not in known and not re.fullmatch(OWN_ENVIRONMENT, env):
+        fail(f"{where}envs must be of: {' '.join(known)}; or my_module:MyEnv; not '{env}'")
     if size not in SIZES:
         fail(f"{where}sizes must be of: {' '.join(SIZES)}; not '{size}'")
     if script not in grid.programs and full_name(script) not in SCRIPTS:

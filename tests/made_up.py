@@ -33,7 +33,7 @@ def table(rows: pd.DataFrame | Sequence[dict[str, Any]], **common: Any) -> pd.Da
             frame[name] = x
     if "framework" not in frame:
         frame["framework"] = [FRAMEWORKS.get(x, x.split(" ")[0]) for x in frame["mode"]]
-    return runs.fill(schema.check(frame, schema.RUNS)[0])
+    return runs.fill(schema.validate(frame, schema.RUNS)[0])
 
 
 def grid(
@@ -88,21 +88,21 @@ def logs(
             row["losses/entropy"] = loss(run, i) if loss else 0.5 + own
             row["charts/episodic_return"] = returns(run, i) if returns else np.nan
             rows.append(row)
-    return schema.check(pd.DataFrame(rows), schema.ITERATIONS)[0]
+    return schema.validate(pd.DataFrame(rows), schema.ITERATIONS)[0]
 
 
 def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
     """Return runs, numbered anew, as a source would give them."""
     table = pd.DataFrame() if iterations is None else iterations
-    found, _ = schema.check(table, schema.ITERATIONS)
+    found, _ = schema.validate(table, schema.ITERATIONS)
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
 
 
-def only_bench(
+def only_experiment(
     frame: pd.DataFrame, iterations: pd.DataFrame | None = None, baseline: str | None = None
-) -> measures.Bench:
-    """Return the bench of runs that are of one platform and one set of hyperparameters."""
-    [made] = measures.benches(data_of(frame, iterations), baseline)
+) -> measures.Experiment:
+    """Return the experiment of runs that are of one platform and one set of hyperparameters."""
+    [made] = measures.experiments(data_of(frame, iterations), baseline)
     return made
 
 

@@ -92,7 +92,7 @@ def words_of(name):
 
 def column(table, title, source, where=None):
     """A column of one of a study's tables, by script."""
-    cells = tables.make(table, docs.bench_of(source, where)).cells
+    cells = tables.make(table, docs.experiment_of(source, where)).cells
     return cells.set_index("script")[title]
 
 
@@ -128,7 +128,7 @@ def torch_over_linen_in_gymnasium(env_id, value="steady"):
 
 def crossing(source, size):
     """After how many iterations compiled PyTorch has overtaken the eager one."""
-    cells = tables.make("break_even", docs.bench_of(source, f"CartPole-v1 {size}")).cells
+    cells = tables.make("break_even", docs.experiment_of(source, f"CartPole-v1 {size}")).cells
     cells = cells.set_index(["starts sooner", "overtaken by"])
     return cells.loc[("ppo_torch", "ppo_torch_compile"), "after iterations"]
 

@@ -203,6 +203,10 @@ def test_difference_is_welchs():
     assert evaluate.difference_of(a, b) == expected
     assert evaluate.difference_of(a, [9, 15]).endswith(": no difference can be claimed")
     assert evaluate.difference_of(a, [9]).endswith("of one seed, no difference can be claimed")
+    assert evaluate.difference_of(b, a).startswith(f"lower by 4.42 [{low:.2f}, {high:.2f}]: more")
+    same = evaluate.difference_of([500.0] * 3, [500.0] * 2)
+    assert same == "higher by 0.00 [0.00, 0.00]: no difference can be claimed"
+    assert evaluate.difference_of([500.0] * 3, [9.0] * 2).endswith("more than the seeds explain")
 
 
 def test_groups_of_seeds(command, monkeypatch, tmp_path):

@@ -1,0 +1,408 @@
+"""SAC's arithmetic against the papers in float64, and what its runs store, save and learn.
+
+A script joins by its name in SAC_SCRIPTS, and by what reads its weights in LEARNERS.
+"""
+
+import dataclasses
+import importlib
+import re
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments.classic_control.pendulum import Pendulum
+from running import arrays, main, make_whole_run, metrics, rewind, rows
+from scipy.stats import kstest
+
+SAC_SCRIPTS = ["sac_linen"]
+EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
+OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
+
+# Weights are {"actor": layers, "critics": [layers, layers], "log_alpha": number}, layers being
+# [(bias, kernel (inputs, outputs)), ...]; the actor's last layer gives means, then log_stds.
+
+
+# === From the papers, in float64 NumPy; shares no code with the scripts =========================
+def forward(layers: list, x: np.ndarray) -> np.ndarray:
+    for bias, kernel in layers[:-1]:
+        x = np.maximum(x @ kernel + bias, 0)
+    bias, kernel = layers[-1]
+    return x @ kernel + bias
+
+
+def log_slope_of_tanh(x):
+    """The log of 1 / cosh(x) ** 2, whose cosh is exp(|x|) / 2 but for a factor."""
+    x = np.abs(np.asarray(x, np.float64))
+    return -2 * (x + np.log1p(np.exp(-2 * x)) - np.log(2))
+
+
+def draw(actor: list, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Actions and the log of their density, which is the Gaussian's divided by tanh's slope."""
+    mean, log_std = np.split(forward(actor, obs), 2, axis=-1)
+    std = np.exp(np.clip(log_std, -20, 2))
+    x = mean + std * noise
+    gaussian = np.exp(-(((x - mean) / std) ** 2) / 2) / np.sqrt(2 * np.pi) / std
+    return np.tanh(x), (np.log(gaussian) - log_slope_of_tanh(x)).sum(-1)
+
+
+def q_values(critics: list, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+    both = np.concatenate([obs, action], -1)
+    return np.array([forward(layers, both)[:, 0] for layers in critics])
+
+
+def losses_of(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
+    """The three losses; each is minimised over its own weights, with the others' fixed."""
+    obs, action, reward, terminated, next_obs = (np.asarray(x, np.float64) for x in batch)
+    alpha = np.exp(weights["log_alpha"])
+    next_action, next_logprob = draw(weights["actor"], next_obs, noise[0])
+    next_value = q_values(target_critics, next_obs, next_action).min(0) - alpha * next_logprob
+    target = reward + gamma * (1 - terminated) * next_value
+    errors = q_values(weights["critics"], obs, action) - target
+    drawn, logprob = draw(weights["actor"], obs, noise[1])
+    best = q_values(weights["critics"], obs, drawn).min(0)
+    return {
+        "critics": (errors**2 / 2).mean(1).sum(),
+        "actor": (alpha * logprob - best).mean(),
+        "log_alpha": weights["log_alpha"] * (-logprob - -ACTION_DIM).mean(),
+        "q_value": (errors + target).mean(),
+        "entropy": -logprob.mean(),
+        "alpha": alpha,
+    }
+
+
+def gradients(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
+    """Central differences: of the critics' loss by the critics alone, and so on."""
+    grads = {}
+    for part in ("actor", "critics", "log_alpha"):
+        vector, unravel = ravel(weights[part])
+        grad = np.zeros_like(vector)
+        for i, bump in enumerate(1e-6 * np.eye(len(vector))):
+            above, below = (
+                losses_of(weights | {part: unravel(x)}, target_critics, batch, noise, gamma)[part]
+                for x in (vector + bump, vector - bump)
+            )
+            grad[i] = (above - below) / 2e-6
+        grads[part] = unravel(grad)
+    return grads
+
+
+def ravel(tree: Any) -> tuple[np.ndarray, Any]:
+    """A tree's numbers in a row, and how to make such a tree from a row."""
+    leaves, structure = jax.tree.flatten(tree)
+    ends = np.cumsum([np.size(x) for x in leaves])[:-1]
+
+    def unravel(vector: np.ndarray) -> Any:
+        parts = zip(np.split(vector, ends), leaves, strict=True)
+        return jax.tree.unflatten(structure, [x.reshape(np.shape(y)) for x, y in parts])
+
+    return np.concatenate([np.ravel(x).astype(np.float64) for x in leaves]), unravel
+
+
+def updates(weights: dict, batches: tuple, noises: tuple, rates: list, args: Any):
+    """After each update by Adam: the weights, the target critics and the losses of before."""
+    vector, unravel = ravel(weights)
+    target, unravel_target = ravel(weights["critics"])
+    mean, square = np.zeros_like(vector), np.zeros_like(vector)
+    for i, (batch, noise, rate) in enumerate(zip(batches, noises, rates, strict=True)):
+        told = unravel(vector), unravel_target(target), batch, noise, args.gamma
+        losses = losses_of(*told)
+        grad, _ = ravel(gradients(*told))
+        mean = 0.9 * mean + 0.1 * grad
+        square = 0.999 * square + 0.001 * grad**2
+        root = np.sqrt(square / (1 - 0.999 ** (i + 1))) + 1e-8
+        vector = vector - rate * mean / (1 - 0.9 ** (i + 1)) / root
+        critics, _ = ravel(unravel(vector)["critics"])
+        target = (1 - args.tau) * target + args.tau * critics
+        yield vector, target, losses
+
+
+# === The scripts ================================================================================
+def to_weights(arrays: list) -> dict:
+    """From all weights in order of their names: of each layer the bias, then the kernel."""
+    *layers, log_alpha = map(np.array, arrays)
+    ends = len(layers) // 3
+    actor = list(zip(layers[:ends:2], layers[1:ends:2], strict=True))
+    return {"actor": actor, "critics": to_critics(layers[ends:]), "log_alpha": log_alpha}
+
+
+def to_critics(arrays: list) -> list:
+    arrays = [np.array(x) for x in arrays]
+    layers = list(zip(arrays[::2], arrays[1::2], strict=True))
+    return [layers[: len(layers) // 2], layers[len(layers) // 2 :]]
+
+
+class Linen:
+    """Weights, losses and updates of a script, as NumPy's."""
+
+    def __init__(self, script: Any, args: Any, env: Any) -> None:
+        self.script, self.args = script, args
+        self.state = script.make_agent(args, env, jax.random.PRNGKey(args.seed))
+        self.update_fn = jax.jit(partial(script.update, args=args))
+
+    def weights(self) -> dict:
+        return to_weights(jax.tree.leaves(self.state.params))
+
+    def target_critics(self) -> list:
+        return to_critics(jax.tree.leaves(self.state.target_params))
+
+    def set_weights(self, weights: dict) -> None:
+        """The target critics stay."""
+        leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(weights)]
+        params = jax.tree.unflatten(jax.tree.structure(self.state.params), leaves)
+        self.state = self.state.replace(params=params)
+
+    def losses_and_grads(self, batch: tuple, noise: np.ndarray) -> tuple[np.ndarray, dict]:
+        batch = self.script.Transition(*map(jnp.array, batch))
+        grad_fn = jax.grad(self.script.sac_loss, has_aux=True)
+        grads, losses = grad_fn(self.state.params, self.state, batch, noise, self.args)
+        return np.array(losses), to_weights(jax.tree.leaves(grads))
+
+    def update(self, batch: tuple, noise: np.ndarray, rate: float) -> np.ndarray:
+        batch = self.script.Transition(*map(jnp.array, batch))
+        self.state, losses = self.update_fn(self.state, batch, noise, np.float32(rate))
+        return np.array(losses)
+
+    def draw_action(self, mean, log_std, noise) -> list[np.ndarray]:
+        return [
+            np.array(x) for x in self.script.draw_action(*map(jnp.array, (mean, log_std, noise)))
+        ]
+
+
+LEARNERS = {"sac_linen": Linen}
+LOGGED = ["critics", "q_value", "actor", "entropy", "alpha"]  # in the order of the script's losses
+
+
+def make_learner(name: str, *flags: str) -> Any:
+    script = importlib.import_module(name)
+    args = script.tyro.cli(script.Args, args=["--hidden-sizes", "5", "4", *flags])
+    env = SimpleNamespace(obs_shape=(OBS_DIM,), obs_dim=OBS_DIM, action_dim=ACTION_DIM)
+    return LEARNERS[name](script, args, env)
+
+
+def random_batch(seed: int) -> tuple[tuple, np.ndarray]:
+    """And the noise of its actions."""
+    rng = np.random.default_rng(seed)
+    obs, next_obs = rng.normal(size=(2, BATCH, OBS_DIM)).astype("f")
+    action = rng.uniform(-1, 1, (BATCH, ACTION_DIM)).astype("f")
+    reward = rng.normal(size=BATCH).astype("f")
+    noise = rng.normal(size=(2, BATCH, ACTION_DIM)).astype("f")
+    return (obs, action, reward, rng.random(BATCH) < 0.3, next_obs), noise
+
+
+def moved(weights: dict) -> dict:
+    """Farther apart than at the start, with one log_std above its bound and one below."""
+    rng = np.random.default_rng(0)
+    vector, unravel = ravel(weights)
+    weights = unravel(vector + 0.3 * rng.normal(size=len(vector)))
+    weights["actor"][-1][0][ACTION_DIM:] = 3, -30
+    return weights
+
+
+# === Loss and update ============================================================================
+@EACH
+def test_the_density_of_squashed_draws(name):
+    """Where a float32 of tanh's slope is 0, too: log_slope_of_tanh(20) is -38.6."""
+    x = np.linspace(-20, 20, 4001, dtype="f")[:, None]
+    action, logprob = make_learner(name).draw_action(x, 0 * x, 0 * x)
+    np.testing.assert_allclose(action, np.tanh(x), rtol=1e-5)
+    log_slope = -logprob - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(log_slope, log_slope_of_tanh(x[:, 0]), rtol=1e-5, atol=1e-5)
+
+
+@EACH
+def test_losses_and_gradients_equal_numpys(name):
+    learner = make_learner(name)
+    target_critics = learner.target_critics()
+    learner.set_weights(moved(learner.weights()))
+    weights = jax.tree.map(np.float64, learner.weights())
+    batch, noise = random_batch(1)
+    losses, grads = learner.losses_and_grads(batch, noise)
+    expected = losses_of(weights, target_critics, batch, noise, learner.args.gamma)
+    np.testing.assert_allclose(losses, [expected[x] for x in LOGGED], rtol=1e-5)
+    expected = gradients(weights, target_critics, batch, noise, learner.args.gamma)
+    for part, grad in grads.items():
+        vector, _ = ravel(grad)
+        assert np.abs(vector).max() > 0.01
+        np.testing.assert_allclose(vector, ravel(expected[part])[0], rtol=1e-3, atol=1e-5)
+
+
+@EACH
+def test_updates_equal_numpys(name):
+    """20 of them, at a changing rate."""
+    learner = make_learner(name, "--tau", "0.1")
+    batches, noises = zip(*map(random_batch, range(20)), strict=True)
+    rates = np.geomspace(1e-2, 1e-3, 20).tolist()
+    start = learner.weights()
+    expected = updates(start, batches, noises, rates, learner.args)
+    for i, (weights, target_critics, losses) in enumerate(expected):
+        actual = learner.update(batches[i], noises[i], rates[i])
+        np.testing.assert_allclose(actual, [losses[x] for x in LOGGED], rtol=1e-3, atol=1e-4)
+        vectors = ravel(learner.weights())[0], ravel(learner.target_critics())[0]
+        np.testing.assert_allclose(vectors[0], weights, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(vectors[1], target_critics, rtol=1e-3, atol=1e-4)
+    assert np.median(np.abs(weights - ravel(start)[0])) > 0.01
+
+
+@EACH
+def test_before_any_update(name):
+    """Targets are the critics, which are two; alpha is 1."""
+    learner = make_learner(name)
+    weights = learner.weights()
+    first, second = (ravel(layers)[0] for layers in weights["critics"])
+    assert not np.isin(first, second).any()
+    np.testing.assert_array_equal(ravel(weights["critics"])[0], ravel(learner.target_critics())[0])
+    assert weights["log_alpha"] == 0
+
+
+# === Runs =======================================================================================
+class ShortPendulum(Pendulum):
+    """Cut off after 10 steps, and terminated once it turns fast."""
+
+    @property
+    def default_params(self) -> Any:
+        return dataclasses.replace(super().default_params, max_steps_in_episode=10)
+
+    def is_terminated(self, state: Any, params: Any) -> Any:
+        return abs(state.theta_dot) > 2
+
+
+gymnax.register("ShortPendulum-v0", ShortPendulum)
+
+
+def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By the differential equation: next obs (B, 3) and rewards of actions (B, 1) in [-1, 1]."""
+    cos, sin, speed = obs.astype(np.float64).T
+    angle = np.arctan2(sin, cos)
+    torque = 2 * action[:, 0]
+    reward = -(angle**2 + 0.1 * speed**2 + 0.001 * torque**2)
+    speed = np.clip(speed + (15 * sin + 3 * torque) * 0.05, -8, 8)
+    angle = angle + 0.05 * speed
+    return np.stack([np.cos(angle), np.sin(angle), speed], -1), reward
+
+
+SMALL = "--env-id ShortPendulum-v0 --num-envs 4 --num-steps 250 --total-timesteps 4000 "
+SMALL += "--hidden-sizes 8 8 --batch-size 16 --learning-starts 1500 --train-frequency 8 "
+SMALL += "--buffer-size 2400 --learning-rate 1e-5 --matmul-precision highest --save-every 2 "
+
+
+def train(name, folder, flags=""):
+    own = ["--runs-dir", folder.parent, "--run-name", folder.name]
+    assert main(name, *(SMALL + flags).split(), *own) == 0
+
+
+@pytest.fixture(scope="module", params=SAC_SCRIPTS)
+def told(request, tmp_path_factory):
+    """A run of four iterations of 1000 steps, whose replay is NaN where nothing is stored."""
+    name = request.param
+    folder = tmp_path_factory.mktemp(name)
+    with pytest.MonkeyPatch.context() as patch:
+        make_nan_replays(patch, name)
+        run = make_whole_run(name, folder, lambda place: train(name, place))
+    half = rewind(run, folder / "half")
+    return SimpleNamespace(name=name, half=half, rows=rows(run.folder), **run._asdict())
+
+
+def make_nan_replays(patch, name):
+    script = importlib.import_module(name)
+    make_replay = script.make_replay
+
+    def make_nan(*args):
+        empty = make_replay(*args)
+        return type(empty)(*(x * np.nan if "float" in str(x.dtype) else x for x in empty))
+
+    patch.setattr(script, "make_replay", make_nan)
+
+
+def stored_in(folder):
+    """A checkpoint's replay: obs, action, reward, terminated and next_obs."""
+    found = arrays(folder)
+    fields = ("obs", "action", "reward", "terminated", "next_obs")
+    return [x for name in fields for place, x in found.items() if place.endswith(f"replay/{name}")]
+
+
+def weights_in(folder):
+    """Of a checkpoint, in order of their names."""
+    beginning = re.compile("train_state/params/|tensors/(actor|critics|log_alpha)")
+    found = arrays(folder)
+    return to_weights([found[name] for name in sorted(found) if beginning.match(name)])
+
+
+def test_every_transition_is_stored_whole(told):
+    """2400 rows hold the steps 1600 to 4000, of which the last 1600 are in the first rows."""
+    obs, action, reward, terminated, next_obs = (
+        np.roll(x, -1600, 0) for x in stored_in(told.folder)
+    )
+    expected = step_pendulum(obs, action)
+    np.testing.assert_allclose(next_obs, expected[0], atol=1e-5)
+    np.testing.assert_allclose(reward, expected[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(terminated, np.abs(next_obs[:, 2]) > 2)
+    begins = (obs[4:] != next_obs[:-4]).any(1)
+    assert begins[terminated[:-4]].all()
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # the latter were cut off
+
+
+def test_actions_are_uniform_until_learning_starts(told):
+    """And drawn from the actor's Gaussian afterwards, which hardly changes at such a learning rate.
+
+    The checkpoint has the 2000 rows that are written by then.
+    """
+    obs, action, *_ = stored_in(told.half)
+    assert action.shape == (2000, 1)
+    random, drawn = action[:1500, 0], action[1500:, 0]
+    assert kstest(random, "uniform", (-1, 2)).pvalue > 0.01
+    mean, log_std = np.split(forward(weights_in(told.half)["actor"], obs[1500:]), 2, axis=-1)
+    noise = (np.arctanh(drawn) - mean[:, 0]) / np.exp(log_std[:, 0])
+    assert kstest(noise, "norm").pvalue > 0.01
+    by_env = random.reshape(-1, 4)
+    assert np.abs(np.corrcoef(by_env.T) - np.eye(4)).max() < 5 / np.sqrt(375)
+    assert np.abs(np.corrcoef(by_env[1:, 0], by_env[:-1, 0])[0, 1]) < 5 / np.sqrt(375)
+
+
+def test_only_what_is_stored_is_learnt_from_as_often_as_is_logged(told):
+    """From NaN a loss would be NaN. An update in 8 steps, after the first 1500."""
+    assert [row["charts/updates"] for row in told.rows] == [0, 62, 125, 125]
+    assert [row["losses/td_loss"] is None for row in told.rows] == [True, False, False, False]
+    assert told.rows[-1]["losses/alpha"] < told.rows[1]["losses/alpha"] < 1
+
+
+def test_nothing_compiles_again(told):
+    assert [row.get("compilations", 0) for row in told.counts[1:]] == [0, 0, 0]
+
+
+def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
+    folder = rewind(told, tmp_path / "killed")
+    assert main(told.name, "--resume", folder) == 0
+    assert metrics(folder) == metrics(told.folder)
+    ours, theirs = arrays(folder), arrays(told.folder)
+    assert ours.keys() == theirs.keys()
+    for place in ours.keys() - {"info"}:
+        np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
+
+
+@EACH
+def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, monkeypatch, capsys):
+    """That holds 1500 steps again, which are not random."""
+    make_nan_replays(monkeypatch, name)
+    flags = "--no-save-replay --learning-rate 0.1"
+    run = make_whole_run(name, tmp_path, lambda place: train(name, place, flags))
+    assert [len(x) for x in stored_in(run.folder)] == [0] * 5
+    folder = rewind(run, tmp_path / "killed")
+    capsys.readouterr()
+    assert main(name, "--resume", folder) == 0
+    assert "has no replay: a new one is filled before updates go on" in capsys.readouterr().out
+    assert [row["charts/updates"] for row in rows(folder)] == [0, 62, 0, 62]
+    assert rows(folder)[-1]["losses/td_loss"] is not None
+
+
+@EACH
+def test_a_run_learns_pendulum(name, tmp_path):
+    """To hold it upright, in 9,600 steps; random actions reach -1,200."""
+    own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]
+    assert main(name, *own) == 0
+    returns = [row["charts/episodic_return"] for row in rows(tmp_path / "run")]
+    assert returns[0] < -900 and max(returns[-5:]) > -170
