@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from gymnax.environments.classic_control.pendulum import Pendulum
 from running import arrays, main, make_whole_run, metrics, rewind, rows
 from scipy.stats import kstest
 
-SAC_SCRIPTS = ["sac_linen"]
+SAC_SCRIPTS = ["sac_linen", "sac_torch"]
 EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 
@@ -130,6 +131,11 @@ def to_weights(arrays: list) -> dict:
     return {"actor": actor, "critics": to_critics(layers[ends:]), "log_alpha": log_alpha}
 
 
+def in_order(named: dict) -> list:
+    """In order of their names; PyTorch's weights are (outputs, inputs)."""
+    return [x.T if name.endswith("weight") else x for name, x in sorted(named.items())]
+
+
 def to_critics(arrays: list) -> list:
     arrays = [np.array(x) for x in arrays]
     layers = list(zip(arrays[::2], arrays[1::2], strict=True))
@@ -173,7 +179,44 @@ class Linen:
         ]
 
 
-LEARNERS = {"sac_linen": Linen}
+class Torch:
+    """The same."""
+
+    def __init__(self, script: Any, args: Any, env: Any) -> None:
+        self.script, self.args = script, args
+        torch.manual_seed(args.seed)
+        self.agent = script.make_agent(args, env, torch.device("cpu"))
+
+    def weights(self) -> dict:
+        return to_weights(in_order(self.agent.params.state_dict()))
+
+    def target_critics(self) -> list:
+        return to_critics(in_order(self.agent.target_critics.state_dict()))
+
+    def set_weights(self, weights: dict) -> None:
+        """The target critics stay."""
+        state = self.agent.params.state_dict()
+        for old, new in zip(in_order(state), jax.tree.leaves(weights), strict=True):
+            old.copy_(torch.tensor(new))
+
+    def losses_and_grads(self, batch: tuple, noise: np.ndarray) -> tuple[np.ndarray, dict]:
+        batch = self.script.Transition(*map(torch.tensor, batch))
+        loss, losses = self.script.sac_loss(self.agent, batch, torch.tensor(noise), self.args)
+        params = dict(self.agent.params.named_parameters())
+        grads = torch.autograd.grad(loss, list(params.values()))
+        return losses.numpy(), to_weights(in_order(dict(zip(params, grads, strict=True))))
+
+    def update(self, batch: tuple, noise: np.ndarray, rate: float) -> np.ndarray:
+        batch = self.script.Transition(*map(torch.tensor, batch))
+        losses = self.script.update(self.agent, batch, torch.tensor(noise), rate, self.args)
+        return losses.numpy()
+
+    def draw_action(self, mean, log_std, noise) -> list[np.ndarray]:
+        drawn = self.script.draw_action(*map(torch.tensor, (mean, log_std, noise)))
+        return [x.numpy() for x in drawn]
+
+
+LEARNERS = {"sac_linen": Linen, "sac_torch": Torch}
 LOGGED = ["critics", "q_value", "actor", "entropy", "alpha"]  # in the order of the script's losses
 
 
@@ -327,9 +370,8 @@ def stored_in(folder):
 
 def weights_in(folder):
     """Of a checkpoint, in order of their names."""
-    beginning = re.compile("train_state/params/|tensors/(actor|critics|log_alpha)")
-    found = arrays(folder)
-    return to_weights([found[name] for name in sorted(found) if beginning.match(name)])
+    beginning = re.compile("(train_state|tensors)/params/")
+    return to_weights(in_order({x: y for x, y in arrays(folder).items() if beginning.match(x)}))
 
 
 def test_every_transition_is_stored_whole(told):
