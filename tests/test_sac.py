@@ -1,6 +1,7 @@
 """SAC's arithmetic against the papers in float64, and what its runs store, save and learn.
 
-A script joins by its name in SAC_SCRIPTS, and by what reads its weights in LEARNERS.
+A script joins by its row in scripts.toml, and by what reads its weights in LEARNERS. That with
+environments in Gymnasium has the arithmetic of the one in gymnax to the letter.
 """
 
 import dataclasses
@@ -10,18 +11,21 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
 from running import arrays, main, make_whole_run, metrics, rewind, rows
 from scipy.stats import kstest
+from sections import SAC_SCRIPTS, scripts
 
-SAC_SCRIPTS = ["sac_linen", "sac_torch"]
-EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
+EACH = pytest.mark.parametrize("name", scripts("sac", "plain"))
+EACH_RUN = pytest.mark.parametrize("name", SAC_SCRIPTS)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 
 # Weights are {"actor": layers, "critics": [layers, layers], "log_alpha": number}, layers being
@@ -317,6 +321,17 @@ class ShortPendulum(Pendulum):
 gymnax.register("ShortPendulum-v0", ShortPendulum)
 
 
+class GymnasiumsPendulum(PendulumEnv):
+    """Terminated as that is."""
+
+    def step(self, u: np.ndarray) -> tuple:
+        obs, reward, _, truncated, info = super().step(u)
+        return obs, reward, bool(abs(self.state[1]) > 2), truncated, info
+
+
+gymnasium.register("ShortPendulum-v0", entry_point=GymnasiumsPendulum, max_episode_steps=10)
+
+
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By the differential equation: next obs (B, 3) and rewards of actions (B, 1) in [-1, 1]."""
     cos, sin, speed = obs.astype(np.float64).T
@@ -417,8 +432,17 @@ def test_nothing_compiles_again(told):
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
+    """In Gymnasium with new episodes; of the old ones, the replay has 400 steps in the end."""
     folder = rewind(told, tmp_path / "killed")
     assert main(told.name, "--resume", folder) == 0
+    if "gymnasium" in told.name:
+        assert metrics(folder)[:2] == metrics(told.folder)[:2]
+        pairs = zip(stored_in(folder), stored_in(told.half), strict=True)
+        same = np.logical_and.reduce([(x[:2000] == y).reshape(2000, -1).all(1) for x, y in pairs])
+        assert not same[:1600].any() and same[1600:].all()
+        count = "train_state/opt_state/count"  # of updates, as Adam counts them
+        assert arrays(folder)[count] == arrays(told.folder)[count] == 312
+        return
     assert metrics(folder) == metrics(told.folder)
     ours, theirs = arrays(folder), arrays(told.folder)
     assert ours.keys() == theirs.keys()
@@ -426,7 +450,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
         np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
 
 
-@EACH
+@EACH_RUN
 def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, monkeypatch, capsys):
     """That holds 1500 steps again, which are not random."""
     make_nan_replays(monkeypatch, name)
@@ -441,7 +465,7 @@ def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, mon
     assert rows(folder)[-1]["losses/td_loss"] is not None
 
 
-@EACH
+@EACH_RUN
 def test_a_run_learns_pendulum(name, tmp_path):
     """To hold it upright, in 9,600 steps; random actions reach -1,200."""
     own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]
