@@ -10,7 +10,8 @@ usage() { # and with ALL every flag, and what each study has
 Usage: ./benchmark.sh [STUDY] [FLAGS]
 
 Without a study or scripts: quick, five scripts on CartPole-v1 in 3 minutes.
-Studies: ${names[*]%/grid.toml}
+Studies:
+  $(fold -s -w 76 <<<"${names[*]%/grid.toml}" | sed '2,$s/^/  /')
 
 A grid of your own, each LIST as one,two,...:
   --scripts LIST    linen nnx nnx_cached nnx_tree equinox torch torch_compile,

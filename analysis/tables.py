@@ -130,7 +130,10 @@ WHOLE = {
         "training without imports, times as long": times("total_"),
     },
 }
-WIDE_NOTE = f"{NOT_TOLD_APART.capitalize()}: the interval holds 1, and its ends differ {WIDE}-fold."
+WIDE_NOTE = (
+    f"{NOT_TOLD_APART.capitalize()}: the interval holds 1, and its ends differ more than "
+    f"{WIDE}-fold."
+)
 TABLES = {
     "answer": Declared(
         lambda experiment: durations(experiment.runs, experiment.baseline),

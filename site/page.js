@@ -87,9 +87,9 @@ function sentenceOf(rows, steps, cell) {
   if (!rows.some((x) => x.known)) return `${text} <small>Each ran once, so no difference is claimed.</small>`;
   const alike = rows.filter((x) => x === rows[0] || (x.known && !x.apart)).map((x) => `<code>${x.mode.name}</code>`);
   const other = rows.find((x) => familyOf(x.mode) !== familyOf(rows[0].mode));
-  const first = alike.length > 1 ? `${inWords(alike)}: they cannot be told apart` : alike[0];
+  const first = alike.length > 1 ? `First are ${inWords(alike)}, which cannot be told apart.` : `First is ${alike[0]}.`;
   const times = other && other.apart ? ` ${familyOf(other.mode)} takes ${timesOf(other)} times as long.` : "";
-  return `${text} <small>First is ${first}.${times}</small>`;
+  return `${text} <small>${first}${times}</small>`;
 }
 
 // "2.32 [2.24, 2.40]", with more digits where rounding would move a number onto 1.
@@ -142,16 +142,16 @@ function showAnswer() {
   const cell = DATA.cells[$("cell").value];
   const env = cell ? cell.env : "a measured one";
   $("steps-text").textContent = steps.toLocaleString("en");
-  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}'s` : `what ${env}'s does`;
+  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}'s` : `as much as ${env}'s`;
   for (const id of ["steps", "cost"]) $(id).setAttribute("aria-valuetext", $(`${id}-text`).textContent);
 
   const isFar = cell && steps > DATA.farthest * cell.iterations * cell.batch;
   for (const id of ["counted", "formula", "measured-box"]) $(id).hidden = !cell || isFar;
   if (!cell || isFar) {
     const why = `That is over ${DATA.farthest} times as long as what was measured with this network, so nothing is claimed.`;
-    $("sentence").innerHTML = `${isFar ? why : "No study has measured this yet."} <small>Here is the command, on that machine:
+    $("sentence").innerHTML = `${isFar ? why : "No study has measured this yet."} <small>This command measures it on your machine:
       <code>./benchmark.sh --sizes ${size} --repeats 5 --runs-dir runs/mine &amp;&amp; python -m analysis pack runs/mine
-      studies/mine</code>. Send it in, and this page will answer.</small>`;
+      studies/mine</code>. Send in the result, and this page will answer.</small>`;
     return;
   }
   const rows = count(cell, (run) => seconds(run, cell, steps, cost));

@@ -30,7 +30,7 @@ def but(group: tuple[str, ...], *others: str) -> tuple[str, ...]:
     return tuple(name for name in group if name not in others)
 
 
-PPO_SCRIPTS, DQN_SCRIPTS = scripts("ppo"), scripts("dqn")
+PPO_SCRIPTS, DQN_SCRIPTS, SAC_SCRIPTS = scripts("ppo"), scripts("dqn"), scripts("sac")
 SCRIPTS = scripts("ppo", "plain")
 TORCH_SCRIPTS = scripts("ppo", "plain", "torch")
 JAX_SCRIPTS = but(SCRIPTS, *TORCH_SCRIPTS)
@@ -45,8 +45,10 @@ CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
 PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
 CONTINUOUS_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in CONTINUOUS_IN_GYMNASIUM]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
+SAC_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("sac", "Gymnasium")]
 TORCH_PAIR = PPO_PAIRS[1]
 DQN_BY_FRAMEWORK = [scripts("dqn", "linen"), scripts("dqn", "torch")]
+SAC_BY_FRAMEWORK = [scripts("sac", "linen"), scripts("sac", "torch")]
 # PPO with discrete actions and without memory, by framework.
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
@@ -69,19 +71,23 @@ SHARED = {
         CONTINUOUS_IN_GYMNASIUM,
         scripts("dqn", "plain"),
         scripts("dqn", "Gymnasium"),
+        scripts("sac", "plain"),
+        scripts("sac", "Gymnasium"),
     ],
     "Environment": [
         (*SCRIPTS, *VMAP_SCRIPTS),
-        scripts("Gymnasium"),
+        but(scripts("Gymnasium"), *SAC_SCRIPTS),
         RNN_SCRIPTS,
         CONTINUOUS_IN_GYMNAX,
         CONTINUOUS_IN_GYMNASIUM,
         scripts("dqn", "plain"),
+        scripts("sac", "plain"),
+        scripts("sac", "Gymnasium"),
     ],
     "Statistics": [CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
-    "Agent": [TORCH_PAIR, IN_LINEN, IN_NNX, *CONTINUOUS_PAIRS, *DQN_PAIRS],
-    "Replay": DQN_BY_FRAMEWORK,
-    "Act": DQN_BY_FRAMEWORK,
+    "Agent": [TORCH_PAIR, IN_LINEN, IN_NNX, *CONTINUOUS_PAIRS, *DQN_PAIRS, *SAC_PAIRS],
+    "Replay": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
+    "Act": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
     "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX, CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
     "Rollout": [TORCH_SCRIPTS, but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
     "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX)],
@@ -93,6 +99,7 @@ SHARED = {
         *CONTINUOUS_PAIRS,
         ("ppo_continuous_nnx", "ppo_continuous_equinox"),
         *DQN_BY_FRAMEWORK,
+        *SAC_BY_FRAMEWORK,
     ],
     "Update": [
         TORCH_PAIR,
@@ -100,8 +107,9 @@ SHARED = {
         but(IN_NNX, "ppo_nnx_tree"),
         *CONTINUOUS_PAIRS,
         *DQN_PAIRS,
+        *SAC_PAIRS,
     ],
-    "Run log": [PPO_SCRIPTS, DQN_SCRIPTS],
+    "Run log": [PPO_SCRIPTS, (*DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.

@@ -70,6 +70,7 @@ def test_progress_is_the_mean_over_seeds_with_students_interval():
         row, four = found[LINEN, 100 * (i + 1)], values[:4, i]
         low, high = stats.t.interval(0.95, 3, four.mean(), stats.sem(four))
         assert [row[x] for x in ENDS] == pytest.approx([four.mean(), low, high])
+        assert [row["least"], row["most"]] == [four.min(), four.max()]
     assert found[TORCH, 100]["estimate"] == pytest.approx(values[4, 0])
     assert np.isnan(found[TORCH, 100]["low"])
 

@@ -158,7 +158,9 @@ def test_a_ratio_says_where_its_interval_says_nothing():
     assert formatting.ratio(2.0, float("nan"), float("nan")) == "2.00"
     runs = grid(APART, repeats=2, noise=2.0)
     made = tables.make("answer", only_experiment(runs))
-    assert made.note.endswith("Not told apart: the interval holds 1, and its ends differ 100-fold.")
+    assert made.note.endswith(
+        "Not told apart: the interval holds 1, and its ends differ more than 100-fold."
+    )
     assert "fold" not in tables.make("answer", only_experiment(grid(APART, repeats=2))).note
 
 

@@ -1,6 +1,7 @@
 """SAC's arithmetic against the papers in float64, and what its runs store, save and learn.
 
-A script joins by its name in SAC_SCRIPTS, and by what reads its weights in LEARNERS.
+A script joins by its row in scripts.toml, and by what reads its weights in LEARNERS. That with
+environments in Gymnasium has the arithmetic of the one in gymnax to the letter.
 """
 
 import dataclasses
@@ -10,17 +11,21 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
 from running import arrays, main, make_whole_run, metrics, rewind, rows
 from scipy.stats import kstest
+from sections import SAC_SCRIPTS, scripts
 
-SAC_SCRIPTS = ["sac_linen"]
-EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
+EACH = pytest.mark.parametrize("name", scripts("sac", "plain"))
+EACH_RUN = pytest.mark.parametrize("name", SAC_SCRIPTS)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 
 # Weights are {"actor": layers, "critics": [layers, layers], "log_alpha": number}, layers being
@@ -130,6 +135,11 @@ def to_weights(arrays: list) -> dict:
     return {"actor": actor, "critics": to_critics(layers[ends:]), "log_alpha": log_alpha}
 
 
+def in_order(named: dict) -> list:
+    """In order of their names; PyTorch's weights are (outputs, inputs)."""
+    return [x.T if name.endswith("weight") else x for name, x in sorted(named.items())]
+
+
 def to_critics(arrays: list) -> list:
     arrays = [np.array(x) for x in arrays]
     layers = list(zip(arrays[::2], arrays[1::2], strict=True))
@@ -173,7 +183,44 @@ class Linen:
         ]
 
 
-LEARNERS = {"sac_linen": Linen}
+class Torch:
+    """The same."""
+
+    def __init__(self, script: Any, args: Any, env: Any) -> None:
+        self.script, self.args = script, args
+        torch.manual_seed(args.seed)
+        self.agent = script.make_agent(args, env, torch.device("cpu"))
+
+    def weights(self) -> dict:
+        return to_weights(in_order(self.agent.params.state_dict()))
+
+    def target_critics(self) -> list:
+        return to_critics(in_order(self.agent.target_critics.state_dict()))
+
+    def set_weights(self, weights: dict) -> None:
+        """The target critics stay."""
+        state = self.agent.params.state_dict()
+        for old, new in zip(in_order(state), jax.tree.leaves(weights), strict=True):
+            old.copy_(torch.tensor(new))
+
+    def losses_and_grads(self, batch: tuple, noise: np.ndarray) -> tuple[np.ndarray, dict]:
+        batch = self.script.Transition(*map(torch.tensor, batch))
+        loss, losses = self.script.sac_loss(self.agent, batch, torch.tensor(noise), self.args)
+        params = dict(self.agent.params.named_parameters())
+        grads = torch.autograd.grad(loss, list(params.values()))
+        return losses.numpy(), to_weights(in_order(dict(zip(params, grads, strict=True))))
+
+    def update(self, batch: tuple, noise: np.ndarray, rate: float) -> np.ndarray:
+        batch = self.script.Transition(*map(torch.tensor, batch))
+        losses = self.script.update(self.agent, batch, torch.tensor(noise), rate, self.args)
+        return losses.numpy()
+
+    def draw_action(self, mean, log_std, noise) -> list[np.ndarray]:
+        drawn = self.script.draw_action(*map(torch.tensor, (mean, log_std, noise)))
+        return [x.numpy() for x in drawn]
+
+
+LEARNERS = {"sac_linen": Linen, "sac_torch": Torch}
 LOGGED = ["critics", "q_value", "actor", "entropy", "alpha"]  # in the order of the script's losses
 
 
@@ -274,6 +321,17 @@ class ShortPendulum(Pendulum):
 gymnax.register("ShortPendulum-v0", ShortPendulum)
 
 
+class GymnasiumsPendulum(PendulumEnv):
+    """Terminated as that is."""
+
+    def step(self, u: np.ndarray) -> tuple:
+        obs, reward, _, truncated, info = super().step(u)
+        return obs, reward, bool(abs(self.state[1]) > 2), truncated, info
+
+
+gymnasium.register("ShortPendulum-v0", entry_point=GymnasiumsPendulum, max_episode_steps=10)
+
+
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """By the differential equation: next obs (B, 3) and rewards of actions (B, 1) in [-1, 1]."""
     cos, sin, speed = obs.astype(np.float64).T
@@ -327,9 +385,8 @@ def stored_in(folder):
 
 def weights_in(folder):
     """Of a checkpoint, in order of their names."""
-    beginning = re.compile("train_state/params/|tensors/(actor|critics|log_alpha)")
-    found = arrays(folder)
-    return to_weights([found[name] for name in sorted(found) if beginning.match(name)])
+    beginning = re.compile("(train_state|tensors)/params/")
+    return to_weights(in_order({x: y for x, y in arrays(folder).items() if beginning.match(x)}))
 
 
 def test_every_transition_is_stored_whole(told):
@@ -375,8 +432,17 @@ def test_nothing_compiles_again(told):
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
+    """In Gymnasium with new episodes; of the old ones, the replay has 400 steps in the end."""
     folder = rewind(told, tmp_path / "killed")
     assert main(told.name, "--resume", folder) == 0
+    if "gymnasium" in told.name:
+        assert metrics(folder)[:2] == metrics(told.folder)[:2]
+        pairs = zip(stored_in(folder), stored_in(told.half), strict=True)
+        same = np.logical_and.reduce([(x[:2000] == y).reshape(2000, -1).all(1) for x, y in pairs])
+        assert not same[:1600].any() and same[1600:].all()
+        count = "train_state/opt_state/count"  # of updates, as Adam counts them
+        assert arrays(folder)[count] == arrays(told.folder)[count] == 312
+        return
     assert metrics(folder) == metrics(told.folder)
     ours, theirs = arrays(folder), arrays(told.folder)
     assert ours.keys() == theirs.keys()
@@ -384,7 +450,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
         np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
 
 
-@EACH
+@EACH_RUN
 def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, monkeypatch, capsys):
     """That holds 1500 steps again, which are not random."""
     make_nan_replays(monkeypatch, name)
@@ -399,7 +465,7 @@ def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, mon
     assert rows(folder)[-1]["losses/td_loss"] is not None
 
 
-@EACH
+@EACH_RUN
 def test_a_run_learns_pendulum(name, tmp_path):
     """To hold it upright, in 9,600 steps; random actions reach -1,200."""
     own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]

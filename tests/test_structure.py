@@ -17,6 +17,7 @@ from sections import (
     DQN_SCRIPTS,
     PPO_SCRIPTS,
     ROWS,
+    SAC_SCRIPTS,
     SECTIONS,
     VMAP_SECTIONS,
     differences,
@@ -25,7 +26,8 @@ from sections import (
     sections,
 )
 
-EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS])
+OFF_POLICY = (*DQN_SCRIPTS, *SAC_SCRIPTS)
+EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *OFF_POLICY])
 MAIN = """\
 if __name__ == "__main__":
     args = tyro.cli(Args)
@@ -98,6 +100,9 @@ def changed_lines(first, second):
         ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 274),
         ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 311),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 340),
+        ("dqn_linen", "sac_linen", 429),
+        ("sac_linen", "sac_linen_gymnasium", 262),
+        ("sac_linen", "sac_torch", 450),
     ],
 )
 def test_diff_budgets(first, second, budget):
@@ -127,7 +132,7 @@ def test_every_flag_is_read_and_explained(name):
     line = r"^    (\w+): [^=\n]+ = [^\n]*?  # .+$"
     fields = re.findall(line, sections(text)["Arguments"], re.M)
     number = 29 + ("vmap" in name) + 2 * ("rnn" in name) + 2 * (name in CONTINUOUS_SCRIPTS)
-    assert name in DQN_SCRIPTS or len(fields) == number
+    assert name in OFF_POLICY or len(fields) == number
     for field in fields:
         assert re.search(rf"\b(args|self)\.{field}\b", text), field
 
@@ -165,7 +170,7 @@ def packages_of(name):
     return {"pillow" if package == "PIL" else package for package in packages}
 
 
-@pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS, "evaluate"])
+@pytest.mark.parametrize("name", [*PPO_SCRIPTS, *OFF_POLICY, "evaluate"])
 def test_the_metadata_block_is_what_the_script_imports(name):
     """PEP 723: exactly the packages that it imports, in the tested versions.
 
