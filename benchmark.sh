@@ -36,6 +36,7 @@ END
 More flags:
   --scripts LIST    also what else scripts.toml has, PPO's without their ppo_; and torch-none,
                     linen-none, nnx-none and equinox-none, which compile less
+  --envs LIST       default Pendulum-v1 for scripts with continuous actions
   --iterations N    scripts.toml says how many steps an iteration of each has
   --sync            wait for the device after each rollout, to time both phases
   --seed N          seed of the order inside each (environment, size) block; default 1

@@ -271,10 +271,12 @@ def painter(run: Run, env: Any) -> Callable:
         kind = (things * np.arange(1, things.shape[-1] + 1)).max(-1)  # of many, the last one
         return colormaps["tab10"].with_extremes(under="black")(kind - 1, bytes=True)[..., :3]
 
-    if hasattr(env, "spec"):  # Gymnasium's
-        modes = gymnasium.make(env.spec).metadata.get("render_modes", ())
+    if hasattr(run.script, "gymnasium"):
+        made: Any = gymnasium.make(env_id)
+        modes = made.metadata.get("render_modes", ())
         if "rgb_array" in modes and "MinAtar/" not in env_id:
-            env.spec = replace(env.spec, kwargs=env.spec.kwargs | {"render_mode": "rgb_array"})
+            # In place of its name: reset makes environments by either.
+            env.env_id = replace(made.spec, kwargs=made.spec.kwargs | {"render_mode": "rgb_array"})
             return lambda obs, state: env.envs.envs[0].render()
     elif env_id in vis_gym.SUPPORTED_GYM_ENVS and hasattr(env, "params"):  # gymnax's
         screen: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
@@ -308,6 +310,8 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
 def main() -> None:
     """Evaluate the runs that the command line names, and draw them if it says so."""
     args = tyro.cli(Args, description=__doc__)
+    if args.gif and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo draws without a display
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
     for run in runs + others:

@@ -262,15 +262,18 @@ class Grid:
 def make_grid(args: argparse.Namespace) -> Grid:
     """What --scripts, --envs, --sizes and --sync describe."""
     grid = Grid(args.repeats or 1)
-    row: dict[str, Any] = {
-        "scripts": [name_of(x, grid.programs) for x in args.scripts or FIVE],
-        "envs": args.envs or ["CartPole-v1"],
-        "sizes": args.sizes or ["small"],
-    }
-    if args.sync:
-        row["label"] = "sync"
-        row["flags"] = {"sync-for-timing": True}
-    grid.rows.append(complete("--", row, DEFAULTS, {}, args))
+    scripts: dict[tuple[str, ...], list[str]] = {}  # by their environments
+    for text in args.scripts or FIVE:
+        name = name_of(text, grid.programs)
+        envs = tuple(args.envs or [environment_of(name)])
+        scripts.setdefault(envs, []).append(name)
+    for envs, names in scripts.items():
+        row: dict[str, Any] = {"scripts": names, "envs": list(envs)}
+        row["sizes"] = args.sizes or ["small"]
+        if args.sync:
+            row["label"] = "sync"
+            row["flags"] = {"sync-for-timing": True}
+        grid.rows.append(complete("--", row, DEFAULTS, {}, args))
     return grid
 
 
@@ -354,6 +357,12 @@ def name_of(text: str, programs: dict[str, list[str]]) -> str:
     if programs.setdefault(name, [str(path)]) != [str(path)]:
         fail(f"--scripts: '{path}' and '{programs[name][0]}' have one name")
     return name
+
+
+def environment_of(short: str) -> str:
+    """That of a grid of one's own where no flag names any: by the actions that a script takes."""
+    takes_continuous = short.startswith("sac_") or "continuous" in short
+    return "Pendulum-v1" if takes_continuous else "CartPole-v1"
 
 
 def full_name(short: str) -> str:

@@ -74,6 +74,12 @@ def test_a_seed_shuffles_whole_blocks(env):
     flags = "--scripts ppo_torch.py,linen,ppo_linen.py --sizes small,large --repeats=2"
     names = names_of(ROOT, *flags.split(), env=env)
     assert len(set(names)) == len(names) == 2 * 2 * 2
+    # Each script is in an environment that it can act in.
+    flags = "--scripts linen,sac_linen,continuous_linen,dqn_linen --envs"
+    cells = [cell_of(name) for name in names_of(ROOT, *flags.split()[:-1], env=env)]
+    found = {x["script"]: x["env"] for x in cells}
+    carts, pendulums = dict.fromkeys(["linen", "dqn_linen"], "CartPole-v1"), "Pendulum-v1"
+    assert found == carts | dict.fromkeys(["sac_linen", "continuous_linen"], pendulums)
     # The discarded ones come first, and once.
     full = names_of(ROOT, "full", "--repeats", "2", env=env)
     assert [name[:6] == "warmup" for name in full] == [True] * 3 + [False] * 2 * 228
