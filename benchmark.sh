@@ -10,7 +10,8 @@ usage() { # and with ALL every flag, and what each study has
 Usage: ./benchmark.sh [STUDY] [FLAGS]
 
 Without a study or scripts: quick, five scripts on CartPole-v1 in 3 minutes.
-Studies: ${names[*]%/grid.toml}
+Studies:
+  $(fold -s -w 76 <<<"${names[*]%/grid.toml}" | sed '2,$s/^/  /')
 
 A grid of your own, each LIST as one,two,...:
   --scripts LIST    linen nnx nnx_cached nnx_tree equinox torch torch_compile,
@@ -36,7 +37,6 @@ END
 More flags:
   --scripts LIST    also what else scripts.toml has, PPO's without their ppo_; and torch-none,
                     linen-none, nnx-none and equinox-none, which compile less
-  --envs LIST       default Pendulum-v1 for scripts with continuous actions
   --iterations N    scripts.toml says how many steps an iteration of each has
   --sync            wait for the device after each rollout, to time both phases
   --seed N          seed of the order inside each (environment, size) block; default 1

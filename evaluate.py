@@ -271,12 +271,10 @@ def painter(run: Run, env: Any) -> Callable:
         kind = (things * np.arange(1, things.shape[-1] + 1)).max(-1)  # of many, the last one
         return colormaps["tab10"].with_extremes(under="black")(kind - 1, bytes=True)[..., :3]
 
-    if hasattr(run.script, "gymnasium"):
-        made: Any = gymnasium.make(env_id)
-        modes = made.metadata.get("render_modes", ())
+    if hasattr(env, "spec"):  # Gymnasium's
+        modes = gymnasium.make(env.spec).metadata.get("render_modes", ())
         if "rgb_array" in modes and "MinAtar/" not in env_id:
-            # In place of its name: reset makes environments by either.
-            env.env_id = replace(made.spec, kwargs=made.spec.kwargs | {"render_mode": "rgb_array"})
+            env.spec = replace(env.spec, kwargs=env.spec.kwargs | {"render_mode": "rgb_array"})
             return lambda obs, state: env.envs.envs[0].render()
     elif env_id in vis_gym.SUPPORTED_GYM_ENVS and hasattr(env, "params"):  # gymnax's
         screen: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped

@@ -18,9 +18,9 @@ from analysis import schema, stats
 from analysis.runs import OP_BY_OP, PARTS, Data, is_untimed
 from analysis.schema import SCRIPTS, SIZES
 
-BASELINES: dict[str, str] = {}  # algorithm -> its first script
+BASELINES: dict[tuple, str] = {}  # algorithm and family -> their first script
 for name, row in SCRIPTS.items():
-    BASELINES.setdefault(row["algorithm"], name)
+    BASELINES.setdefault((row["algorithm"], row["family"]), name)
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
     # The compiled one before the eager one; --compile is of runs from before dqn_torch_compile.py.

@@ -148,7 +148,6 @@ class VecEnv:
     """
 
     def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
-        self.env_id = env_id
         self.num_envs = num_envs
         self.vectorization = vectorization
         self.seed = seed
@@ -168,6 +167,7 @@ class VecEnv:
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
+        self.spec = env.spec
         self.action_space = env.action_space
         self.num_actions = int(env.action_space.n)
         self.obs_shape = env.observation_space.shape
@@ -195,7 +195,7 @@ class VecEnv:
             options["context"] = "forkserver"  # not fork: JAX and torch have threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (self.env_id, self.num_envs, self.vectorization, options, wrappers)
+        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
         self.envs: Any = gymnasium.make_vec(*how)
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.

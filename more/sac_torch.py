@@ -11,7 +11,7 @@
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
 - sac_loss adds up three losses. What one of them reads and does not train is detached, so that one
-  backward and one Adam train all.
+  gradient and one Adam train all.
 - make_plan says beforehand, in NumPy, what each step does: where it is stored, how often to learn.
 - update trains in place: zero_grad, backward, step.
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.

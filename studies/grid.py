@@ -146,7 +146,12 @@ DEFAULTS: dict[str, Any] = {
     "shuffle": "blocks",
 }
 # What is read of a row of scripts.toml.
-ROW: dict[str, Check] = {"algorithm": is_text, "framework": is_text, "steps": is_number}
+ROW: dict[str, Check] = {
+    "algorithm": is_text,
+    "framework": is_text,
+    "family": is_text,
+    "steps": is_number,
+}
 
 
 def read_toml(name: str) -> dict[str, Any]:
@@ -262,19 +267,30 @@ class Grid:
 def make_grid(args: argparse.Namespace) -> Grid:
     """What --scripts, --envs, --sizes and --sync describe."""
     grid = Grid(args.repeats or 1)
-    scripts: dict[tuple[str, ...], list[str]] = {}  # by their environments
-    for text in args.scripts or FIVE:
-        name = name_of(text, grid.programs)
-        envs = tuple(args.envs or [environment_of(name)])
-        scripts.setdefault(envs, []).append(name)
-    for envs, names in scripts.items():
-        row: dict[str, Any] = {"scripts": names, "envs": list(envs)}
-        row["sizes"] = args.sizes or ["small"]
-        if args.sync:
-            row["label"] = "sync"
-            row["flags"] = {"sync-for-timing": True}
-        grid.rows.append(complete("--", row, DEFAULTS, {}, args))
+    scripts = [name_of(x, grid.programs) for x in args.scripts or FIVE]
+    row: dict[str, Any] = {
+        "scripts": scripts,
+        "envs": args.envs or [default_env(scripts)],
+        "sizes": args.sizes or ["small"],
+    }
+    if args.sync:
+        row["label"] = "sync"
+        row["flags"] = {"sync-for-timing": True}
+    grid.rows.append(complete("--", row, DEFAULTS, {}, args))
     return grid
+
+
+def default_env(scripts: list[str]) -> str:
+    """One that all the scripts take."""
+    known = [x for x in scripts if full_name(x) in SCRIPTS]
+    continuous = [x for x in known if is_continuous(x)]
+    if not continuous:
+        return "CartPole-v1"
+    discrete = [x for x in known if x not in continuous]
+    if discrete:
+        both = f"{continuous[0]} takes continuous actions and {discrete[0]} discrete ones"
+        fail(f"--scripts: {both}, so no environment is for both")
+    return "Pendulum-v1"
 
 
 def read_grid(study: str, args: argparse.Namespace, including: tuple[str, ...] = ()) -> Grid:
@@ -359,12 +375,6 @@ def name_of(text: str, programs: dict[str, list[str]]) -> str:
     return name
 
 
-def environment_of(short: str) -> str:
-    """That of a grid of one's own where no flag names any: by the actions that a script takes."""
-    takes_continuous = short.startswith("sac_") or "continuous" in short
-    return "Pendulum-v1" if takes_continuous else "CartPole-v1"
-
-
 def full_name(short: str) -> str:
     """A script's name as scripts.toml has it.
 
@@ -380,6 +390,12 @@ def file_of(short: str) -> str:
         if os.path.isfile(ROOT / file):
             return file
     fail(f"scripts.toml has {name}, but neither {name}.py nor more/{name}.py is there")
+
+
+def is_continuous(short: str) -> bool:
+    """Whether a script of this project is for continuous actions."""
+    row = SCRIPTS[full_name(short)]
+    return row["algorithm"] == "sac" or row["family"].startswith("continuous")
 
 
 def steps_of(short: str) -> int:

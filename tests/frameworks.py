@@ -136,7 +136,7 @@ class Linen:
     def grad(self, batch: Any) -> tuple:
         apply_fn = self.state.apply_fn
         loss_fn = partial(self.script.ppo_loss, apply_fn=apply_fn, batch=batch, args=self.args)
-        return jax.value_and_grad(loss_fn, has_aux=True)(self.state.params)
+        return jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(self.state.params)
 
     def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
         (loss, losses), grads = self.grad(self.script.Batch(*map(jnp.array, batch)))
@@ -189,7 +189,7 @@ class NNX(Linen):
 
     def grad(self, batch: Any) -> tuple:
         grad_fn = nnx.value_and_grad(self.script.ppo_loss, has_aux=True)
-        return grad_fn(self.state, batch, self.args)
+        return self.jit(partial(grad_fn, args=self.args))(self.state, batch)
 
     def update(self, storage: tuple, seed: int) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
@@ -214,7 +214,7 @@ class Equinox(Linen):
 
     def grad(self, batch: Any) -> tuple:
         grad_fn = eqx.filter_value_and_grad(self.script.ppo_loss, has_aux=True)
-        return grad_fn(self.state.agent, batch, self.args)
+        return self.jit(partial(grad_fn, args=self.args))(self.state.agent, batch)
 
 
 # === PyTorch ====================================================================================

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from frameworks import make_learner, own, random_weights, weights_in
+import tyro
+from frameworks import LEARNERS, own, random_weights, weights_in
 from probes import HIGH, LOW, best_action, nearness
-from running import AIM, arrays, train
+from running import AIM, BATCH, SMALL, arrays, train
 from scipy.stats import norm
 from sections import CONTINUOUS_IN_GYMNAX, CONTINUOUS_IN_JAX, CONTINUOUS_SCRIPTS, stand_ins
 from test_numerics import OTHER_FLAGS
@@ -23,15 +24,22 @@ OBS_DIM, ACTION_DIM = 3, 2
 EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)
 
 
+def make_learner(name: str, **flags: Any) -> Any:
+    """With the flags of a whole run, so that it finds compiled what that has compiled."""
+    script: Any = importlib.import_module(name)
+    words = [*SMALL.split(), *AIM.split(), "--total-timesteps", str(BATCH)]
+    return LEARNERS[name](script, replace(tyro.cli(script.Args, args=words), **flags))
+
+
 def random_gaussian(seed: int) -> dict:
     log_std = np.random.default_rng(seed).normal(-0.5, 0.3, ACTION_DIM).astype("f")
     return random_weights(seed, OBS_DIM, (8, 8), ACTION_DIM) | {"log_std": [(log_std,)]}
 
 
 def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
-    """16 steps of 4 environments. Rewards and obs have means other than 0; some obs are clipped."""
+    """32 steps of 4 environments. Rewards and obs have means other than 0; some obs are clipped."""
     rng = np.random.default_rng(seed)
-    shape = (16, 4)
+    shape = (32, 4)
     obs, next_obs = rng.normal(5, 3, (2, *shape, OBS_DIM)) * rng.choice([1, 9], (*shape, 1))
     return (
         obs.astype("f"),
@@ -75,25 +83,25 @@ def test_statistics_are_those_of_all_rows(name, offset, num_envs):
 
 # === Arithmetic =================================================================================
 FLAGS: dict[str, dict[str, Any]] = {
-    "usual": {"ent_coef": 0.01},  # by default, the entropy does not count
-    "others": OTHER_FLAGS | {"norm_obs": False, "norm_reward": False},
+    "usual": {},
+    "others": OTHER_FLAGS | {"norm_obs": False, "norm_reward": False, "anneal_lr": True},
 }
-LEARNERS = [(name, "usual") for name in stand_ins("Update", CONTINUOUS_SCRIPTS)]
-LEARNERS += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch", "others")]
+UPDATES = [(name, "usual") for name in stand_ins("Update", CONTINUOUS_SCRIPTS)]
+UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch", "others")]
 
 
-@pytest.fixture(scope="module", params=LEARNERS, ids=" ".join)
+@pytest.fixture(scope="module", params=UPDATES, ids=" ".join)
 def learner(request):
     """One for all tests of a script and flags, since making it takes seconds."""
     name, flags = request.param
-    return make_learner(name, env_id="Aim-v0", total_timesteps=64, **FLAGS[flags])
+    return make_learner(name, **FLAGS[flags])
 
 
 def test_loss_and_gradient_equal_numpy(learner):
     weights = random_gaussian(0)
     learner.set_weights(weights)
-    obs, action, logprob = (x.reshape(64, *x.shape[2:]) for x in random_storage(2)[:3])
-    batch = (obs / 10, action, logprob, *np.random.default_rng(1).normal(size=(3, 64)).astype("f"))
+    obs, action, logprob = (x.reshape(128, *x.shape[2:]) for x in random_storage(2)[:3])
+    batch = (obs / 10, action, logprob, *np.random.default_rng(1).normal(size=(3, 128)).astype("f"))
     loss, losses, grads = learner.loss_and_grads(batch)
     expected_loss, expected_losses = reference.ppo_loss(weights, batch, learner.args)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
@@ -123,7 +131,7 @@ def test_update_equals_numpy(learner):
 @cache
 def two_rollouts(name: str) -> tuple[Any, list]:
     """A learner, and what it stored: the second time, with the statistics of the first."""
-    learner = make_learner(name, env_id="Aim-v0", num_steps=32, gamma=0.5)
+    learner = make_learner(name)
     learner.set_weights(random_gaussian(1))
     storages = []
     for seed in (1, 2):

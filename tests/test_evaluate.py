@@ -115,6 +115,19 @@ def test_a_run_is_played_in_the_environment_that_it_learned_in(dqn_run):
     assert env.env._sticky_action_prob == 0.25
 
 
+@pytest.mark.parametrize("name", ["ppo_continuous_torch", "ppo_continuous_linen_gymnasium"])
+def test_continuous_actions_are_played_in_their_own_units(name, whole_run):
+    """VecEnv takes them between -1 and 1. Two steps of a probe, whose rewards are known."""
+    run = evaluate.load_run(str(whole_run(name).folder))
+    result = play(run, episodes=8)
+    policy, returns = run.script.load_policy(run.folder), []
+    for signal in (-1, 1):
+        obs = np.array([[signal, 1000 + signal, time] for time in (0, 1)])
+        returns.append(probes.nearness(signal, policy(obs)).sum())
+    found = np.array(result["returns"])[:, None]
+    assert (abs(found - returns).min(1) < 1e-4).all() and set(result["lengths"]) == {2}
+
+
 CONTINUOUS = """import json
 import gymnax
 import numpy as np

@@ -10,7 +10,7 @@ import pytest
 import tyro
 from conftest import ROOT
 from sections import ROWS, path_of
-from test_driver import environment, names_of, succeed
+from test_driver import bench, environment, names_of, succeed
 
 from analysis.schema import SIZES
 from studies.doors import run as doors_run
@@ -74,12 +74,6 @@ def test_a_seed_shuffles_whole_blocks(env):
     flags = "--scripts ppo_torch.py,linen,ppo_linen.py --sizes small,large --repeats=2"
     names = names_of(ROOT, *flags.split(), env=env)
     assert len(set(names)) == len(names) == 2 * 2 * 2
-    # Each script is in an environment that it can act in.
-    flags = "--scripts linen,sac_linen,continuous_linen,dqn_linen --envs"
-    cells = [cell_of(name) for name in names_of(ROOT, *flags.split()[:-1], env=env)]
-    found = {x["script"]: x["env"] for x in cells}
-    carts, pendulums = dict.fromkeys(["linen", "dqn_linen"], "CartPole-v1"), "Pendulum-v1"
-    assert found == carts | dict.fromkeys(["sac_linen", "continuous_linen"], pendulums)
     # The discarded ones come first, and once.
     full = names_of(ROOT, "full", "--repeats", "2", env=env)
     assert [name[:6] == "warmup" for name in full] == [True] * 3 + [False] * 2 * 228
@@ -115,6 +109,16 @@ def test_commands_are_what_their_scripts_take(env, study):
         assert compiled == (not script.endswith("-none"))
         assert "agents" not in label or label == f"agents-{args.num_agents}"
         assert (args.save_every == 20) == (cell["env"] == "minatar" and args.num_iterations > 20)
+
+
+def test_without_an_environment_scripts_race_in_one_that_takes_their_actions(env):
+    scripts = ("--scripts", "continuous_linen,continuous_torch_gymnasium")
+    assert {cell_of(x)["env"] for x in names_of(ROOT, *scripts, env=env)} == {"Pendulum-v1"}
+    (line, _) = succeed(ROOT, *scripts, "--list", env=env).splitlines()
+    assert " --total-timesteps 409600 " in line
+    driver = bench(ROOT, "--scripts", "linen,dqn_linen,continuous_torch", env=env)
+    said = "benchmark.sh: --scripts: continuous_torch takes continuous actions and linen discrete "
+    assert (driver.returncode, driver.stderr) == (2, f"{said}ones, so no environment is for both\n")
 
 
 def test_tracked_are_all_runs_but_those_side_by_side(env):

@@ -329,7 +329,8 @@ class GymnasiumsPendulum(PendulumEnv):
         return obs, reward, bool(abs(self.state[1]) > 2), truncated, info
 
 
-gymnasium.register("ShortPendulum-v0", entry_point=GymnasiumsPendulum, max_episode_steps=10)
+OURS: Any = GymnasiumsPendulum  # ty wants the signature of a factory
+gymnasium.register("ShortPendulum-v0", entry_point=OURS, max_episode_steps=10)
 
 
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -426,7 +426,7 @@ def test_the_same_seed_proposes_the_same(tmp_path):
 
 
 def test_the_space_is_of_settings_that_scripts_have():
-    """Each PPO and DQN has twelve of them, each SAC eight; and what tune.py gives and reads is in all."""
+    """PPO and DQN have twelve of them, SAC eight; and what tune.py gives and reads is in all."""
     for name in ROWS:
         path = tune.find_script(Path(name))
         assert path.samefile(path_of(name))
