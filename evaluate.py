@@ -308,6 +308,8 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
 def main() -> None:
     """Evaluate the runs that the command line names, and draw them if it says so."""
     args = tyro.cli(Args, description=__doc__)
+    if args.gif and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo draws without a display
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
     for run in runs + others:

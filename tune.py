@@ -76,8 +76,13 @@ SPACE = {
     "loss": "mse,huber",
     "hidden_sizes": "64x64,128x128,256x256",
 }
+SAC_SPACE = {  # in place of that
+    "batch_size": "64,128,256",
+    "train_frequency": "1:8:log",
+    "tau": "1e-3:5e-2:log",
+}
 OURS = {"seed", "runs_dir", "run_name", "resume"}
-NOT_SEARCHED = OURS | {"save_every", "track", "exp_name", "matmul_precision"}
+NOT_SEARCHED = OURS | {"save_every", "save_replay", "track", "exp_name", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
 FRESH = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, ...
 TRIAL_GAMES, FRESH_GAMES = 1_000_000, 2_000_000  # seeds of the games that judge them
@@ -176,8 +181,9 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     for name in fixed & OURS:
         fail(f"--{name.replace('_', '-')} cannot be set: tune.py gives it to each run")
     if "train_frequency" in known:
-        fixed.add("num_steps")  # to a DQN, it is how often it logs
-    ranges = {x: text for x, text in SPACE.items() if x in known and x not in fixed}
+        fixed.add("num_steps")  # to DQN and SAC, it is how often they log
+    space = SPACE | SAC_SPACE if "tau" in known else SPACE
+    ranges = {x: text for x, text in space.items() if x in known and x not in fixed}
     for word in asked:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")

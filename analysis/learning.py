@@ -14,7 +14,7 @@ from analysis.stats import Interval
 ENVIRONMENTS = Path(__file__).with_name("environments.csv")
 CELL = ["size", "env_id", "mode"]
 # Algorithms in whose iterations few episodes end, so that the last 100 are counted.
-OFF_POLICY = ("dqn",)
+OFF_POLICY = ("dqn", "sac")
 MINUS = [f"minus_{x}" for x in Interval._fields]  # a difference from the baseline
 
 

@@ -47,7 +47,7 @@ IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_itera
 PARTS = ("imports", "setup", "first")  # of startup
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 # An argument tells the algorithm of a copy that has a name of its own.
-TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency"}
+TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency", "sac": "tau"}
 USUAL = {"vectorization": "sync", "compile": False, "threads": 0}  # otherwise it is another mode
 OP_BY_OP = {"torch": "--no-jit-env", "": "--no-jit"}  # framework -> flag that turns compiling off
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
@@ -304,7 +304,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
         values |= {f"{part}.{name}": x for name, x in info.get(part, {}).items()}
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
     algorithm = algorithm_of(info["script"], args)
-    if algorithm == "dqn":
+    if algorithm in ("dqn", "sac"):
         # Of whole iterations: what is left over is not trained.
         settings["total_timesteps"] = num_iterations * batch_size
     row = {x.name: values.get(x.source) for x in RUNS if x.source}

@@ -300,4 +300,5 @@ def test_gif(name, whole_run, dqn_run, command, tmp_path):
         frames = [np.asarray(x.convert("RGB")) for x in ImageSequence.Iterator(file)]
     assert len(frames) > 3 and frames[0].shape == (268, 300, 3)
     assert (frames[0][68:] != frames[3][68:]).any()
-    assert ((frames[0][68:] < 20).all(-1).mean() > 0.3) == (name == "dqn_torch")
+    dark = (frames[0][68:] < 20).all(-1).mean()  # of CartPole, the cart and its rail
+    assert dark > 0.3 if name == "dqn_torch" else 0.001 < dark < 0.3

@@ -19,7 +19,7 @@ import torch
 from conftest import ROOT
 from flax import linen as nn
 from flax import nnx
-from sections import CONTINUOUS_SECTIONS, DQN_SCRIPTS, PPO_SCRIPTS, SECTIONS, read, sections
+from sections import CONTINUOUS_SECTIONS, ROWS, SECTIONS, read, sections
 
 from analysis import runs, stats
 
@@ -34,7 +34,7 @@ sys.path.append(str(ROOT / "site/idioms"))
 def test_the_page_holds_every_script_to_the_letter():
     scripts, lines = site.read_scripts(ROOT)
     texts = ["".join(x[1:] for x in line.split(site.BETWEEN)) for line in lines]
-    assert set(scripts) == {*PPO_SCRIPTS, *DQN_SCRIPTS}
+    assert set(scripts) == set(ROWS)
     for script in scripts.values():
         file = (ROOT / script["file"]).read_text().splitlines()
         end = 0

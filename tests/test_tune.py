@@ -24,7 +24,7 @@ import psutil
 import pytest
 from conftest import ROOT
 from scipy import stats
-from sections import DQN_SCRIPTS, ROWS, path_of
+from sections import PPO_SCRIPTS, ROWS, SAC_SCRIPTS, path_of
 from test_driver import wait_for
 from tune_script import Args, greedy
 
@@ -426,7 +426,7 @@ def test_the_same_seed_proposes_the_same(tmp_path):
 
 
 def test_the_space_is_of_settings_that_scripts_have():
-    """Each PPO has twelve of them, each DQN twelve; and what tune.py gives and reads is in all."""
+    """PPO and DQN have twelve of them, SAC eight; and what tune.py gives and reads is in all."""
     for name in ROWS:
         path = tune.find_script(Path(name))
         assert path.samefile(path_of(name))
@@ -434,8 +434,9 @@ def test_the_space_is_of_settings_that_scripts_have():
         (found,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
         names = {ast.unparse(x.target) for x in found.body if isinstance(x, ast.AnnAssign)}
         assert {*tune.OURS, "env_id", "total_timesteps"} <= names
-        searched = tune.SPACE.keys() & names - ({"num_steps"} if name in DQN_SCRIPTS else set())
-        assert len(searched) == 12, (path, searched)
+        how_often_it_logs = set() if name in PPO_SCRIPTS else {"num_steps"}
+        searched = (tune.SPACE | tune.SAC_SPACE).keys() & names - how_often_it_logs
+        assert len(searched) == (8 if name in SAC_SCRIPTS else 12), (path, searched)
 
 
 # === A real script, and MLflow ==================================================================
