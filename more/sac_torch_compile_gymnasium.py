@@ -113,6 +113,7 @@ class Args:
 class MuJoCo(Args):
     """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
 
+    env_id: str = "HalfCheetah-v5"  # Gymnasium environment with continuous actions
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
     learning_rate: float = 3e-4  # Adam's, of actor, critics and alpha
     num_envs: int = 1  # parallel environments
@@ -158,7 +159,8 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Box):
-            fail(f"--env-id: the actions of {env_id} are discrete: use dqn_linen_gymnasium.py")
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
@@ -478,11 +480,10 @@ def update(agent: Agent, batch: Transition, noise, learning_rate, args: Args):
     # At once, as brax; others in turn: SB3 alpha, critics, actor; CleanRL critics, actor, alpha.
     loss, losses = sac_loss(agent, batch, noise, args)
     params = list(agent.params.parameters())
-    # One vector of all parameters: fewer kernels.
     grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
-        # Adam (Kingma & Ba 2015). By torch.optim.Adam, another graph, an update takes as long with
-        # 2 x 256 units, and 1.66 [1.54, 1.71] times as long with 2 x 64 (CPU time of one thread).
+        # Adam (Kingma & Ba 2015), of one vector: fewer kernels. By torch.optim.Adam, a graph apart,
+        # updates take 1.66 [1.54, 1.71] times as long on a CPU with layers of 64, 1.00 with 256.
         count, mean, square = agent.optimizer
         count += 1
         mean.lerp_(grad, 1 - 0.9)
@@ -632,7 +633,8 @@ def train(args: Args) -> None:
     # The first call compiles. It is made now, at a learning rate of 0: the first update is late.
     update_fn = compile_graph(partial(update, agent, args=args), gpu)
     if gpu:
-        update_fn = capture(update_fn, agent)
+        state = [*agent.params.parameters(), *agent.target_critics.parameters(), *agent.optimizer]
+        update_fn = capture(update_fn, state)
     with torch.random.fork_rng():  # so that an eager run draws the same numbers
         batch = sample(replay, 1, args.batch_size)
     update_fn(batch, batch.obs.new_zeros(2, *batch.action.shape), batch.obs.new_zeros(()))

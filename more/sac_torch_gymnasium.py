@@ -112,6 +112,7 @@ class Args:
 class MuJoCo(Args):
     """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
 
+    env_id: str = "HalfCheetah-v5"  # Gymnasium environment with continuous actions
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
     learning_rate: float = 3e-4  # Adam's, of actor, critics and alpha
     num_envs: int = 1  # parallel environments
@@ -157,7 +158,8 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Box):
-            fail(f"--env-id: the actions of {env_id} are discrete: use dqn_linen_gymnasium.py")
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")

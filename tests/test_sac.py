@@ -1,11 +1,11 @@
 """SAC's arithmetic against the papers in float64, and what its runs store, save and learn.
 
-A script joins by its row in scripts.toml, and by what reads its weights in LEARNERS. That with
-environments in Gymnasium has the arithmetic of the one in gymnax to the letter.
+A script joins by its name in SAC_SCRIPTS, and by what reads its weights in LEARNERS.
 """
 
 import dataclasses
 import importlib
+import inspect
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -18,14 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from gymnasium.envs.classic_control.pendulum import PendulumEnv
+from gymnasium.envs.classic_control import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
-from running import arrays, main, make_whole_run, metrics, rewind, rows
+from running import arrays, assert_close, main, make_whole_run, metrics, op_by_op, rewind, rows
 from scipy.stats import kstest
-from sections import SAC_SCRIPTS, scripts
+from sections import SAC_SCRIPTS
 
-EACH = pytest.mark.parametrize("name", scripts("sac", "plain"))
-EACH_RUN = pytest.mark.parametrize("name", SAC_SCRIPTS)
+COMPILED = "sac_torch_compile_gymnasium"
+IN_GYMNASIUM = [name for name in SAC_SCRIPTS if name.endswith("_gymnasium")]
+EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 
 # Weights are {"actor": layers, "critics": [layers, layers], "log_alpha": number}, layers being
@@ -184,7 +185,7 @@ class Linen:
 
 
 class Torch:
-    """The same."""
+    """The same, op by op: nothing is compiled by torch.compile."""
 
     def __init__(self, script: Any, args: Any, env: Any) -> None:
         self.script, self.args = script, args
@@ -220,7 +221,14 @@ class Torch:
         return [x.numpy() for x in drawn]
 
 
-LEARNERS = {"sac_linen": Linen, "sac_torch": Torch}
+LEARNERS = {
+    "sac_linen": Linen,
+    "sac_linen_gymnasium": Linen,
+    "sac_torch": Torch,
+    "sac_torch_gymnasium": Torch,
+    COMPILED: Torch,
+}
+EACH_LEARNER = pytest.mark.parametrize("name", LEARNERS)
 LOGGED = ["critics", "q_value", "actor", "entropy", "alpha"]  # in the order of the script's losses
 
 
@@ -250,8 +258,18 @@ def moved(weights: dict) -> dict:
     return weights
 
 
+# === Texts ======================================================================================
+@pytest.mark.parametrize(
+    ("function", "other"),
+    [("capture", "ppo_torch_compile"), ("compile_graph", "dqn_torch_compile")],
+)
+def test_what_is_tested_elsewhere_is_the_same_here(function, other):
+    ours, theirs = (getattr(importlib.import_module(x), function) for x in (COMPILED, other))
+    assert inspect.getsource(ours) == inspect.getsource(theirs)
+
+
 # === Loss and update ============================================================================
-@EACH
+@EACH_LEARNER
 def test_the_density_of_squashed_draws(name):
     """Where a float32 of tanh's slope is 0, too: log_slope_of_tanh(20) is -38.6."""
     x = np.linspace(-20, 20, 4001, dtype="f")[:, None]
@@ -261,7 +279,7 @@ def test_the_density_of_squashed_draws(name):
     np.testing.assert_allclose(log_slope, log_slope_of_tanh(x[:, 0]), rtol=1e-5, atol=1e-5)
 
 
-@EACH
+@EACH_LEARNER
 def test_losses_and_gradients_equal_numpys(name):
     learner = make_learner(name)
     target_critics = learner.target_critics()
@@ -278,7 +296,7 @@ def test_losses_and_gradients_equal_numpys(name):
         np.testing.assert_allclose(vector, ravel(expected[part])[0], rtol=1e-3, atol=1e-5)
 
 
-@EACH
+@EACH_LEARNER
 def test_updates_equal_numpys(name):
     """20 of them, at a changing rate."""
     learner = make_learner(name, "--tau", "0.1")
@@ -295,7 +313,7 @@ def test_updates_equal_numpys(name):
     assert np.median(np.abs(weights - ravel(start)[0])) > 0.01
 
 
-@EACH
+@EACH_LEARNER
 def test_before_any_update(name):
     """Targets are the critics, which are two; alpha is 1."""
     learner = make_learner(name)
@@ -318,19 +336,25 @@ class ShortPendulum(Pendulum):
         return abs(state.theta_dot) > 2
 
 
-gymnax.register("ShortPendulum-v0", ShortPendulum)
-
-
-class GymnasiumsPendulum(PendulumEnv):
-    """Terminated as that is."""
-
-    def step(self, u: np.ndarray) -> tuple:
+class ShortPendulumInGymnasium(PendulumEnv):
+    def step(self, u: Any) -> tuple:
         obs, reward, _, truncated, info = super().step(u)
-        return obs, reward, bool(abs(self.state[1]) > 2), truncated, info
+        return obs, reward, bool(abs(obs[2]) > 2), truncated, info
 
 
-OURS: Any = GymnasiumsPendulum  # ty wants the signature of a factory
-gymnasium.register("ShortPendulum-v0", entry_point=OURS, max_episode_steps=10)
+class AlikePendulum(PendulumEnv):
+    """Whose episodes begin alike, so that new ones go on as those of a killed run would have."""
+
+    def reset(self, **options: Any) -> tuple:
+        super().reset(**options)
+        self.state = np.array([2.0, 0.5])
+        return self._get_obs(), {}
+
+
+gymnax.register("ShortPendulum-v0", ShortPendulum)
+OURS: dict[str, Any] = {"ShortPendulum-v0": ShortPendulumInGymnasium, "Alike-v0": AlikePendulum}
+for env_id, kind in OURS.items():
+    gymnasium.register(env_id, entry_point=kind, max_episode_steps=10)
 
 
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -360,7 +384,8 @@ def told(request, tmp_path_factory):
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
-        make_nan_replays(patch, name)
+        if name != COMPILED:  # whose update is compiled by a batch of the empty replay
+            make_nan_replays(patch, name)
         run = make_whole_run(name, folder, lambda place: train(name, place))
     half = rewind(run, folder / "half")
     return SimpleNamespace(name=name, half=half, rows=rows(run.folder), **run._asdict())
@@ -428,33 +453,46 @@ def test_only_what_is_stored_is_learnt_from_as_often_as_is_logged(told):
     assert told.rows[-1]["losses/alpha"] < told.rows[1]["losses/alpha"] < 1
 
 
-def test_nothing_compiles_again(told):
+def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(told):
+    """One transfer brings all metrics: a tensor in PyTorch, and in JAX a dict of arrays."""
     assert [row.get("compilations", 0) for row in told.counts[1:]] == [0, 0, 0]
+    in_gymnasium = dict.fromkeys(IN_GYMNASIUM, 1 + 250)  # with an action for each step
+    assert (
+        told.counts[1]["transfers"] == ({"sac_linen": 13, "sac_torch": 1} | in_gymnasium)[told.name]
+    )
 
 
-def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path):
-    """In Gymnasium with new episodes; of the old ones, the replay has 400 steps in the end."""
-    folder = rewind(told, tmp_path / "killed")
-    assert main(told.name, "--resume", folder) == 0
-    if "gymnasium" in told.name:
-        assert metrics(folder)[:2] == metrics(told.folder)[:2]
-        pairs = zip(stored_in(folder), stored_in(told.half), strict=True)
-        same = np.logical_and.reduce([(x[:2000] == y).reshape(2000, -1).all(1) for x, y in pairs])
-        assert not same[:1600].any() and same[1600:].all()
-        count = "train_state/opt_state/count"  # of updates, as Adam counts them
-        assert arrays(folder)[count] == arrays(told.folder)[count] == 312
-        return
-    assert metrics(folder) == metrics(told.folder)
-    ours, theirs = arrays(folder), arrays(told.folder)
+def test_load_policy_plays_what_the_checkpoint_holds(told):
+    """In the environment's units; or draws as in training."""
+    policy = importlib.import_module(told.name).load_policy(told.folder)
+    obs = np.random.default_rng(0).normal(size=(5, 3))
+    mean, log_std = np.split(forward(weights_in(told.folder)["actor"], obs), 2, axis=-1)
+    np.testing.assert_allclose(policy(obs), 2 * np.tanh(mean), rtol=1e-4, atol=1e-5)
+    drawn = policy(np.repeat(obs[:1], 500, 0), sample=True)
+    noise = (np.arctanh(drawn / 2) - mean[0]) / np.exp(log_std[0])
+    assert kstest(noise[:, 0], "norm").pvalue > 0.01
+
+
+@EACH
+def test_a_killed_run_goes_on_to_the_same_numbers(name, tmp_path, monkeypatch):
+    op_by_op(monkeypatch, importlib.import_module(name))  # as the whole run was
+    flags = "--env-id Alike-v0" if "gymnasium" in name else "--anneal-lr"
+    run = make_whole_run(name, tmp_path, lambda place: train(name, place, flags))
+    folder = rewind(run, tmp_path / "killed")
+    assert main(name, "--resume", folder) == 0
+    assert metrics(folder) == metrics(run.folder)
+    ours, theirs = arrays(folder), arrays(run.folder)
     assert ours.keys() == theirs.keys()
     for place in ours.keys() - {"info"}:
         np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
 
 
-@EACH_RUN
+@EACH
 def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, monkeypatch, capsys):
     """That holds 1500 steps again, which are not random."""
-    make_nan_replays(monkeypatch, name)
+    if name != COMPILED:
+        make_nan_replays(monkeypatch, name)
+    op_by_op(monkeypatch, importlib.import_module(name))
     flags = "--no-save-replay --learning-rate 0.1"
     run = make_whole_run(name, tmp_path, lambda place: train(name, place, flags))
     assert [len(x) for x in stored_in(run.folder)] == [0] * 5
@@ -466,7 +504,19 @@ def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, mon
     assert rows(folder)[-1]["losses/td_loss"] is not None
 
 
-@EACH_RUN
+def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tmp_path):
+    """At a learning rate that changes."""
+    flags = "--anneal-lr --total-timesteps 3000 --train-frequency 40"
+    train("sac_torch_gymnasium", tmp_path / "eager", flags)
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        train(COMPILED, tmp_path / "compiled", flags)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert_close(metrics(tmp_path / "compiled"), metrics(tmp_path / "eager"))
+
+
+@pytest.mark.parametrize("name", ["sac_linen", "sac_torch_gymnasium"])
 def test_a_run_learns_pendulum(name, tmp_path):
     """To hold it upright, in 9,600 steps; random actions reach -1,200."""
     own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]
