@@ -11,14 +11,15 @@ RUN apt-get update \
   && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /ppo
-COPY requirements.txt requirements-cuda.txt ./
+COPY requirements.txt requirements-cuda.txt requirements-lock.txt ./
 ARG DEVICE=cpu
 # As setup.sh does it: without a GPU, torch comes from PyTorch's CPU index if that can be reached.
 RUN python3 -m venv /opt/venv \
   && pip="/opt/venv/bin/pip --no-cache-dir install" \
-  && if [ "$DEVICE" = cuda ]; then $pip --requirement requirements-cuda.txt; else \
-    $pip --retries 0 --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements.txt)"; \
-    $pip --requirement requirements.txt; fi
+  && locked="$pip --constraint requirements-lock.txt --requirement" \
+  && if [ "$DEVICE" = cuda ]; then $locked requirements-cuda.txt; else \
+    $pip --no-deps --retries 0 --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements.txt)"; \
+    $locked requirements.txt; fi
 ENV VENV=/opt/venv PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 
 COPY . .

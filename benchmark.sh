@@ -4,20 +4,22 @@
 set -euo pipefail
 
 usage() { # and with ALL every flag, and what each study has
-  local grid line names=(studies/*/grid)
+  local grid line names=(studies/*/grid.toml)
   names=("${names[@]#studies/}")
   cat <<END
 Usage: ./benchmark.sh [STUDY] [FLAGS]
 
 Without a study or scripts: quick, five scripts on CartPole-v1 in 3 minutes.
-Studies: ${names[*]%/grid}
+Studies:
+  $(fold -s -w 76 <<<"${names[*]%/grid.toml}" | sed '2,$s/^/  /')
 
 A grid of your own, each LIST as one,two,...:
   --scripts LIST    linen nnx nnx_cached nnx_tree equinox torch torch_compile,
                     or path/to/mine.py
   --envs LIST       default CartPole-v1; my_module:MyEnv is your own
-  --sizes LIST      small (64, 64), medium (3 x 256), large (6 x 1024), own (the
-                    script's); default small
+  --sizes LIST      default small; units of each hidden layer:
+$(sed -nE 's/^(\w+) = \[(.+)\]$/                      \1 (\2)/p' analysis/sizes.toml)
+                      own (as the script has them)
 
   --iterations N    of 8192 steps each; default 100, or what the study says
   --repeats N       each run with N seeds; default 1, or what the study says
@@ -50,11 +52,11 @@ More flags:
 What was not complete starts anew, since durations must be those of one process.
 Exit status: 0 all runs complete, 1 some failed, 2 wrong usage.
 
-Studies, and how long they take on two cores; studies/NAME/grid lists the runs:
+Studies, and how long they take on two cores; studies/NAME/grid.toml lists the runs:
 END
-  for grid in studies/*/grid; do
+  for grid in studies/*/grid.toml; do
     read -r line <"$grid"
-    printf '  %-8s %s\n' "$(basename "${grid%/grid}")" "${line#\# }"
+    printf '  %-8s %s\n' "$(basename "${grid%/grid.toml}")" "${line#\# }"
   done
 }
 
@@ -226,17 +228,17 @@ with open(sys.argv[1], "ab+", buffering=0) as file:  # in one piece, since other
 END
 )
 
-check_room() { # end this worker where a run could not write its files
+check_disk_space() { # end this worker where a run could not write its files
   # One name for all, so that what a killed process leaves there goes with the next.
-  if ! { head -c 1000000 /dev/zero >"$state/room"; } 2>/dev/null; then
-    rm -f "$state/room"
+  if ! { head -c 1000000 /dev/zero >"$state/space"; } 2>/dev/null; then
+    rm -f "$state/space"
     echo "benchmark.sh: no room left in $runs_dir, so the grid stops; completed runs are kept." >&2
     exit 1
   fi
-  rm -f "$state/room"
+  rm -f "$state/space"
 }
 
-take() { # LOCK WHAT: wait for a lock that others may hold, and say for what
+wait_for_lock() { # LOCK WHAT: wait for a lock that others may hold, and say for what
   if flock --nonblock "$1"; then return; fi
   echo "Waiting for $2."
   flock "$1" || exit 1 # it was killed, or the file system has no locks
@@ -252,7 +254,7 @@ kill_children() { # PID: kill its descendants, each stopped first so that it sta
   done
 }
 
-kill_strays() { # REGEX: kill what runs left behind, whatever its parent or process group is by now
+kill_leftovers() { # REGEX: kill what runs left behind, whatever its parent or process group is by now
   local environ
   while read -r environ; do
     kill -KILL "$(basename "$(dirname "$environ")")" 2>/dev/null || true
@@ -288,7 +290,7 @@ run() { # I GPU: run its command; set `code`
     mv "$path" "$state/partial/$name.$(date +%s%N)"
   fi
   log_event event=start run="$name" line="${numbers[$1]}" study="$study" order_seed="$order_seed" gpu="$2" \
-    wandb="${WANDB_MODE:-}" command="$(quote "${words[@]}")" || check_room
+    wandb="${WANDB_MODE:-}" command="$(quote "${words[@]}")" || check_disk_space
   for word in "${words[@]}"; do
     if [[ $word == *.py ]]; then script=$word && break; fi
   done
@@ -298,40 +300,40 @@ run() { # I GPU: run its command; set `code`
   RUN_INFO=$(python -IS studies/machine.py "$script") BENCHMARK_RUN="$$ $name" \
     timeout --kill-after=10 "$timeout" "${words[@]}" </dev/null >>"$state/$name.log" 2>&1 &
   wait $! 2>/dev/null || code=$? # bash would announce a killed run there
-  kill_strays "$name"
+  kill_leftovers "$name"
 }
 
 tell_failure() { # NAME CODE SECONDS
   local reason="exit status $2" after=", after $3 s"
   if (($2 == 137)); then reason="killed, as the kernel does when memory runs out"; fi
   if (($2 == 124 || $3 >= timeout)); then reason="no end after $timeout s" after=""; fi
-  check_room
+  check_disk_space
   log_event event=end run="$1" completed=no exit_status="$2" seconds="$3" reason="$reason" \
-    tail="$state/$1.log" || check_room
+    tail="$state/$1.log" || check_disk_space
   echo "$reason$after" >"$state/$1.failed"
   echo "FAILED $1: $reason$after"
   tail -n 5 "$state/$1.log" | cut -c 1-200 | sed 's/^/    /'
 }
 
-is_settled() { # I: is it done, or did it fail since this driver began?
+is_finished() { # I: is it done, or did it fail since this driver began?
   is_done "${paths[$1]}" || [[ -e $state/${names[$1]}.failed ]]
 }
 
-attempt() { # I GPU [WAIT]: do run I unless it is settled; status 1 if another process is at it
+attempt() { # I GPU [WAIT]: do run I unless it is finished; status 1 if another process is at it
   local name=${names[$1]} code start
-  if is_settled "$1"; then return; fi
-  check_room
+  if is_finished "$1"; then return; fi
+  check_disk_space
   # The output file is the run's lock too. A run inherits both locks, so they outlive a killed
   # driver for as long as its last run does.
   exec {run_lock}>>"$state/$name.log"
   if [[ ${3:-} ]]; then
-    take "$run_lock" "$name, which is running already or left a process behind"
+    wait_for_lock "$run_lock" "$name, which is running already or left a process behind"
   elif ! flock --nonblock "$run_lock"; then
     exec {run_lock}>&-
     return 1
   fi
-  take "$gpu_lock" "another benchmark on this machine to finish its run"
-  if ! is_settled "$1"; then
+  wait_for_lock "$gpu_lock" "another benchmark on this machine to finish its run"
+  if ! is_finished "$1"; then
     if ! kill -0 $$ 2>/dev/null; then exit 1; fi # the driver was killed; its grid ends here
     if [[ $track ]]; then
       local -x WANDB_MODE=${WANDB_MODE:-$(wandb_mode)} WANDB_RUN_GROUP=$study-repeat${repeats[$1]}
@@ -340,7 +342,7 @@ attempt() { # I GPU [WAIT]: do run I unless it is settled; status 1 if another p
     start=$SECONDS
     run "$1" "$2"
     if is_done "${paths[$1]}"; then
-      log_event event=end run="$name" completed=yes exit_status="$code" seconds=$((SECONDS - start)) || check_room
+      log_event event=end run="$name" completed=yes exit_status="$code" seconds=$((SECONDS - start)) || check_disk_space
     else
       tell_failure "$name" "$code" $((SECONDS - start))
     fi
@@ -367,7 +369,7 @@ stop() { # EXIT STATUS
   trap '' INT TERM HUP
   disown -a # or bash would announce each job that is killed
   kill_children $$
-  kill_strays ".*"
+  kill_leftovers ".*"
   echo "Stopped. Completed runs are kept; to go on: $invocation" >&2
   exit "$1"
 }
@@ -398,7 +400,7 @@ main() {
     echo "This takes $(about "$left") on two cores: $missing runs. --only chooses some; stopped, it can be gone on with."
   fi
   log_event event=grid study="$study" runs="$total" complete=$((total - missing)) order_seed="$order_seed" \
-    repeats="$study_repeats" host="$(uname -n)" notes="$notes" invocation="$invocation" || check_room
+    repeats="$study_repeats" host="$(uname -n)" notes="$notes" invocation="$invocation" || check_disk_space
   for i in "${!names[@]}"; do rm -f "$state/${names[$i]}.failed"; done
 
   for gpu in "${gpus[@]}"; do work "$gpu" & done

@@ -21,6 +21,7 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,6 +164,8 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
                 random_action = draw(rng.integers(2**32, size=(num_envs, 2), dtype=np.uint32))
             action[explores] = random_action[explores]
         picture = look(obs, state) if look else None
+        if hasattr(env, "action_low"):
+            action = from_bounds(action, env)
         if in_gymnasium:
             obs, result = env.step(action)
         else:
@@ -172,6 +175,11 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
         lengths = np.where(over, lengths, result["episode_length"])
         over = over | result["terminated"] | result["truncated"]
         yield picture, returns, lengths, over
+
+
+def from_bounds(action: np.ndarray, env: Any) -> np.ndarray:
+    """Continuous actions as VecEnv.step takes them: from -1 to 1, which it maps to the bounds."""
+    return 2 * (action - env.action_low) / (env.action_high - env.action_low) - 1
 
 
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
@@ -226,16 +234,18 @@ def settings_of(run: Run) -> str:
 
 def difference_of(a: list[float], b: list[float]) -> str:
     """What to say of the difference between two groups' means over seeds, by Welch's t."""
-    difference = abs(np.mean(a) - np.mean(b))
-    start = f"{'higher' if np.mean(a) >= np.mean(b) else 'lower'} by {difference:.2f}"
+    high, low = (a, b) if np.mean(a) >= np.mean(b) else (b, a)
+    difference = np.mean(high) - np.mean(low)
+    start = f"{'higher' if high is a else 'lower'} by {difference:.2f}"
     if min(len(a), len(b)) == 1:
         return f"{start}: of one seed, no difference can be claimed"
-    parts = np.array([stats.sem(a), stats.sem(b)]) ** 2
-    squares = parts**2 / [len(a) - 1, len(b) - 1]
-    freedom = parts.sum() ** 2 / squares.sum() if parts.any() else 1
-    half = stats.t.ppf(0.975, freedom) * parts.sum() ** 0.5
-    verdict = "more than the seeds explain" if difference > half else "no difference can be claimed"
-    return f"{start} [{difference - half:.2f}, {difference + half:.2f}]: {verdict}"
+    least, most = difference, difference
+    if np.ptp(a) or np.ptp(b):
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side alike
+            test = stats.ttest_ind(high, low, equal_var=False)
+        least, most = test.confidence_interval()
+    verdict = "more than the seeds explain" if least > 0 else "no difference can be claimed"
+    return f"{start} [{least:.2f}, {most:.2f}]: {verdict}"
 
 
 # === Picture ====================================================================================
@@ -249,6 +259,7 @@ def painter(run: Run, env: Any) -> Callable:
 
     def draw_classic(obs, state):
         screen.state = vis_gym.get_gym_state(first(state), env_id)
+        screen.last_u = getattr(first(state), "last_u", None)  # Pendulum's arrow
         return screen.render()
 
     def draw_squares(obs, state):  # of a grid the things in it, of other numbers how large they are
@@ -297,6 +308,8 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
 def main() -> None:
     """Evaluate the runs that the command line names, and draw them if it says so."""
     args = tyro.cli(Args, description=__doc__)
+    if args.gif and sys.platform == "linux":
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo draws without a display
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
     for run in runs + others:

@@ -141,7 +141,7 @@ class VecEnv:
             fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
         self.action_space = self.env.action_space(self.params)
         if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: the actions of {env_id} are continuous, and must be discrete")
+            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
         self.num_envs = num_envs
         self.num_actions = self.action_space.n
         self.obs_shape = self.env.observation_space(self.params).shape

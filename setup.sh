@@ -58,12 +58,13 @@ install_environment() { # make or update $VENV from the file $1; what is already
   fi
   echo "setup: installing $requirements into $VENV: $(size_of "$requirements"), some minutes"
   torch=$(grep '^torch==' requirements.txt)
-  # PyPI's torch for Linux on x86-64 brings gigabytes of CUDA, which only a GPU needs.
+  # PyPI's torch for Linux on x86-64 brings gigabytes of CUDA, which only a GPU needs. What torch
+  # depends on comes from PyPI below, since the versions of the lock are there.
   if [[ $requirements == requirements.txt && $(uname -sm) == "Linux x86_64" ]]; then
-    pip_install --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu "$torch" \
+    pip_install --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu "$torch" \
       2>/dev/null || echo "setup: PyTorch's CPU index does not answer, so torch comes from PyPI"
   fi
-  if ! pip_install --requirement "$requirements"; then
+  if ! pip_install --constraint requirements-lock.txt --requirement "$requirements"; then
     echo "setup: pip failed, as it says above. Is there a network, and room on the disk?" \
       "The same command goes on from here." >&2
     return 1
@@ -76,7 +77,7 @@ install_environment() { # make or update $VENV from the file $1; what is already
 
 ensure() { # install the requirements file $1, unless the stamp $2 says that it is there
   local requirements=$1 stamp=$VENV/$2 wanted
-  wanted="$requirements $(cat requirements.txt "$requirements" | cksum)"
+  wanted="$requirements $(cat requirements.txt requirements-lock.txt "$requirements" | cksum)"
   # The stamp is written last, so an interrupted installation is repeated.
   if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]] || ! "$VENV/bin/python" -c '' 2>/dev/null; then
     if ! { mkdir -p "$VENV" && : >>"$VENV/setup.lock"; } 2>/dev/null; then

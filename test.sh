@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Lints and tests everything. Arguments go to pytest: ./test.sh -k gae
+# ./test.sh lint only lints, as the pre-commit hook does.
 # ./test.sh fast lints, and tests what an edit of a script breaks first, in under a minute.
 # ./test.sh newest tests and runs the scripts on Python 3.13 with the newest packages, which it installs.
 set -euo pipefail
@@ -15,7 +16,7 @@ if [[ ${1:-} == newest && -z ${VENV:-} ]]; then
   python3.13 -m venv "$VENV"
   pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -qq --upgrade)
   # As setup.sh does it: a machine without a GPU has no use for the CUDA that comes with PyPI's torch.
-  "${pip[@]}" --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null ||
+  "${pip[@]}" --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null ||
     echo "test: PyTorch's CPU index does not answer, so torch comes from PyPI"
   # Names without versions: pip finds the newest that admit each other.
   "${pip[@]}" --requirement <(sed 's/==[^ ]*//' "$project/requirements.txt")
@@ -45,6 +46,7 @@ shfmt -i 2 -d "${scripts[@]}"
 for file in Dockerfile*; do hadolint "$file"; done
 jactionlint .github/workflows/*.yml
 
+if [[ ${1:-} == lint ]]; then exit; fi
 if [[ ${1:-} == fast ]]; then
   set -- tests/test_{structure,numerics,dqn_structure,dqn_numerics}.py "${@:2}"
 fi

@@ -21,13 +21,14 @@ import shlex
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,15 +41,15 @@ from scipy import stats
 
 try:
     import optuna
+    from optuna import visualization
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
     from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
     sys.exit(2)
 
-from analysis import runs, tuning
-from analysis.schema import SCRIPTS
-from analysis.tuning import ENDED, counted, locked, plain, run_of
+from analysis import runs
+from analysis.schema import SCRIPTS, clean
 
 HERE = Path(__file__).resolve().parent
 # What is searched, where the script has it. LOW:HIGH is uniform, and with :log its logarithm is;
@@ -75,11 +76,17 @@ SPACE = {
     "loss": "mse,huber",
     "hidden_sizes": "64x64,128x128,256x256",
 }
+SAC_SPACE = {  # in place of that
+    "batch_size": "64,128,256",
+    "train_frequency": "1:8:log",
+    "tau": "1e-3:5e-2:log",
+}
 OURS = {"seed", "runs_dir", "run_name", "resume"}
-NOT_SEARCHED = OURS | {"save_every", "track", "exp_name", "matmul_precision"}
+NOT_SEARCHED = OURS | {"save_every", "save_replay", "track", "exp_name", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
 FRESH = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, ...
 TRIAL_GAMES, FRESH_GAMES = 1_000_000, 2_000_000  # seeds of the games that judge them
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 STEPS = 90  # that a trial reports; Hyperband judges at a ninth and a third of them
 # A script gets SIGTERM if tune.py is killed, and saves a checkpoint.
 DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
@@ -133,6 +140,11 @@ class Command:
     lock: threading.Lock = field(default_factory=threading.Lock)  # one worker at a time has Optuna
 
 
+def plain(text: object) -> str:
+    """Other people's text as one short line, without what a terminal would obey."""
+    return clean(" ".join(str(text).split()))[:500]
+
+
 def fail(reason: str) -> NoReturn:
     """End the process with a sentence about what its user can mend."""
     print(plain(reason), file=sys.stderr)
@@ -169,8 +181,9 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
     for name in fixed & OURS:
         fail(f"--{name.replace('_', '-')} cannot be set: tune.py gives it to each run")
     if "train_frequency" in known:
-        fixed.add("num_steps")  # to a DQN, it is how often it logs
-    ranges = {x: text for x, text in SPACE.items() if x in known and x not in fixed}
+        fixed.add("num_steps")  # to DQN and SAC, it is how often they log
+    space = SPACE | SAC_SPACE if "tau" in known else SPACE
+    ranges = {x: text for x, text in space.items() if x in known and x not in fixed}
     for word in asked:
         name, _, text = word.partition("=")
         name = name.replace("-", "_")
@@ -248,6 +261,18 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 
 
 # === Runs =======================================================================================
+@contextlib.contextmanager
+def locked(path: Path, seconds: float = 0) -> Generator[bool]:
+    """Hold a lock file until the process ends; False where another has it for so many seconds."""
+    with contextlib.closing(sqlite3.connect(path, timeout=seconds)) as connection:
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+            free = True
+        except sqlite3.OperationalError:
+            free = False
+        yield free
+
+
 def run(command: Command, words: list[str], log: Path, look: Callable) -> None:
     """Run a script to its end; raise TrialError, or Stopped, or what look raises.
 
@@ -301,6 +326,15 @@ def train(command: Command, folder: Path, settings: dict, seed: int, look: Calla
     run(command, [str(command.args.script), *words], Path(f"{folder}.log"), look)
 
 
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; the last may be on its way."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
 def judge(command: Command, folders: list[Path], games: int, look: Callable) -> list[float]:
     """The mean return of each run's agent in greedy episodes, from the seed `games`."""
     files = [folder / "evaluation.json" for folder in folders]
@@ -316,6 +350,18 @@ def judge(command: Command, folders: list[Path], games: int, look: Callable) -> 
 
 
 # === Trials =====================================================================================
+def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
+    """The trials, or those in some states, without those that a later one goes on with."""
+    trials = study.get_trials(deepcopy=False, states=which or None)
+    return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
+
+
+def run_of(trial: FrozenTrial | optuna.Trial, trials: Path, seed: int | str) -> Path:
+    """Where a trial trains with a seed: one that goes on with another, where that one did."""
+    number = int(trial.user_attrs.get("goes_on", trial.number))
+    return trials / f"{number:04d}-seed-{seed}"
+
+
 def work(command: Command) -> None:
     """Run trials until there are enough, or a signal stops them."""
     study = command.study
@@ -333,14 +379,19 @@ def work(command: Command) -> None:
 
 
 def requeue(command: Command) -> None:
-    """Queue what was interrupted here: its trial ends, and another goes on with its runs."""
+    """Queue what was interrupted here: its trial ends, and another goes on with its runs.
+
+    Not by Optuna's RetryHeartbeatStaleTrialCallback: it takes no settings that lie outside of what
+    is searched, as the script's own may, and a journal file has no heartbeat.
+    """
     for trial in counted(command.study, TrialState.RUNNING):
         # Of a study that machines share, another one may be running it.
         if not command.args.storage or trial.user_attrs.get("place") == command.place:
             command.study.tell(trial.number, state=TrialState.FAIL)
-            settings = trial.system_attrs.get("fixed_params", {}) | trial.params
-            first = trial.user_attrs.get("goes_on", trial.number)
-            command.study.enqueue_trial(settings, {"goes_on": first})
+            if "error" not in trial.user_attrs:  # else it had failed, and was about to say so
+                settings = trial.system_attrs.get("fixed_params", {}) | trial.params
+                first = trial.user_attrs.get("goes_on", trial.number)
+                command.study.enqueue_trial(settings, {"goes_on": first})
 
 
 def run_trial(command: Command, trial: optuna.Trial) -> None:
@@ -379,14 +430,14 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
 
     def look() -> None:
         """Say how the trial does, while the first seed trains."""
-        rows = [] if recent else tuning.read_rows(folders[0])
+        rows = [] if recent else read_rows(folders[0])
         value = runs.last_return(rows)
         if value is not None:
             report(value, rows[-1]["global_step"] / command.own["total_timesteps"])
 
     for i, folder in enumerate(folders):
         train(command, folder, trial.params, 1 + i, look)
-        value = runs.last_return(tuning.read_rows(folder))
+        value = runs.last_return(read_rows(folder))
         if value is not None:  # enough episodes ended
             recent.append(value)
             report(stats.trim_mean(recent, 0.25), 1 + i)
@@ -405,7 +456,7 @@ def report_trial(command: Command, trial: FrozenTrial) -> None:
     text = ", ".join(f"{number} {state}" for state, number in states.items())
     text += f", best {best.value:.4g} (trial {best.number})" if best else ""
     print(f"trial {trial.number}: {said} | {command.args.trials} trials: {text}", flush=True)
-    tuning.write_table(command.study, command.folder)
+    write_table(command.study, command.folder)
 
 
 def best_of(study: optuna.Study) -> FrozenTrial | None:
@@ -529,12 +580,83 @@ def finish(command: Command) -> None:
     print(f"  difference, seed by seed: {result['best_minus_own']['text']}")
     print(f"written to {command.folder}; to train with the best: {result['command']}")
     if len(counted(study, TrialState.COMPLETE)) > 1:
-        tuning.draw(study, command.folder)
+        draw(study, command.folder)
     if command.args.mlflow:
         try:
-            tuning.copy_to_mlflow(command, result)
+            copy_to_mlflow(command, result)
         except Exception as error:  # a server, and what connects to it, can raise anything
             sys.exit(f"--mlflow: {plain(error)}; the same command tries again")
+
+
+# === Tables and figures =========================================================================
+def write_table(study: optuna.Study, folder: Path) -> None:
+    """Write trials.csv: a row per trial, with its settings, or why it failed."""
+    table = study.trials_dataframe(("number", "state", "value", "duration", "params", "user_attrs"))
+    table = table.drop(columns="user_attrs_place", errors="ignore")
+    table.to_csv(folder / "trials.csv", index=False)
+
+
+def draw(study: optuna.Study, folder: Path) -> None:
+    """Draw Optuna's figures, as HTML."""
+    top = list(optuna.importance.get_param_importances(study))[:4]
+    figures = {
+        "optimization_history": visualization.plot_optimization_history(study),
+        "param_importances": visualization.plot_param_importances(study),
+        "parallel_coordinate": visualization.plot_parallel_coordinate(study),
+        "contour": visualization.plot_contour(study, params=top),
+    }
+    for name, figure in figures.items():
+        figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
+
+
+# === MLflow =====================================================================================
+def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
+    """Log a study that has its verdict: a run, and a child of it for each trial that ended.
+
+    They replace what was there of it.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    import mlflow
+
+    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ppo-rosetta"))
+    study = command.study
+    key = study.user_attrs["id"]
+    for old in mlflow.search_runs(filter_string=f"tags.study_id = '{key}'", output_format="list"):
+        mlflow.delete_run(old.info.run_id)
+    with mlflow.start_run(run_name=study.study_name, tags={"study_id": key}):
+        mlflow.log_params(study.user_attrs["begun"])
+        for trial in counted(study, *ENDED):
+            tags = {"study_id": key, "state": trial.state.name}
+            tags["error"] = trial.user_attrs.get("error", "")
+            with mlflow.start_run(run_name=f"trial-{trial.number:04d}", nested=True, tags=tags):
+                mlflow.log_params(command.own | trial.params)
+                log_metrics(mlflow, trial, command.trials)
+        log_verdict(mlflow, command.folder, result)
+
+
+def log_metrics(mlflow: Any, trial: FrozenTrial, trials: Path) -> None:
+    """Log a trial's value, and over environment steps the metrics of each seed."""
+    if trial.state == TrialState.COMPLETE:
+        mlflow.log_metric("value", trial.value)
+    for folder in trials.glob(run_of(trial, trials, "*").name):
+        seed = folder.name.partition("-")[2]
+        for row in read_rows(folder):
+            metrics = {f"{x}/{seed}": y for x, y in row.items() if "/" in x and y is not None}
+            mlflow.log_metrics(metrics, row["global_step"], synchronous=False)
+    mlflow.flush_async_logging()
+
+
+def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
+    """Log the verdict, the tables, the figures and the best settings' agent."""
+    for part in ("best", "own", "best_minus_own"):
+        mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
+    mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
+    for path in folder.iterdir():
+        if path.suffix in (".json", ".csv", ".html", ".js"):
+            mlflow.log_artifact(path)
+    mlflow.log_artifacts(folder / result["best_runs"][0], "best")
 
 
 # === Command ====================================================================================

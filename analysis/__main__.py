@@ -1,6 +1,7 @@
 """From runs to an answer: python -m analysis report, pack, study or docs; --help says more."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -8,10 +9,10 @@ import matplotlib as mpl
 
 from analysis import docs, report
 from analysis.checks import problems
+from analysis.formatting import join, pluralize
 from analysis.measures import mode_order
 from analysis.runs import load, save
 from analysis.schema import SourceError
-from analysis.words import counted, join
 
 SOURCE = "folder of runs or studies at any depth, table (.csv, .parquet), or wandb:entity/project"
 
@@ -26,10 +27,10 @@ def parse() -> argparse.Namespace:
     add("runs", nargs="+", help=SOURCE)
     add("--out", type=Path, help="folder to write to; default RUNS/report")
     add("--against", metavar="OLD", help="older results to compare with")
-    words = "script, as the tables name it, that the others are compared with; default ppo_linen"
-    add("--baseline", metavar="SCRIPT", help=words)
-    words = "file with a run's name a line: of the source, these alone count"
-    add("--only-runs", metavar="FILE", type=Path, help=words)
+    compared = "script, as the tables name it, to compare the others with; default ppo_linen"
+    add("--baseline", metavar="SCRIPT", help=compared)
+    listed = "file with a run's name a line: of the source, these alone count"
+    add("--only-runs", metavar="FILE", type=Path, help=listed)
 
     command = commands.add_parser("pack", help="check runs, and write them as a study")
     command.set_defaults(run=pack)
@@ -90,7 +91,7 @@ def pack(args: argparse.Namespace) -> int:
     if not args.check:
         save(data._replace(runs=data.runs.assign(source="")), args.out)
     done = "checked" if args.check else f"packed into {args.out}"
-    print(f"{counted([len(data.runs)], 'run')} of {join(mode_order(data.runs['mode']))} {done}.")
+    print(f"{pluralize([len(data.runs)], 'run')} of {join(mode_order(data.runs['mode']))} {done}.")
     return 0
 
 
@@ -112,7 +113,12 @@ def main() -> None:
     mpl.use("agg")
     args = parse()
     try:
-        sys.exit(args.run(args))
+        status = args.run(args)
+        sys.stdout.flush()  # here a reader that has gone is noticed
+        sys.exit(status)
+    except BrokenPipeError:  # report RUNS | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        sys.exit(141)  # as a shell has it of a program that SIGPIPE ends
     except (SourceError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         sys.exit(2)

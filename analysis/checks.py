@@ -4,18 +4,43 @@ import json
 
 import pandas as pd
 
-from analysis.measures import as_object, mode_order, platforms, timed, under_load
+from analysis.formatting import pluralize, some
+from analysis.measures import Experiment, as_object, mode_order, platforms, timed, under_load
 from analysis.runs import Data
 from analysis.schema import VERSIONS
-from analysis.words import counted, some
 
 LOSSES = [f"losses/{x}" for x in ("policy_loss", "value_loss", "entropy", "td_loss", "q_value")]
 ONE = {"platform": "machines", "settings": "sets of hyperparameters", "commit": "commits"}
 
 
+BY_HAND = (
+    "These runs were started by hand, so nothing says which machine made them, and they are kept "
+    "apart from those of benchmark.sh, be it the same machine or not. To have runs compared with "
+    "those, start them with benchmark.sh, or with RUN_INFO=$(python studies/machine.py SCRIPT) "
+    "before python SCRIPT."
+)
+
+
+# === Of the answer ==============================================================================
+def answer_warnings(experiment: Experiment) -> list[str]:
+    """Return what a reader must know together with the answer, in sentences."""
+    found = []
+    runs = timed(experiment.runs)
+    loaded = len(under_load(runs))
+    if loaded:
+        which = f"{loaded} of {pluralize([len(runs)], 'run')}"
+        found.append(
+            f"Others used the machine as {which} began, so these times may be too long. "
+            "The report's section \u201cThe runs\u201d names some."
+        )
+    if experiment.by_hand:
+        found.append(BY_HAND)
+    return found
+
+
 # === Of the runs ================================================================================
-def odd(data: Data) -> list[str]:
-    """Return what is odd about runs, a sentence for each kind."""
+def run_warnings(data: Data) -> list[str]:
+    """Return what a reader should know of the runs, a sentence for each kind."""
     runs = timed(data.runs)
     found = {
         "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
@@ -24,7 +49,7 @@ def odd(data: Data) -> list[str]:
         "made with files changed since the commit": list(changed(data.runs)["run"]),
     }
     lines = [
-        f"{counted([len(x)], 'run')} {words}: {some(x, 5)}." for words, x in found.items() if x
+        f"{pluralize([len(x)], 'run')} {fault}: {some(x, 5)}." for fault, x in found.items() if x
     ]
     return [*lines, *(f"{x}." for x in data.notes)]
 
@@ -50,10 +75,10 @@ def problems(data: Data) -> list[str]:
     found = []
     if data.left_out:
         names = some(list(data.left_out), 3)
-        found.append(f"{counted([len(data.left_out)], 'run')} left out: {names}")
-    for name, words in ONE.items():
+        found.append(f"{pluralize([len(data.left_out)], 'run')} left out: {names}")
+    for name, things in ONE.items():
         if runs[name].nunique() > 1:
-            found.append(f"{runs[name].nunique()} {words}, where a study has one")
+            found.append(f"{runs[name].nunique()} {things}, where a study has one")
     # A peer's environment lacks what it does not need.
     if any(runs.loc[runs[name] != "", name].nunique() > 1 for name in VERSIONS):
         found.append("different versions of Python or packages")
@@ -63,7 +88,7 @@ def problems(data: Data) -> list[str]:
         "stopped and resumed": runs["resumed"].sum(),
         "made while others used the machine": len(under_load(runs)),
     }
-    found += [f"{counted([count], 'run')} {words}" for words, count in several.items() if count]
+    found += [f"{pluralize([count], 'run')} {fault}" for fault, count in several.items() if count]
     return found + missing(runs)
 
 
@@ -85,5 +110,5 @@ def missing(runs: pd.DataFrame) -> list[str]:
     for mode in mode_order(runs["mode"]):
         lacking = len(blocks) - len(runs.loc[runs["mode"] == mode, grid].drop_duplicates())
         if lacking:
-            lines.append(f"{mode} lacks {counted([lacking], 'run')} that others have")
+            lines.append(f"{mode} lacks {pluralize([lacking], 'run')} that others have")
     return lines

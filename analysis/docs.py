@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis import page, report, tables
-from analysis.measures import Bench, benches
+from analysis import page, tables
+from analysis.formatting import join
+from analysis.measures import Experiment, experiments
 from analysis.page import Table
 from analysis.runs import load
 from analysis.schema import SCRIPTS, SourceError
-from analysis.words import join
 
 ROOT = Path(__file__).parent.parent
 FILES = ("README.md", "docs/*.md", "studies/*/README.md")
@@ -33,8 +33,8 @@ BLOCK = re.compile(
 
 
 @cache
-def bench_of(source: str, where: str | None) -> Bench:
-    """Return the largest bench of a source, where each word is an environment, size or length.
+def experiment_of(source: str, where: str | None) -> Experiment:
+    """Return the largest experiment of a source, where each word is an environment, size or length.
 
     A length is so many iterations, as 100it.
     """
@@ -45,7 +45,7 @@ def bench_of(source: str, where: str | None) -> Bench:
         data = data._replace(runs=data.runs[here])
     if data.runs.empty:
         raise SourceError(f"{source} has no run in {where}")
-    return benches(data)[0]
+    return experiments(data)[0]
 
 
 def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
@@ -54,10 +54,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return diff(ROOT / baseline, ROOT / source, where.split())
     if name == "table" and source == "scripts.toml":
         return scripts_table()
-    if name == "headline":
-        return page.escape(report.headline(bench_of(source, where)))
     if name in tables.TABLES:
-        return page.markdown_table(tables.make(name, bench_of(source, where)).cells)
+        return page.markdown_table(tables.make(name, experiment_of(source, where)).cells)
     own = own_blocks(source)
     if name not in own:
         raise SourceError(f"no block is called {name}")
@@ -105,8 +103,8 @@ def renewed(text: str) -> str:
     """Return a document with its blocks as the data give them."""
 
     def renew(match: re.Match[str]) -> str:
-        words = [match[x] for x in ("name", "source", "where", "baseline")]
-        return f"{match['start']}{block(*words)}\n{match['end']}"
+        parts = [match[x] for x in ("name", "source", "where", "baseline")]
+        return f"{match['start']}{block(*parts)}\n{match['end']}"
 
     return BLOCK.sub(renew, text)
 
@@ -121,6 +119,6 @@ def run(args: argparse.Namespace) -> int:
         stale.append(str(path.relative_to(ROOT)))
         if not args.check:
             path.write_text(new)
-    words = "not what the studies give" if args.check else "written"
-    print(f"{join(stale)}: {words}" if stale else "All blocks are what the studies give.")
+    what = "not what the studies give" if args.check else "written"
+    print(f"{join(stale)}: {what}" if stale else "All blocks are what the studies give.")
     return 1 if stale and args.check else 0

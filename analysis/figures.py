@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis import schema
-from analysis.words import number
+from analysis.formatting import number
 
 WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
 BARS = 4.6  # so that 9 points can be read on a phone
@@ -31,6 +31,8 @@ FAMILIES |= {"equinox": "#CC79A7", "sb3": "#8C564B", "sbx": "#7F7F00"}
 STRANGERS = ("#E69F00", "#56B4E9", "#666666")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 DARK, GREY = "#333333", "#666666"
+FARTHEST_WHISKER = 1.5  # times the longest bar
+GOES_ON = "it goes on"
 PLAIN = "{x:,.12g}"  # numbers on axes: no powers of ten, no noise of floats
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 9}
 STYLE |= {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
@@ -126,6 +128,7 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
     """Plot durations: a bar per mode, a panel per size, stacked of its parts from the left.
 
     rows: size, mode, a column per key of parts, and low and high, the whole bar's interval, or NaN.
+    An interval that goes far beyond all bars of its panel is cut, and marked.
     parts: column -> what the legend calls it. The last has the mode's colour, the others paler.
     """
     sizes = list(rows["size"].unique())
@@ -134,6 +137,7 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
     pales = dict(zip(reversed(parts), np.linspace(0, 0.7, len(parts)), strict=True))
     titles = [f"{size} network" for size in sizes]
     figure, panels = make_panels(titles, 1, 0.5 + 0.3 * len(modes), BARS)
+    is_cut = False
     for axes, size in zip(panels, sizes, strict=True):
         own = rows[rows["size"] == size].set_index("mode").reindex(modes)
         left = np.zeros(len(modes))
@@ -141,10 +145,17 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
             colours = [mix(looks[mode]["color"], "white", pales[part]) for mode in modes]
             axes.barh(places, own[part], 0.62, left, color=colours)
             left = left + own[part].to_numpy()
-        ends = own[["low", "high"]].to_numpy(float).T
-        axes.plot(ends, [places, places], color=DARK, marker="|", linewidth=1)
-        for place, total, high in zip(places, left, ends[1], strict=True):
-            at = (max(total, np.nan_to_num(high)), place)
+        low, high = own[["low", "high"]].to_numpy(float).T
+        cut = FARTHEST_WHISKER * np.nanmax([0.0, *left])
+        ends = np.minimum(high, cut)
+        leaves = high > cut
+        is_cut = is_cut or leaves.any()
+        axes.plot([low, ends], [places, places], color=DARK, linewidth=1)
+        axes.plot(low, places, "|", color=DARK)
+        axes.plot(high[~leaves], places[~leaves], "|", color=DARK)
+        axes.plot(ends[leaves], places[leaves], ">", color=DARK, markersize=4)
+        for place, total, end in zip(places, left, ends, strict=True):
+            at = (max(total, np.nan_to_num(end)), place)
             axes.annotate(number(total), at, (6, 0), textcoords="offset points", va="center")
         axes.set_yticks(places, [short(mode, 26) for mode in modes])
         axes.set_ylim(len(modes) - 0.38, -0.5)  # the first on top
@@ -160,6 +171,10 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
     ]
     if rows["low"].notna().any():
         entries.append((Line2D([], [], color=DARK, marker="|"), "95% interval"))
+    if is_cut:
+        entries.append(
+            (Line2D([], [], color=DARK, marker=">", linestyle="", markersize=4), GOES_ON)
+        )
     add_legend(figure, entries)
     return figure
 
@@ -170,8 +185,10 @@ def bands(
 ) -> Figure:
     """Plot the mean of each mode's runs as a line, and its interval, if any, as a band around it.
 
-    points: panel, mode, x, estimate, low, high.
+    points: panel, mode, x, estimate, low, high; and perhaps least and most, the ends of what was
+    seen. A panel shows these, and a band that leaves it is cut, and marked.
     """
+    is_cut = False
     panels = list(points["panel"].unique())
     looks = {mode: look for mode, look in looks.items() if mode in set(points["mode"])}
     height, width = (4.4, LONE) if len(panels) == 1 else (3.0, WIDTH)
@@ -183,6 +200,8 @@ def bands(
             x, y, low, high = line[["x", "estimate", "low", "high"]].to_numpy(dtype=float).T
             axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
             axes.plot(x, y, **look)
+        if "least" in own:
+            is_cut = fit(axes, own, looks) or is_cut
         if log:
             set_log(axes, sorted(set(own["x"])))
         elif points["x"].abs().max() >= 10_000:
@@ -194,5 +213,44 @@ def bands(
     ]
     if points["low"].notna().any():
         entries.append((Patch(color=GREY, alpha=0.3), "95% interval"))
+    if is_cut:
+        entries.append(
+            (Line2D([], [], color=GREY, marker="^", linestyle="", markersize=4), GOES_ON)
+        )
     add_legend(figure, entries)
     return figure
+
+
+def fit(axes: Axes, points: pd.DataFrame, looks: dict[str, Look]) -> bool:
+    """Let the y axis show least to most; mark where bands leave it, and return whether one does."""
+    least = points["least"].min()
+    most = points["most"].max()
+    margin = 0.05 * (most - least)
+    if not margin > 0:
+        return False
+    bottom, top = least - margin, most + margin
+    axes.set_ylim(bottom, top)
+    is_cut = False
+    for mode, line in points.sort_values("x").groupby("mode"):
+        x = line["x"].to_numpy()
+        above = middles((line["high"] > top).to_numpy())
+        below = middles((line["low"] < bottom).to_numpy())
+        for marker, edge, places in (("^", top, above), ("v", bottom, below)):
+            if places:
+                color = looks[str(mode)]["color"]
+                axes.plot(
+                    x[places],
+                    [edge] * len(places),
+                    marker,
+                    color=color,
+                    markersize=4,
+                    clip_on=False,
+                )
+                is_cut = True
+    return is_cut
+
+
+def middles(flags: np.ndarray) -> list[int]:
+    """Return the middle of each stretch of flags that are set."""
+    stretches = np.split(np.arange(len(flags)), np.flatnonzero(np.diff(flags)) + 1)
+    return [int(x[len(x) // 2]) for x in stretches if len(x) and flags[x[0]]]

@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 
 from analysis import stats
-from analysis.measures import Bench, in_order, timed
+from analysis.measures import Experiment, in_order, timed
 from analysis.runs import running_return
 from analysis.stats import Interval
 
 ENVIRONMENTS = Path(__file__).with_name("environments.csv")
 CELL = ["size", "env_id", "mode"]
 # Algorithms in whose iterations few episodes end, so that the last 100 are counted.
-OFF_POLICY = ("dqn",)
+OFF_POLICY = ("dqn", "sac")
 MINUS = [f"minus_{x}" for x in Interval._fields]  # a difference from the baseline
 
 
@@ -39,7 +39,7 @@ def learned(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 # === In the end =================================================================================
-def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
+def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return a row per CELL: the mean and the median of final returns, and their test.
 
     verdict is "as MODE" for a mode with the same returns as another, "no margin" if none was fixed,
@@ -47,7 +47,8 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     has LEAST_RUNS there is no row.
     """
     rows = []
-    for _, cell in learned(bench.runs).groupby(["size", "env_id"], sort=False):
+    baseline = experiment.baseline
+    for _, cell in learned(experiment.runs).groupby(["size", "env_id"], sort=False):
         values = {str(mode): x.to_numpy() for mode, x in cell.groupby("mode")["final_return"]}
         if max(map(len, values.values())) < stats.LEAST_RUNS:
             continue
@@ -56,12 +57,12 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
         for mode, own in values.items():
             row = key | {"mode": mode, "runs": len(own), "mean": own.mean(), "margin": margin}
             row |= stats.median_interval(own)._asdict() | {"verdict": ""}
-            known = sorted(values, key=lambda x: x != bench.baseline)  # the baseline comes first
+            known = sorted(values, key=lambda x: x != baseline)  # the baseline comes first
             twin = next(x for x in known if sorted(values[x]) == sorted(own))
-            if np.ptp(own) and mode not in (twin, bench.baseline):
+            if np.ptp(own) and mode not in (twin, baseline):
                 row["verdict"] = f"as {twin}"
-            elif mode != bench.baseline and bench.baseline in values:
-                found, row["verdict"] = stats.equivalence(values[bench.baseline], own, margin)
+            elif mode != baseline and baseline in values:
+                found, row["verdict"] = stats.equivalence(values[baseline], own, margin)
                 row |= dict(zip(MINUS, found, strict=True))
                 if cell["final_return"].nunique() == 1:
                     row["verdict"] = "all alike"
@@ -72,12 +73,12 @@ def returns(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
     return in_order(pd.DataFrame(rows, columns=columns))
 
 
-def last_returns(bench: Bench) -> pd.DataFrame:
+def last_returns(experiment: Experiment) -> pd.DataFrame:
     """Return what OFF_POLICY learned, by each measure Student's mean over seeds: last_100_estimate.
 
     minus_ is last_100 minus the baseline's, by Welch: seeds of two scripts are no pairs.
     """
-    runs = learned(bench.runs[bench.runs["algorithm"].isin(OFF_POLICY)])
+    runs = learned(experiment.runs[experiment.runs["algorithm"].isin(OFF_POLICY)])
     groups = runs.groupby(CELL, as_index=False)
     table = groups.agg(runs=("run", "size"), evaluated=("greedy_return", "count"))
     for name in ("last_100", "greedy", "noisy", "random"):
@@ -88,17 +89,18 @@ def last_returns(bench: Bench) -> pd.DataFrame:
     values = {x: y.dropna().to_numpy() for x, y in runs.groupby(CELL)["last_100_return"]}
     minus = []
     for size, env, mode in table[CELL].itertuples(index=False):
-        base = values.get((size, env, bench.baseline), np.empty(0))
+        base = values.get((size, env, experiment.baseline), np.empty(0))
         own = values[size, env, mode]
-        is_pair = mode != bench.baseline and min(len(base), len(own)) > 1
+        is_pair = mode != experiment.baseline and min(len(base), len(own)) > 1
         minus.append(stats.welch(base, own) if is_pair else stats.NOTHING)
     return in_order(table.join(pd.DataFrame(minus, table.index, MINUS)))
 
 
 # === Along the way ==============================================================================
-def curves(bench: Bench) -> pd.DataFrame:
+def curves(experiment: Experiment) -> pd.DataFrame:
     """Return the iterations with CELL, steps, seconds since the process's start, and return."""
-    rows = bench.iterations.merge(learned(bench.runs)[[*CELL, "run", "imports"]], on="run")
+    runs = learned(experiment.runs)[[*CELL, "run", "imports"]]
+    rows = experiment.iterations.merge(runs, on="run")
     rows = rows.sort_values(["run", "iteration"], ignore_index=True)
     rows["steps"] = rows["global_step"]
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
@@ -106,13 +108,14 @@ def curves(bench: Bench) -> pd.DataFrame:
     return rows
 
 
-def progress(bench: Bench) -> pd.DataFrame:
+def progress(experiment: Experiment) -> pd.DataFrame:
     """Return the mean return over seeds by CELL and steps, where all runs of a mode have one.
 
-    It is that of the iteration's episodes, and of OFF_POLICY of about the last 100.
+    It is that of the iteration's episodes, and of OFF_POLICY of about the last 100. least and most
+    are the lowest and the highest of the runs.
     """
-    rows = curves(bench)
-    if bench.runs["algorithm"].isin(OFF_POLICY).all():
+    rows = curves(experiment)
+    if experiment.runs["algorithm"].isin(OFF_POLICY).all():
         for _, run in rows.groupby("run"):
             means, counts = run[["charts/episodic_return", "charts/episodes"]].to_numpy().T
             rows.loc[run.index, "return"] = running_return(means, counts)
@@ -122,16 +125,17 @@ def progress(bench: Bench) -> pd.DataFrame:
         if not values.empty:
             part = pd.DataFrame(stats.mean(values.to_numpy())._asdict())
             part[CELL] = cell[CELL].iloc[0].tolist()
-            parts.append(part.assign(steps=values.columns, runs=len(values)))
+            part = part.assign(steps=values.columns, runs=len(values))
+            parts.append(part.assign(least=values.min().to_numpy(), most=values.max().to_numpy()))
     return pd.concat(parts[1:] or parts, ignore_index=True)
 
 
-def targets(bench: Bench, environments: dict[str, Environment]) -> pd.DataFrame:
+def targets(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return the median of the seconds until runs had the environment's target as mean return.
 
     A run that never got there takes longest. Cells in which none of any mode did are not there.
     """
-    points = curves(bench._replace(runs=timed(bench.runs)))
+    points = curves(experiment._replace(runs=timed(experiment.runs)))
     known = {x: y.target for x, y in environments.items()}
     points["target"] = points["env_id"].map(known).astype(float)  # of no rows, too
     points = points.dropna(subset=["target", "seconds", "return"])

@@ -1,8 +1,8 @@
 """Which runs may be compared, and what they say of time, in tables of numbers.
 
-A bench is all runs of one platform, one algorithm and one set of hyperparameters. Seconds over
-several runs are geometric means over repeats and then over environments. Every ratio is a time over
-the baseline's: 2 is twice as long.
+An experiment is all runs of one platform, one algorithm and one set of hyperparameters. Seconds
+over several runs are geometric means over repeats and then over environments. Every ratio is a time
+over the baseline's: 2 is twice as long.
 """
 
 import json
@@ -16,11 +16,11 @@ import pandas as pd
 
 from analysis import schema, stats
 from analysis.runs import OP_BY_OP, PARTS, Data, is_untimed
-from analysis.schema import SCRIPTS
+from analysis.schema import SCRIPTS, SIZES
 
-BASELINES: dict[str, str] = {}  # algorithm -> its first script
+BASELINES: dict[tuple, str] = {}  # algorithm and family -> their first script
 for name, row in SCRIPTS.items():
-    BASELINES.setdefault(row["algorithm"], name)
+    BASELINES.setdefault((row["algorithm"], row["family"]), name)
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
     # The compiled one before the eager one; --compile is of runs from before dqn_torch_compile.py.
@@ -29,14 +29,13 @@ MODES = (
     *("cleanrl", "skrl_torch", "torchrl", "sb3"),
     *(f"{x} {flag}" for x in SCRIPTS for flag in OP_BY_OP.values()),
 )
-SIZES = ("small", "medium", "large")
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
 # Of a framework's compile modes, the first that was run is what the others are compared with.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")
 FARTHEST = 10  # times the measured length: beyond it nothing is extrapolated
 
 
-class Bench(NamedTuple):
+class Experiment(NamedTuple):
     """Runs that may be compared: of one platform, one algorithm and its hyperparameters."""
 
     title: str
@@ -44,11 +43,12 @@ class Bench(NamedTuple):
     synced: pd.DataFrame  # those with --sync-for-timing and steady phases
     iterations: pd.DataFrame  # of runs
     baseline: str
+    by_hand: bool = False  # of a machine that nobody recorded, beside runs of one that is known
 
 
 # === What may be compared =======================================================================
-def benches(data: Data, baseline: str | None = None) -> list[Bench]:
-    """Return the benches of data, those with most runs first."""
+def experiments(data: Data, baseline: str | None = None) -> list[Experiment]:
+    """Return the experiments of data, those with most runs first."""
     every = data.runs.assign(platform=platforms(data.runs))
     groups = [x for _, x in every.groupby(["platform", "algorithm", "settings"], sort=False)]
     groups.sort(key=len, reverse=True)
@@ -59,8 +59,15 @@ def benches(data: Data, baseline: str | None = None) -> list[Bench]:
         iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
         modes = list(runs["mode"].value_counts().index)  # that with most runs first
         base = [x for x in (baseline, *BASELINES.values()) if x in modes] or modes
-        found.append(Bench(title, runs, synced, iterations, str(base[0])))
+        by_hand = is_by_hand(group) and bool((every["machine"] != "").any())
+        found.append(Experiment(title, runs, synced, iterations, str(base[0]), by_hand))
     return found
+
+
+def is_by_hand(runs: pd.DataFrame) -> bool:
+    """Return whether scripts were started without what benchmark.sh tells them of the machine."""
+    known = (runs["machine"] != "") | runs["load"].notna() | runs["cores"].notna()
+    return not known.any() and bool((runs["script"] != "").all())
 
 
 def platforms(runs: pd.DataFrame) -> pd.Series:
@@ -179,7 +186,17 @@ def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) ->
 
 
 # === Durations ==================================================================================
-def measure(
+def whole(runs: pd.DataFrame) -> str | None:
+    """Return the column that has the whole trainings of most modes, if any has one.
+
+    It is process, or of a table that knows less total, which begins after the imports.
+    """
+    counts = {x: runs.dropna(subset=[x])["mode"].nunique() for x in ("process", "total")}
+    most = max(counts, key=counts.__getitem__)
+    return most if counts[most] else None
+
+
+def summarize(
     runs: pd.DataFrame, values: Sequence[str], baseline: str, by: Sequence[str] = ("size",)
 ) -> pd.DataFrame:
     """Return a row per group and mode: each duration's mean, and how many times the baseline's."""
@@ -203,12 +220,12 @@ def measure(
     return in_order(table.reset_index())
 
 
-def startups(bench: Bench) -> pd.DataFrame:
+def startups(experiment: Experiment) -> pd.DataFrame:
     """Return the startup, its parts, each the mean share of it, and seconds more than baseline."""
-    known = comparable(timed(bench.runs), "startup")
+    known = comparable(timed(experiment.runs), "startup")
     keys = ["size", "mode"]
-    table = measure(known, ("startup", "early"), bench.baseline)[[*keys, "startup", "early"]]
-    more = stats.compare(known, "startup", bench.baseline, contrast=stats.more_seconds)
+    table = summarize(known, ("startup", "early"), experiment.baseline)[[*keys, "startup", "early"]]
+    more = stats.compare(known, "startup", experiment.baseline, contrast=stats.more_seconds)
     names = list(PARTS)
     shares = known[names].div(known["startup"], axis=0).join(known[[*keys, "env_id"]])
     means = shares.groupby([*keys, "env_id"])[names].mean(skipna=False).groupby(keys).mean()
@@ -217,15 +234,15 @@ def startups(bench: Bench) -> pd.DataFrame:
     return table
 
 
-def compiling(bench: Bench) -> pd.DataFrame:
-    """Return measure() of each framework's modes beside its compiled one, if one is op by op."""
+def compiling(experiment: Experiment) -> pd.DataFrame:
+    """Return summarize() of each framework's modes beside its compiled one, if one is op by op."""
     parts = []
-    every = max((bench.runs, bench.synced), key=lambda x: x["mode"].nunique())
+    every = max((experiment.runs, experiment.synced), key=lambda x: x["mode"].nunique())
     for _, group in timed(every).groupby("framework"):
         compiled = [x for x in COMPILED if x in set(group["compile_mode"])]
         if compiled and (group["compile_mode"] == "none").any():
             baseline = group.loc[group["compile_mode"] == compiled[0], "mode"].iloc[0]
-            table = measure(group, ("steady", "first"), baseline)
+            table = summarize(group, ("steady", "first"), baseline)
             parts.append(table[table["mode"] != baseline].assign(compiled=baseline))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
@@ -234,17 +251,18 @@ def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFram
     """Return how long each platform, or other contender, takes over the baseline."""
     runs = timed(runs)
     keys = ("settings", "size", "mode")
+    values = ["startup", "steady", whole(runs) or "process"]
     parts = [
         stats.compare(runs, value, baseline, contender, keys).assign(value=value)
-        for value in ("startup", "steady", "process")
+        for value in values
     ]
     table = pd.concat([x for x in parts if len(x)] or parts[:1], ignore_index=True)
-    words = differences(list(dict.fromkeys(runs["settings"])))
-    return in_order(table.assign(settings=table["settings"].map(words)))
+    names = differences(list(dict.fromkeys(runs["settings"])))
+    return in_order(table.assign(settings=table["settings"].map(names)))
 
 
 # === Break-even =================================================================================
-def crossings(bench: Bench) -> pd.DataFrame:
+def crossings(experiment: Experiment) -> pd.DataFrame:
     """Return after how many iterations a framework's compiled mode has overtaken an eager one.
 
     There the means of startup + (n - 1) steady are equal, and are so many seconds. From low on the
@@ -252,7 +270,7 @@ def crossings(bench: Bench) -> pd.DataFrame:
     that it is ahead (Fieller's method).
     """
     rows = []
-    runs = timed(bench.runs).dropna(subset=["startup", "steady"])
+    runs = timed(experiment.runs).dropna(subset=["startup", "steady"])
     for size, part in in_order(runs).groupby("size", sort=False):
         grid = np.geomspace(1, FARTHEST * part["num_iterations"].max(), 601)
         cells = part.groupby(["mode", "env_id", "repeat"])[["startup", "steady"]].mean()
@@ -291,9 +309,9 @@ def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
     return float(np.exp(np.interp(0, -values[part], np.log(grid[part]))))
 
 
-def memory(bench: Bench) -> pd.DataFrame:
+def memory(experiment: Experiment) -> pd.DataFrame:
     """Return the most memory, in bytes, that any run of a size and mode used."""
-    runs = timed(bench.runs)
+    runs = timed(experiment.runs)
     parts = [shared(x) for _, x in runs.groupby("size")]
     groups = pd.concat([runs.head(0), *parts]).groupby(["size", "mode"])
     table = groups[["peak_host_bytes", "peak_device_bytes"]].max().dropna(how="all")

@@ -1,11 +1,17 @@
-"""What the notebooks of this folder show: sections of the report."""
+"""What the notebooks of this folder show: sections of the report.
 
+python -m analysis.notebooks    # run them all
+"""
+
+from pathlib import Path
 from typing import Any
 
 from analysis import page, report, tables
-from analysis.measures import benches
+from analysis.measures import experiments
 from analysis.page import Section, Text
 from analysis.runs import load
+
+HERE = Path(__file__).parent
 
 
 def show(source: Any, *names: str, baseline: str | None = None) -> None:
@@ -14,7 +20,7 @@ def show(source: Any, *names: str, baseline: str | None = None) -> None:
     source is what runs.load() takes: one, or several.
     """
     data = load(source)
-    several = benches(data, baseline)
+    several = experiments(data, baseline)
     lines = [tables.scope(data.runs)]
     lines += [f"Left out: {name}: {reason}." for name, reason in list(data.left_out.items())[:10]]
     page.show(Section("", [Text(" ".join(lines))]))
@@ -22,9 +28,32 @@ def show(source: Any, *names: str, baseline: str | None = None) -> None:
         section = report.platform_section(several)
         page.show(section or Section("", [Text("All runs are from one platform.")]))
         return
-    for bench in several:
+    for experiment in several:
         if len(several) > 1:
-            page.show(Section(bench.title, []))
+            page.show(Section(experiment.title, []))
         for name in names:
             absent = Section("", [Text(f"These runs have nothing on {name}.")])
-            page.show(report.section(name, bench) or absent)
+            page.show(report.section(name, experiment) or absent)
+
+
+def run(path: Path) -> None:
+    """Run a notebook in this folder, and keep what it shows: not when it ran, and by which Python.
+
+    So a file changes only where its runs or its code have changed.
+    """
+    import nbformat  # a notebook that imports this file needs neither
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, 4)
+    folder = {"metadata": {"path": str(HERE)}}
+    NotebookClient(notebook, timeout=600, resources=folder).execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+    del notebook.metadata["language_info"]["version"]
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    for path in sorted(HERE.glob("*.ipynb")):
+        print(path)
+        run(path)

@@ -1,18 +1,18 @@
 """Write a page of text, figures and tables as Markdown, HTML and CSV, or show it in a notebook.
 
 Names of environments, machines and the like are other people's text, so any of it may look like
-markup. escape() is the one place that keeps it text: all else is written as Markdown, and HTML is
-made from that by markdown-it, which lets no HTML through.
+markup. In HTML Jinja escapes whatever it fills in; in Markdown escape() is the one place that keeps
+it text.
 """
 
 import base64
 import re
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
 import pandas as pd
-from markdown_it import MarkdownIt
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis import figures
@@ -27,7 +27,6 @@ SPECIAL = re.compile(
     r"|^[#+=-]|(?<=\s)#(?=#*$))"  # as a heading or a list
 )
 NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")  # a list, too
-HTML = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 class Text(NamedTuple):
@@ -62,20 +61,30 @@ class Section(NamedTuple):
 
 
 # === Text =======================================================================================
+def one_line(value: object) -> str:
+    return " ".join(clean(value).split())
+
+
+def alternative(plot: Plot) -> str:
+    """Return what stands for a figure where none is shown; brackets in it might not pair."""
+    return plot.caption.replace("[", "(").replace("]", ")")
+
+
 def escape(value: object) -> str:
     """Return text that Markdown shows as it is, in one line."""
-    text = SPECIAL.sub(r"\\\1", " ".join(clean(value).split()))
+    text = SPECIAL.sub(r"\\\1", one_line(value))
     return NUMBERED.sub(r"\1\\\2", text)
 
 
-def is_numeric(column: pd.Series) -> bool:
-    filled = [x for x in map(clean, column) if x not in ("", "-")]
-    return bool(filled) and all(NUMBER.fullmatch(x) for x in filled)
+def numeric_columns(cells: pd.DataFrame) -> list[bool]:
+    """Return of each column whether all that it has are numbers, which stand on the right."""
+    filled = [[x for x in map(clean, column) if x not in ("", "-")] for _, column in cells.items()]
+    return [bool(column) and all(map(NUMBER.fullmatch, column)) for column in filled]
 
 
 def markdown_table(cells: pd.DataFrame) -> str:
     """Return a table in Markdown, numbers on the right."""
-    rules = ["---:" if is_numeric(cells[name]) else "---" for name in cells]
+    rules = ["---:" if x else "---" for x in numeric_columns(cells)]
     rows = [map(escape, cells.columns), rules]
     for row in cells.itertuples(index=False, name=None):
         rows.append([x if x == "-" else escape(x) for x in row])  # nothing, and no list
@@ -92,8 +101,8 @@ def markdown(block: Section | Block) -> str:
         case Bullets():
             return "\n".join(f"- {escape(x)}" for x in block.items)
         case Plot():
-            text = block.caption.replace("[", "(").replace("]", ")")  # or they might not pair
-            return f"![{escape(text)}](figures/{block.name}.png)\n\n{escape(block.caption)}"
+            text = escape(alternative(block))
+            return f"![{text}](figures/{block.name}.png)\n\n{escape(block.caption)}"
     caption = f"**{escape(block.caption)}** ([CSV](tables/{block.name}.csv))"
     return "\n\n".join([caption, markdown_table(block.cells), escape(block.note)]).rstrip()
 
@@ -117,38 +126,48 @@ def csv_text(frame: pd.DataFrame) -> str:
     return frame.map(safe).rename(columns=safe).to_csv(index=False, lineterminator="\n")
 
 
+# === HTML =======================================================================================
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= {"one_line": one_line, "alternative": alternative}
+
+
 # === Output =====================================================================================
 def write(title: str, sections: list[Section], out: Path) -> None:
     """Write a page as report.md and report.html, and its figures and tables, into a folder."""
     for folder in (out / "figures", out / "tables"):
         folder.mkdir(parents=True, exist_ok=True)
     parts = [f"# {escape(title)}"]
+    body = []
     images = {}
     for section in sections:
         for block in (section, *section.blocks):
             parts.append(markdown(block))
+            image = figures.png(block.figure) if isinstance(block, Plot) else b""
+            body.append(html(block, image))
             if isinstance(block, Plot):
-                images[f"figures/{block.name}.png"] = figures.png(block.figure)
+                images[f"figures/{block.name}.png"] = image
             if isinstance(block, Table):
                 (out / f"tables/{block.name}.csv").write_bytes(csv_text(block.frame).encode())
     for name, image in images.items():
         (out / name).write_bytes(image)
     text = "\n\n".join(parts) + "\n"
     (out / "report.md").write_bytes(text.encode())
-    template = Template((Path(__file__).parent / "templates/report.html").read_text())
-    heading = HTML.renderInline(escape(title))
-    page = template.substitute(title=heading, body=html(text, images))
-    (out / "report.html").write_bytes(page.encode())
+    content = TEMPLATES.get_template("report.html").render(title=title, body=Markup("".join(body)))
+    (out / "report.html").write_bytes(content.encode())
 
 
-def html(text: str, images: dict[str, bytes]) -> str:
-    """Return Markdown of this module as HTML, with the images in it."""
-    tokens = HTML.parse(text)
-    for token in [child for x in tokens for child in x.children or []]:
-        source = str(token.attrs.get("src", ""))
-        if source in images:
-            token.attrs["src"] = f"data:image/png;base64,{base64_of(images[source])}"
-    return HTML.renderer.render(tokens, HTML.options, {})
+def html(block: Section | Block, image: bytes = b"") -> str:
+    """Return a block, or the title of a section, as HTML; image is that of a Plot."""
+    template = TEMPLATES.get_template("block.html")
+    kind = type(block).__name__
+    numeric = numeric_columns(block.cells) if isinstance(block, Table) else []
+    return template.render(kind=kind, block=block, numeric=numeric, image=base64_of(image))
 
 
 def base64_of(image: bytes) -> str:
@@ -164,5 +183,5 @@ def show(section: Section) -> None:
         if isinstance(block, Plot):
             shown["image/png"] = base64_of(figures.png(block.figure))
         else:
-            shown["text/html"] = f'<div class="tex2jax_ignore">{html(markdown(block), {})}</div>'
+            shown["text/html"] = f'<div class="tex2jax_ignore">{html(block)}</div>'
         display(shown, raw=True)

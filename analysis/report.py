@@ -2,83 +2,133 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from analysis import checks, figures, learning, measures, page, stats, tables
 from analysis.figures import Look
-from analysis.measures import Bench, in_order, timed
+from analysis.formatting import join, number, pluralize, some
+from analysis.measures import Experiment, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data
-from analysis.words import counted, join, number, some
 
-MOST_CHAPTERS = 8  # benches that have one each
-# What is answered -> unit, how many in a second, and in words.
-WHAT = {"process": ("s", 1.0, "whole training"), "steady": ("ms", 1000.0, "steady iteration")}
+MOST_CHAPTERS = 8  # experiments that have one each
+# What is answered -> unit, how many in a second, and its name.
+WHAT = {
+    "process": ("s", 1.0, "whole training"),
+    "total": ("s", 1.0, "training without imports"),
+    "steady": ("ms", 1000.0, "steady iteration"),
+}
+ONCE = "Each ran once: no difference in time can be claimed."
+JOINED = "Scripts joined by \u201cor\u201d cannot be told from the first of them"
 
 
 # === The answer =================================================================================
-def headline(bench: Bench) -> str:
-    """Say in a sentence for each size which scripts took how long, the fastest first.
+class Group(NamedTuple):
+    """Scripts by their time that cannot be told from the first of them."""
 
-    Scripts that cannot be told from the first of a group are in it.
-    """
+    modes: list[str]
+    is_compared: bool = True  # False of a single script, where no interval says anything of it
+
+
+def headline(experiment: Experiment) -> str:
+    """Say in a sentence for each size which scripts took how long, the fastest first."""
     sentences = []
-    several = bench.runs["size"].nunique() > 1
-    for size, every in in_order(timed(bench.runs)).groupby("size", sort=False):
-        value = "process" if every["process"].notna().any() else "steady"
+    orders = []
+    runs = timed(experiment.runs)
+    is_of_sizes = experiment.runs["size"].nunique() > 1
+    for size, every in in_order(runs).groupby("size", sort=False):
+        value = measures.whole(every) or "steady"
         unit, factor, _ = WHAT[value]
-        runs = measures.comparable(every, value)
-        means = measures.measure(runs, [value], bench.baseline).set_index("mode")[value]
+        known = measures.comparable(every, value)
+        means = measures.summarize(known, [value], experiment.baseline).set_index("mode")[value]
         means = means.sort_values(kind="stable") * factor
-        parts = []
-        for group in told_apart(runs, value, means.index):
-            ends = dict.fromkeys(number(x) for x in (means[group].min(), means[group].max()))
-            parts.append(f"{join(group, 'or')} {' to '.join(ends)} {unit}")
-        if not parts:
+        order = order_of(known, value, means.index)
+        if not order:
             continue
-        envs = list(dict.fromkeys(runs["env_id"]))
+        parts = []
+        for modes, _ in order:
+            ends = dict.fromkeys(number(x) for x in (means[modes].min(), means[modes].max()))
+            parts.append(f"{join(modes, 'or')} {' to '.join(ends)} {unit}")
+        envs = list(dict.fromkeys(known["env_id"]))
         where = f"On {envs[0]}" if len(envs) == 1 else f"Over {len(envs)} environments"
-        with_size = f" with the {size} network" if several else ""
-        length = counted(runs["num_iterations"], "iteration")
-        what = length if value == "process" else "an iteration"
-        sentences.append(f"{where}{with_size}, {what} took {join(parts)}.")
-    if (timed(bench.runs).groupby(["mode", "env_id", "size"]).size() == 1).all():
-        sentences.append("Each program ran once: no difference in time can be claimed.")
-    elif any(" or " in x for x in sentences):
-        first = "Scripts joined by \u201cor\u201d cannot be told from the first of them"
-        sentences.append(f"{first}; the next one can.")
-    return " ".join(sentences)
+        with_size = f" with the {size} network" if is_of_sizes else ""
+        length = pluralize(known["num_iterations"], "iteration")
+        what = {"process": length, "total": f"{length} without imports", "steady": "an iteration"}
+        sentences.append(f"{where}{with_size}, {what[value]} took {join(parts)}.")
+        orders.append(order)
+    if runs.groupby(["mode", "size"]).size().max() == 1:
+        is_alone = all(len(order) == 1 for order in orders)
+        no_claim = "It ran once." if is_alone else ONCE
+        return " ".join([*sentences, no_claim])
+    return " ".join([*sentences, *explain(orders)])
 
 
-def told_apart(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[list[str]]:
-    """Return modes in groups: a mode is like the first of its group.
+def order_of(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[Group]:
+    """Return modes, which come by their time, in groups.
 
-    It is if the 95% interval of their ratio has 1 in it.
+    A mode cannot be told from another if the 95% interval of their ratio has 1 in it.
     """
-    groups: list[list[str]] = []
+    groups: list[Group] = []
     for mode in modes:
-        if groups:
-            first = groups[-1][0]
-            pair = stats.compare(runs[runs["mode"].isin((first, mode))], value, first)
-            if len(pair) and pair["low"].iloc[0] <= 1 <= pair["high"].iloc[0]:
-                groups[-1].append(mode)
-                continue
-        groups.append([mode])
+        compared = [x.modes for x in groups if x.is_compared]
+        if not compared:
+            groups.append(Group([mode]))
+            continue
+        first = compared[-1][0]
+        pair = stats.compare(runs[runs["mode"].isin((first, mode))], value, first)
+        if pair["low"].isna().all():  # of no pair, too
+            groups.append(Group([mode], is_compared=False))
+        elif pair["low"].iloc[0] <= 1 <= pair["high"].iloc[0]:
+            compared[-1].append(mode)
+        else:
+            groups.append(Group([mode]))
     return groups
 
 
-def answer(bench: Bench) -> list[Block]:
-    """Return the sentence, and bars of whole trainings, or where none is known of iterations."""
-    sentence = Text(headline(bench) or "No duration of these runs counts.")
-    value = "process" if timed(bench.runs)["process"].notna().any() else "steady"
+def explain(orders: Sequence[list[Group]]) -> list[str]:
+    """Say what may be concluded from the scripts' order, for all sizes at once."""
+    found = []
+    unknown = {mode for order in orders for x in order if not x.is_compared for mode in x.modes}
+    if unknown:
+        names = some(sorted(unknown))
+        found.append(f"Of {names} no difference can be claimed: too few runs have a counterpart.")
+    counts = [[len(x.modes) for x in order if x.is_compared] for order in orders]
+    if all(x == [1] for x in counts):
+        return found
+    if all(x == [2] for x in counts):
+        found.append("The two cannot be told apart.")
+    elif all(len(x) == 1 for x in counts):
+        found.append("None of the others can be told from the first.")
+    elif all(x == [1, 1] for x in counts) and not unknown:
+        found.append("The two can be told apart.")
+    elif all(set(x) == {1} for x in counts):
+        which = "of the others" if unknown else "script"
+        found.append(f"Each {which} can be told from the one before it.")
+    elif any(max(x[:-1], default=1) > 1 for x in counts):
+        found.append(f"{JOINED}; one that follows them can.")
+    else:
+        found.append(f"{JOINED}.")
+    return found
+
+
+def answer(experiment: Experiment) -> list[Block]:
+    """Return the sentence, what to know before it is trusted, and bars.
+
+    They are of whole trainings, or where none is known of iterations.
+    """
+    counts = timed(experiment.runs)
+    blocks: list[Block] = [Text(headline(experiment) or "No duration of these runs counts.")]
+    blocks += [Text(x) for x in checks.answer_warnings(experiment)]
+    value = measures.whole(counts) or "steady"
     unit, factor, what = WHAT[value]
     # A bar's parts are of the same runs as the whole.
-    runs = measures.comparable(timed(bench.runs), value)
+    runs = measures.comparable(counts, value)
     if runs.empty:
-        return [sentence]
-    frame = measures.measure(runs, (value, "startup"), bench.baseline)
-    base = frame["size"].map(frame[frame["mode"] == bench.baseline].set_index("size")[value])
+        return blocks
+    frame = measures.summarize(runs, (value, "startup"), experiment.baseline)
+    base = frame["size"].map(frame[frame["mode"] == experiment.baseline].set_index("size")[value])
     for end in ("low", "high"):
         frame[end] = factor * base * frame[f"{value}_{end}"]
     frame["all"] = factor * frame[value]
@@ -86,25 +136,27 @@ def answer(bench: Bench) -> list[Block]:
     if value == "process" and (frame["startup"] < frame["process"]).all():
         frame["rest"] = frame["process"] - frame["startup"]
         parts = {"startup": "startup", "rest": "later iterations"}
-    figure = figures.bars(frame, looks_of(bench), parts, f"{what} ({unit})")
-    caption = f"A {what}; whiskers: its ratio to {bench.baseline}'s, at 95%"
-    return [sentence, Plot("answer", figure, caption)]
+    figure = figures.bars(frame, looks_of(experiment), parts, f"{what} ({unit})")
+    caption = f"A {what}"
+    if frame["low"].notna().any():
+        caption += f"; whiskers: its ratio to {experiment.baseline}'s, at 95%"
+    return [*blocks, Plot("answer", figure, caption)]
 
 
-def looks_of(bench: Bench) -> dict[str, Look]:
-    return figures.looks(in_order(bench.runs.drop_duplicates("mode")))
+def looks_of(experiment: Experiment) -> dict[str, Look]:
+    return figures.looks(in_order(experiment.runs.drop_duplicates("mode")))
 
 
 # === Sections ===================================================================================
-def learning_bands(bench: Bench) -> list[Block]:
+def learning_bands(experiment: Experiment) -> list[Block]:
     """Return the curves of returns, a figure for each size."""
-    points = in_order(learning.progress(bench))
+    points = in_order(learning.progress(experiment))
     points = points.rename(columns={"env_id": "panel", "steps": "x"})
-    off_policy = bench.runs["algorithm"].isin(learning.OFF_POLICY).all()
+    off_policy = experiment.runs["algorithm"].isin(learning.OFF_POLICY).all()
     label = "mean return of the last 100 episodes" if off_policy else "mean episodic return"
     plots: list[Block] = []
     for size, own in points.groupby("size", sort=False):
-        figure = figures.bands(own, looks_of(bench), "environment steps", label)
+        figure = figures.bands(own, looks_of(experiment), "environment steps", label)
         with_size = f", {size} network" if len(own) < len(points) else ""
         caption = f"What was learnt by then{with_size}"
         plots.append(Plot(f"learning_{len(plots) + 1}", figure, caption))
@@ -112,7 +164,7 @@ def learning_bands(bench: Bench) -> list[Block]:
 
 
 # Of each section the title, and the names of tables or what else is in it.
-SECTIONS: dict[str, tuple[str, list[str | Callable[[Bench], list[Block]]]]] = {
+SECTIONS: dict[str, tuple[str, list[str | Callable[[Experiment], list[Block]]]]] = {
     "answer": ("The answer", [answer, "answer"]),
     "learning": ("Learning", [learning_bands, "last_returns", "returns", "targets"]),
     "environments": ("By environment", ["cells"]),
@@ -123,16 +175,16 @@ SECTIONS: dict[str, tuple[str, list[str | Callable[[Bench], list[Block]]]]] = {
 }
 
 
-def section(name: str, bench: Bench) -> Section | None:
+def section(name: str, experiment: Experiment) -> Section | None:
     """Return one of SECTIONS, if anything is in it."""
     title, parts = SECTIONS[name]
     blocks: list[Block] = []
     for part in parts:
         if isinstance(part, str):
-            table = tables.make(part, bench)
+            table = tables.make(part, experiment)
             blocks += [table] if len(table.frame) else []
         else:
-            blocks += part(bench)
+            blocks += part(experiment)
     return Section(title, blocks) if blocks else None
 
 
@@ -144,9 +196,9 @@ def compared(name: str, title: str, frame: pd.DataFrame, caption: str) -> Sectio
     return Section(title, [tables.contender_table(name, caption, frame)])
 
 
-def platform_section(several: Sequence[Bench]) -> Section | None:
+def platform_section(several: Sequence[Experiment]) -> Section | None:
     """Compare the platforms, script by script, with the one that has most runs."""
-    runs = pd.concat([bench.runs for bench in several])
+    runs = pd.concat([experiment.runs for experiment in several])
     platforms = [str(x) for x in runs["platform"].value_counts().index]
     if len(platforms) < 2:
         return None
@@ -169,13 +221,13 @@ def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
 
 def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[Section]:
     """Return the whole report."""
-    several = measures.benches(data, baseline)
+    several = measures.experiments(data, baseline)
     sections = []
-    for i, bench in enumerate(several[:MOST_CHAPTERS]):
-        made = [section(name, bench) for name in SECTIONS]
+    for i, experiment in enumerate(several[:MOST_CHAPTERS]):
+        made = [section(name, experiment) for name in SECTIONS]
         parts = [x for x in made if x]
         if len(several) > 1:
-            sections.append(Section(bench.title, [Text(tables.scope(bench.runs))]))
+            sections.append(Section(experiment.title, [Text(tables.scope(experiment.runs))]))
             parts = [nested(x, f"part{i + 1}_") for x in parts]
         sections += parts
     if len(several) > MOST_CHAPTERS:
@@ -187,7 +239,7 @@ def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[
         sections.append(compared)
     if against is not None:
         sections.append(against_section(data.runs, against.runs))
-    about = [Text(tables.scope(data.runs)), Bullets(checks.odd(data))]
+    about = [Text(tables.scope(data.runs)), Bullets(checks.run_warnings(data))]
     return [*sections, Section("The runs", [*about, tables.machine_table(data.runs)])]
 
 

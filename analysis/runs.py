@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import schema
-from analysis.schema import ITERATIONS, RUNS, SCRIPTS, Column, SourceError, clean
+from analysis.schema import ITERATIONS, RUNS, SCRIPTS, SIZES, Column, SourceError, clean
 
-SIZES = {(64, 64): "small", (256,) * 3: "medium", (1024,) * 6: "large"}
+SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # by a network's hidden layers
 # Arguments that say who and where, not how much work; all others are the column `settings`.
 NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "jit", "jit_env", "sync_for_timing"),
@@ -47,7 +47,7 @@ IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_itera
 PARTS = ("imports", "setup", "first")  # of startup
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 # An argument tells the algorithm of a copy that has a name of its own.
-TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency"}
+TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency", "sac": "tau"}
 USUAL = {"vectorization": "sync", "compile": False, "threads": 0}  # otherwise it is another mode
 OP_BY_OP = {"torch": "--no-jit-env", "": "--no-jit"}  # framework -> flag that turns compiling off
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
@@ -283,7 +283,7 @@ def tabulate(records: Iterable[dict[str, Any]]) -> Data:
     # As objects: text that is not clean yet may be more than pandas can hold.
     runs = pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object)
     iterations = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
-    data = check(runs, iterations)
+    data = make_data(runs, iterations)
     return data._replace(left_out=left_out | data.left_out)
 
 
@@ -304,7 +304,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
         values |= {f"{part}.{name}": x for name, x in info.get(part, {}).items()}
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
     algorithm = algorithm_of(info["script"], args)
-    if algorithm == "dqn":
+    if algorithm in ("dqn", "sac"):
         # Of whole iterations: what is left over is not trained.
         settings["total_timesteps"] = num_iterations * batch_size
     row = {x.name: values.get(x.source) for x in RUNS if x.source}
@@ -312,14 +312,14 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
         "algorithm": algorithm,
         "mode": name_mode(info),
         "env_id": name_environment(args),
-        "size": SIZES.get(tuple(hidden), "x".join(map(str, hidden)) or "none"),
+        "size": SIZE_OF.get(tuple(hidden), "x".join(map(str, hidden)) or "none"),
         "settings": json.dumps(settings),
         "batch_size": batch_size,
         "platform": describe_platform(info),
         "resumed": bool(info.get("resumed")),
         "last_100_return": last_return(metrics),
     }
-    row |= measure(info)
+    row |= durations_of(info)
     if row["resumed"] or row["agent"] not in (None, 0):
         row |= dict.fromkeys([x.name for x in RUNS if x.kind == "seconds"])
     return row
@@ -345,7 +345,7 @@ def name_environment(args: dict[str, Any]) -> str:
 
 
 def name_mode(info: dict[str, Any]) -> str:
-    """Return the script with flags that change how it computes; "" where check() knows."""
+    """Return the script with flags that change how it computes; "" where make_data() knows."""
     parts = [info["script"]]
     for name, usual in USUAL.items():
         value = info["args"].get(name) or usual
@@ -371,7 +371,7 @@ def describe_platform(info: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def measure(info: dict[str, Any]) -> dict[str, float]:
+def durations_of(info: dict[str, Any]) -> dict[str, float]:
     """Return the durations, in seconds, of a run that was never stopped."""
     metrics = info["metrics"]
     imports = info["durations"]["imports"]
@@ -429,9 +429,9 @@ def read_table(path: Path) -> Data:
         raise SourceError(f"{path.parent}/about.json is not a study's") from None
     unread = [x for x in table if x not in {y.name for y in RUNS}]
     if unread:
-        words = f"{path.name} has columns that are not read"
-        notes = [f"{words}: {', '.join(unread[:10])}", *notes]
-    data = check(table, iterations)
+        names = ", ".join(unread[:10])
+        notes = [f"{path.name} has columns that are not read: {names}", *notes]
+    data = make_data(table, iterations)
     return data._replace(left_out=left_out | data.left_out, notes=tuple(notes))
 
 
@@ -471,12 +471,12 @@ def save(data: Data, folder: str | Path) -> None:
 
 
 # === One schema =================================================================================
-def check(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
+def make_data(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
     """Return the rows that are runs, and their iterations, and why other rows are left out."""
-    runs, reasons = schema.check(table, RUNS)
+    runs, reasons = schema.validate(table, RUNS)
     names = [name or f"row {i}" for i, name in enumerate(runs["run"], 1)]
     runs["run"] = pd.Series(names, runs.index, dtype="str")
-    iterations, wrong = schema.check(iterations, ITERATIONS)
+    iterations, wrong = schema.validate(iterations, ITERATIONS)
     wrong[iterations.duplicated(["run", "iteration"])] = "it is there twice"
     for i, reason in wrong[wrong != ""].items():
         number = iterations.at[i, "iteration"]

@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     """What a column may hold."""
 
     dtype: str
-    words: str = ""  # in a sentence on a value that is not of the kind
+    description: str = ""  # in a sentence on a value that is not of the kind
     low: float = math.nan  # numbers lie above it
     high: float = math.nan  # and below this
 
@@ -64,9 +64,15 @@ def read_scripts() -> dict[str, dict[str, Any]]:
     return tomllib.loads(path.read_text())
 
 
+def read_sizes() -> dict[str, list[int]]:
+    """Return the networks that runs are named after: how many units each hidden layer has."""
+    return tomllib.loads(Path(__file__).with_name("sizes.toml").read_text())
+
+
 RUNS = read_columns("runs")
 ITERATIONS = read_columns("iterations")
 SCRIPTS = read_scripts()
+SIZES = read_sizes()
 
 
 def clean(text: object) -> str:
@@ -76,7 +82,7 @@ def clean(text: object) -> str:
 
 
 # === Foreign values =============================================================================
-def check(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, pd.Series]:
+def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, pd.Series]:
     """Return a foreign table with every column, in one order and with one type each.
 
     With it, for each row, why it cannot be, or "".
@@ -89,8 +95,8 @@ def check(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame,
         values, wrong = convert(given, column.kind)
         for i, cell in given[wrong].items():
             shown = repr(cell) if isinstance(cell, str) else str(cell)
-            words = KINDS[column.kind].words
-            reasons[i] = f"{column.name} is {clean(shown):.40}, not {words}"
+            kind = KINDS[column.kind].description
+            reasons[i] = f"{column.name} is {clean(shown):.40}, not {kind}"
         if column.must and column.kind == "text":
             reasons[values == ""] = f"{column.name} is missing"
         done[column.name] = values

@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 
 from analysis import learning, measures
-from analysis.measures import Bench
+from analysis.formatting import NOT_TOLD_APART, WIDE, interval, number, pluralize, ratio
+from analysis.measures import Experiment
 from analysis.page import Table
-from analysis.words import counted, interval, number
 
 Cell = Callable[[pd.Series], str]
 # The first columns of every table that has them.
 KEYS = {"platform": "platform", "hyperparameters": "settings", "network": "size"}
 KEYS |= {"environment": "env_id", "script": "mode"}
 TIMES = {"startup": "startup", "steady": "steady iteration", "process": "whole training"}
+TIMES |= {"total": "training without imports"}
 PHASES = ("rollout_steady", "update_steady")
 IF_SEVERAL = ("hyperparameters", "network", "iterations")  # need not say one thing in every row
 
@@ -24,6 +25,12 @@ def span(prefix: str = "") -> Cell:
     """Return a function that writes a row's estimate, low and high, named with a prefix."""
     names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
     return lambda row: interval(*(float(row[name]) for name in names))
+
+
+def times(prefix: str) -> Cell:
+    """Return a function that writes a ratio of durations, as span() does other numbers."""
+    names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
+    return lambda row: ratio(*(float(row[name]) for name in names))
 
 
 def value(name: str, factor: float = 1) -> Cell:
@@ -62,48 +69,74 @@ def across(frame: pd.DataFrame, text: pd.Series, keys: list[str], column: str) -
     return frame[keys].drop_duplicates().merge(wide, on=keys).fillna("-")
 
 
-# === Of a bench =================================================================================
+# === Of an experiment ===========================================================================
 class Declared(NamedTuple):
-    frame: Callable[[Bench], pd.DataFrame]
+    frame: Callable[[Experiment], pd.DataFrame]
     caption: str  # here and in titles of columns, {baseline} and the like are filled in
     columns: dict[str, Cell]
     note: str = ""
 
 
-def make(name: str, bench: Bench) -> Table:
+def make(name: str, experiment: Experiment) -> Table:
     """Return one of TABLES."""
     declared = TABLES[name]
-    frame = declared.frame(bench)
-    envs = list(dict.fromkeys(bench.runs["env_id"]))
+    frame = declared.frame(experiment)
+    envs = list(dict.fromkeys(experiment.runs["env_id"]))
     lengths = frame["length"].dropna().unique() if "length" in frame else []
-    words = {
-        "title": bench.title,
-        "baseline": bench.baseline,
+    names = {
+        "title": experiment.title,
+        "baseline": experiment.baseline,
         "where": envs[0] if len(envs) == 1 else "Geometric means over environments",
-        "training": counted(lengths, "iteration") if len(lengths) == 1 else "training",
+        "training": pluralize(lengths, "iteration") if len(lengths) == 1 else "training",
     }
-    columns = {title.format(**words): cell for title, cell in declared.columns.items()}
-    return table_of(name, declared.caption.format(**words), frame, columns, declared.note)
+    titles = dict(declared.columns)
+    for name_of_whole, of_whole in WHOLE.items():
+        if name_of_whole in frame:
+            titles |= of_whole
+    columns = {title.format(**names): cell for title, cell in titles.items()}
+    made = table_of(name, declared.caption.format(**names), frame, columns, declared.note)
+    if made.cells.map(lambda x: x.endswith(NOT_TOLD_APART)).any(axis=None):
+        return made._replace(note=f"{made.note} {WIDE_NOTE}".strip())
+    return made
 
 
-def cells(bench: Bench) -> pd.DataFrame:
+def cells(experiment: Experiment) -> pd.DataFrame:
     """Return the durations in each environment, if there are several."""
-    runs = bench.runs if bench.runs["env_id"].nunique() > 1 else bench.runs.head(0)
-    return measures.measure(runs, tuple(TIMES), bench.baseline, ("size", "env_id"))
+    runs = experiment.runs if experiment.runs["env_id"].nunique() > 1 else experiment.runs.head(0)
+    return durations(runs, experiment.baseline, ("size", "env_id"))
+
+
+def durations(runs: pd.DataFrame, baseline: str, by: tuple[str, ...] = ("size",)) -> pd.DataFrame:
+    """Return measure() of startup, iteration and the whole, be that known with imports or not."""
+    values = ("startup", "steady", measures.whole(runs) or "process")
+    return measures.summarize(runs, values, baseline, by)
 
 
 DURATIONS = {
     "runs": text("runs"),
     "startup (s)": value("startup"),
     "iteration (ms)": value("steady", 1000),
-    "times as long as {baseline}": span("steady_"),
+    "times as long as {baseline}": times("steady_"),
     "iterations": lambda row: f"{row['length']:,.0f}",
-    "{training} (s)": value("process"),
-    "training, times as long": span("process_"),
 }
+# Of whole trainings, by the column that a table of durations has of them.
+WHOLE = {
+    "process": {
+        "{training} (s)": value("process"),
+        "training, times as long": times("process_"),
+    },
+    "total": {
+        "{training} without imports (s)": value("total"),
+        "training without imports, times as long": times("total_"),
+    },
+}
+WIDE_NOTE = (
+    f"{NOT_TOLD_APART.capitalize()}: the interval holds 1, and its ends differ more than "
+    f"{WIDE}-fold."
+)
 TABLES = {
     "answer": Declared(
-        lambda bench: measures.measure(bench.runs, tuple(TIMES), bench.baseline),
+        lambda experiment: durations(experiment.runs, experiment.baseline),
         "{where}, {title}",
         DURATIONS,
         "Startup: process start to the end of iteration 0, where everything compiles. Iteration: "
@@ -138,26 +171,26 @@ TABLES = {
         "In the brackets the 95% interval of their ratio does not tell which is ahead.",
     ),
     "phases": Declared(
-        lambda bench: measures.measure(bench.synced, PHASES, bench.baseline),
+        lambda experiment: measures.summarize(experiment.synced, PHASES, experiment.baseline),
         "A steady iteration of synchronised runs",
         {
             "rollout (ms)": value("rollout_steady", 1000),
             "update (ms)": value("update_steady", 1000),
-            "rollout, times as long as {baseline}": span("rollout_steady_"),
-            "update, times as long": span("update_steady_"),
+            "rollout, times as long as {baseline}": times("rollout_steady_"),
+            "update, times as long": times("update_steady_"),
         },
     ),
     "compile_modes": Declared(
         measures.compiling,
         "What leaving compiling out, or doing it otherwise, costs in each framework",
         {
-            "a steady iteration, times as long": span("steady_"),
-            "iteration 0, times as long": span("first_"),
+            "a steady iteration, times as long": times("steady_"),
+            "iteration 0, times as long": times("first_"),
             "as": text("compiled"),
         },
     ),
     "returns": Declared(
-        lambda bench: learning.returns(bench, learning.load_environments()),
+        lambda experiment: learning.returns(experiment, learning.load_environments()),
         "Final returns, and their equivalence with {baseline}'s",
         {
             "runs": text("runs"),
@@ -186,7 +219,7 @@ TABLES = {
         "Means over seeds. Training episodes explore; the others are of evaluate.py.",
     ),
     "targets": Declared(
-        lambda bench: learning.targets(bench, learning.load_environments()),
+        lambda experiment: learning.targets(experiment, learning.load_environments()),
         "Time to a target return",
         {
             "target return": value("target"),
@@ -212,7 +245,7 @@ def contender_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
     """How long platforms, or new and old results, take over each other."""
     columns = {
         "duration": lambda row: TIMES[row["value"]],
-        "times as long": span(),
+        "times as long": times(""),
         "verdict": verdict,
         "blocks": text("blocks"),
     }
@@ -242,13 +275,13 @@ def machine_table(runs: pd.DataFrame) -> Table:
 
 def scope(runs: pd.DataFrame) -> str:
     """Say what was run."""
-    of = f"{counted([len(runs)], 'run')} of {counted([runs['mode'].nunique()], 'script')}"
-    envs = counted([runs["env_id"].nunique()], "environment")
-    sizes = counted([runs["size"].nunique()], "network size")
+    of = f"{pluralize([len(runs)], 'run')} of {pluralize([runs['mode'].nunique()], 'script')}"
+    envs = pluralize([runs["env_id"].nunique()], "environment")
+    sizes = pluralize([runs["size"].nunique()], "network size")
     cells = runs.groupby(["env_id", "size", "mode", "sync"])["repeat"].nunique()
-    length = counted(runs["num_iterations"], "iteration")
-    words = f"{of} in {envs}, {sizes}, {counted(cells, 'repeat')} each, of {length}."
+    length = pluralize(runs["num_iterations"], "iteration")
+    found = f"{of} in {envs}, {sizes}, {pluralize(cells, 'repeat')} each, of {length}."
     if runs["resumed"].any():
-        resumed = counted([runs["resumed"].sum()], "run")
-        words += f" {resumed} stopped and resumed: without durations."
-    return words
+        resumed = pluralize([runs["resumed"].sum()], "run")
+        found += f" {resumed} stopped and resumed: without durations."
+    return found

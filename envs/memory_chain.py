@@ -6,6 +6,7 @@ The first observation holds a bit, and the action that repeats it at the end of 
 1, the other one -1.
 """
 
+from gymnax.environments import spaces
 from gymnax.environments.bsuite.memory_chain import EnvParams, MemoryChain
 
 
@@ -13,3 +14,6 @@ class MemoryChain30(MemoryChain):
     @property
     def default_params(self) -> EnvParams:
         return EnvParams(memory_length=30)
+
+    def observation_space(self, params: EnvParams) -> spaces.Box:
+        return spaces.Box(-1, 1, (self.num_bits + 2,))  # gymnax's begins at 0; the bit is -1 or 1

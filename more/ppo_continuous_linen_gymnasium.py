@@ -67,11 +67,11 @@ class Args:
     total_timesteps: int = 204_800  # environment steps, in whole rollouts
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    num_envs: int = 32  # parallel environments
-    num_steps: int = 64  # steps per environment and rollout
+    num_envs: int = 16  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
-    num_minibatches: int = 8  # minibatches per epoch
+    num_minibatches: int = 32  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation
     norm_reward: bool = True  # divide rewards by the running std of discounted returns
@@ -125,7 +125,6 @@ class VecEnv:
     def __init__(
         self, env_id: str, num_envs: int, gamma: float, vectorization: str, seed: int
     ) -> None:
-        self.env_id = env_id
         self.num_envs = num_envs
         self.gamma = gamma
         self.vectorization = vectorization
@@ -141,10 +140,12 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Box):
-            fail(f"--env-id: the actions of {env_id} are discrete: use ppo_linen_gymnasium.py")
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
+        self.spec = env.spec
         self.action_space = env.action_space
         self.action_low = env.action_space.low
         self.action_high = env.action_space.high
@@ -177,7 +178,7 @@ class VecEnv:
             options["context"] = "forkserver"  # not fork: JAX and torch have threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (self.env_id, self.num_envs, self.vectorization, options, wrappers)
+        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
         self.envs: Any = gymnasium.make_vec(*how)
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
@@ -279,7 +280,8 @@ def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
     count = stats.count + 1
     weight = 1 / count  # of the new rollout; all have the same size
     mean = stats.mean + weight * change
-    var = (1 - weight) * (stats.var + weight * change**2) + weight * distance.var((0, 1))
+    rollout_var = distance.var((0, 1), correction=0)
+    var = (1 - weight) * (stats.var + weight * change**2) + weight * rollout_var
     return RunningMeanStd(mean, var, count)
 
 
@@ -565,17 +567,18 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
     state = {"train_state": {"params": shapes.params}, "stats": make_stats(env)}
     _, saved = load_checkpoint(folder, state)
-    params = saved["train_state"]["params"]
+    params, stats = saved["train_state"]["params"], saved["stats"]
     get_gaussian = jax.jit(partial(shapes.apply_fn, params, method="get_gaussian"))
     low, high = np.float32(env.action_low), np.float32(env.action_high)
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
         obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        mean, log_std = get_gaussian(normalise(obs, saved["stats"].obs, args))
-        action = np.asarray(mean)
+        obs = normalise(obs, stats.obs, args)
+        mean, log_std = map(np.asarray, get_gaussian(obs))
+        action = mean
         if sample:
-            action = action + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
+            action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
         return to_bounds(action.reshape(-1, *low.shape), low, high)
 
     return policy

@@ -117,7 +117,6 @@ class VecEnv:
     """
 
     def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
-        self.env_id = env_id
         self.num_envs = num_envs
         self.vectorization = vectorization
         self.seed = seed
@@ -132,10 +131,12 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Discrete) or env.action_space.start != 0:
-            fail(f"--env-id: actions must be discrete and begin with 0, not {env.action_space}")
+            hint = "for a Box, see more/ppo_continuous_*_gymnasium.py"
+            fail(f"--env-id: actions must count from 0, and not be {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
+        self.spec = env.spec
         self.action_space = env.action_space
         self.num_actions = int(env.action_space.n)
         self.obs_shape = env.observation_space.shape
@@ -163,7 +164,7 @@ class VecEnv:
             options["context"] = "forkserver"  # not fork: JAX and torch have threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (self.env_id, self.num_envs, self.vectorization, options, wrappers)
+        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
         self.envs: Any = gymnasium.make_vec(*how)
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.

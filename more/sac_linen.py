@@ -160,7 +160,7 @@ class VecEnv:
             fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
         self.action_space = self.env.action_space(self.params)
         if not isinstance(self.action_space, Box):
-            fail(f"--env-id: the actions of {env_id} are discrete: use dqn_linen.py")
+            fail(f"--env-id: {env_id} has discrete actions: see dqn_linen.py and dqn_torch.py")
         shape = self.action_space.shape
         self.action_low = np.broadcast_to(np.float32(self.action_space.low), shape)
         self.action_high = np.broadcast_to(np.float32(self.action_space.high), shape)

@@ -112,6 +112,7 @@ class Args:
 class MuJoCo(Args):
     """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
 
+    env_id: str = "HalfCheetah-v5"  # Gymnasium environment with continuous actions
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
     learning_rate: float = 3e-4  # Adam's, of actor, critics and alpha
     num_envs: int = 1  # parallel environments
@@ -143,7 +144,6 @@ class VecEnv:
     """
 
     def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
-        self.env_id = env_id
         self.num_envs = num_envs
         self.vectorization = vectorization
         self.seed = seed
@@ -158,10 +158,12 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Box):
-            fail(f"--env-id: the actions of {env_id} are discrete: use dqn_linen_gymnasium.py")
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
             fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
+        self.spec = env.spec
         self.action_space = env.action_space
         self.action_low = env.action_space.low
         self.action_high = env.action_space.high
@@ -194,7 +196,7 @@ class VecEnv:
             options["context"] = "forkserver"  # not fork: JAX and torch have threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (self.env_id, self.num_envs, self.vectorization, options, wrappers)
+        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
         self.envs: Any = gymnasium.make_vec(*how)
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.

@@ -3,16 +3,14 @@
     python site/build.py    # writes report/site.html, one file, which makes no network requests
 
 It is page.html with page.css, page.js, the scripts that scripts.toml names, docs/notes.toml,
-idioms.toml and the studies in it. A line that scripts share is held once. The page itself compares
-scripts and counts seconds.
+idioms.toml and the studies in it: Jinja fills it in, and escapes whatever is not Markup. A line
+that scripts share is held once. The page itself compares scripts and counts seconds.
 """
 
 import argparse
 import ast
 import base64
 import hashlib
-import html
-import json
 import os
 import re
 import sys
@@ -21,20 +19,25 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 from urllib.parse import quote
-
-import pandas as pd
-from pygments.lexers.python import PythonLexer
-from pygments.token import Token, _TokenType
-from scipy.stats import t as student
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.append(str(ROOT))
 
-from analysis import measures, page, runs, stats
+try:
+    import pandas as pd
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup, escape
+    from pygments.lexers.python import PythonLexer
+    from pygments.token import Token, _TokenType
+    from scipy.stats import t as student
+
+    from analysis import measures, page, runs, stats
+except ModuleNotFoundError as error:
+    print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
+    sys.exit(2)
 
 FRAMEWORKS = {
     "torch": "PyTorch",
@@ -57,6 +60,7 @@ LETTERS = {
 }
 PLAIN = "p"
 BETWEEN = "¦"  # tokens of a line; no script has it
+BREAK = re.compile(r"(?<=[(\[=])|(?=\.[a-z_])")  # after a bracket, and before a dot
 Line = list[tuple[str, str]]  # letters and texts
 
 
@@ -136,9 +140,9 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
         raise BuildError(f"docs/notes.toml: no script has a section for {sorted(unused)}")
 
 
-def prose(text: str) -> str:
+def prose(text: str) -> Markup:
     """Return a sentence of this project's own as HTML, with its `code`."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 # === Idioms =====================================================================================
@@ -183,47 +187,40 @@ def read_idioms(root: Path) -> list[dict[str, Any]]:
     return tomllib.loads((root / "site/idioms.toml").read_text())["idiom"]
 
 
-def idiom_cell(root: Path, sources: list[dict[str, str]], link: str) -> str:
-    """Return the cell of a framework: excerpts, each with a link to its file."""
-    parts = []
+def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[dict[str, Any]]:
+    """Return what idioms.html shows of a framework: excerpts, each with a link to its file.
+
+    Of excerpts that follow each other from one place, the last has the link.
+    """
+    shown = []
     for i, source in enumerate(sources):
         code, start, end = excerpt(root, source)
-        parts.append(f"<pre>{''.join(map(line_html, highlight(code)))}</pre>")
+        own: dict[str, Any] = {"lines": [line_of(x) for x in highlight(code)]}
         places = [(x["file"], x["name"]) for x in sources[i : i + 2]]
-        if len(set(places)) == len(places):  # the next is not from the same place
-            name = html.escape(", ".join(places[0]))
+        if len(set(places)) == len(places):
             lines = f"#L{start}-L{end}" if link.startswith("http") else ""  # GitHub's
-            address = html.escape(f"{link}/{source['file']}{lines}")
-            parts.append(f'<a href="{address}">{name}</a>')
-    return "".join(parts)
+            own |= {"place": ", ".join(places[0]), "link": f"{link}/{source['file']}{lines}"}
+        shown.append(own)
+    return shown
 
 
-def line_html(line: Line) -> str:
-    """Return a line of an excerpt, with a class by which it is indented where it wraps."""
+def line_of(line: Line) -> dict[str, Any]:
+    """Return a line, how far it is indented, and its tokens with places to break them at.
+
+    They are never within a name.
+    """
     text = "".join(text for _, text in line)
-    indent = len(text) - len(text.lstrip())
-    return f'<span class="line in{indent}">{"".join(map(token_html, line))}</span>'
+    tokens = [(letter, BREAK.split(part)) for letter, part in line]
+    return {"indent": len(text) - len(text.lstrip()), "tokens": tokens}
 
 
-def token_html(token: tuple[str, str]) -> str:
-    letter, text = token
-    text = html.escape(text)
-    return text if letter == PLAIN else f'<span class="{letter}">{text}</span>'
-
-
-def idioms_html(root: Path, link: str) -> str:
-    """Return the table of idioms, a row each, frameworks as columns."""
-    heads = "".join(f'<th scope="col">{title}</th>' for title in FRAMEWORKS.values())
-    rows = [f'<thead><tr><th scope="col">Idiom</th>{heads}</tr></thead>']
+def idioms_of(root: Path, link: str) -> list[dict[str, Any]]:
+    """Return what idioms.html shows: each idiom, in every framework."""
+    shown = []
     for idiom in read_idioms(root):
-        cells = "".join(
-            f'<td data-title="{title}">{idiom_cell(root, idiom[name], link)}</td>'
-            for name, title in FRAMEWORKS.items()
-        )
-        note = prose(idiom["note"])
-        head = f"<th scope=row><h3>{html.escape(idiom['title'])}</h3><p>{note}</p></th>"
-        rows.append(f"<tr>{head}{cells}</tr>")
-    return f'<table class="idioms">{"".join(rows)}</table>'
+        cells = {title: read_excerpts(root, idiom[x], link) for x, title in FRAMEWORKS.items()}
+        shown.append({"title": idiom["title"], "note": prose(idiom["note"]), "cells": cells})
+    return shown
 
 
 # === Studies ====================================================================================
@@ -241,8 +238,8 @@ def read_cells(root: Path) -> list[Cell]:
         if path.name not in runs.TABLES:
             continue
         study = str(path.parent.relative_to(root))
-        for bench in measures.benches(runs.load(path.parent)):
-            every = measures.timed(bench.runs).dropna(subset=["steady", "process"])
+        for experiment in measures.experiments(runs.load(path.parent)):
+            every = measures.timed(experiment.runs).dropna(subset=["steady", "process"])
             alone = every["num_agents"].isna() & ~every["mode"].str.contains("side by side")
             every = every[alone & ~every["sync"] & (every["algorithm"] == "ppo")]
             for _, part in every.groupby(["env_id", "size"]):
@@ -260,8 +257,8 @@ def is_part(cell: Cell, other: Cell) -> bool:
 
 
 def text(value: object) -> str:
-    """Return a study's text as HTML that shows it as it is; page.escape() sees to that."""
-    return page.HTML.renderInline(page.escape(value))
+    """Return a study's text as HTML that shows it as it is, in one line."""
+    return str(escape(page.one_line(value)))
 
 
 def pack(cell: Cell, link: str) -> dict[str, Any]:
@@ -304,18 +301,36 @@ def build(root: Path, link: str) -> str:
         "t": [round(float(student.ppf((1 + stats.CONFIDENCE) / 2, x)), 4) for x in range(1, most)],
         "farthest": measures.FARTHEST,
     }
-    packed = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    css = (HERE / "page.css").read_text()
-    js = (HERE / "page.js").read_text()
-    return Template((HERE / "page.html").read_text()).substitute(
-        css=css,
-        js=js,
-        css_hash=digest(css),
-        js_hash=digest(js),
-        data=packed.replace("<", "\\u003c"),
-        idioms=idioms_html(root, link),
-        link=html.escape(link),
+    css = Markup((HERE / "page.css").read_text())
+    js = Markup((HERE / "page.js").read_text())
+    return (
+        templates()
+        .get_template("page.html")
+        .render(
+            css=css,
+            js=js,
+            css_hash=digest(css),
+            js_hash=digest(js),
+            data=data,
+            idioms=idioms_of(root, link),
+            link=link,
+        )
     )
+
+
+def templates() -> Environment:
+    """Return what makes pages of the files beside this one."""
+    found = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The order of scripts and of lines stays, and no space is spent.
+    options = {"ensure_ascii": False, "separators": (",", ":"), "sort_keys": False}
+    found.policies["json.dumps_kwargs"] = options
+    return found
 
 
 def digest(code: str) -> str:

@@ -3,7 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 const DATA = JSON.parse($("data").textContent);
-const NARROW = matchMedia("(max-width: 719px)"); // there, one script's lines stand above the other's
+// There, one script's lines stand above the other's, and all is folded at first.
+const NARROW = matchMedia("(max-width: 719px)");
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -12,7 +13,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Notes and text from studies are HTML already: the build escapes them, these by analysis/page.py.
+// Notes and text from studies are HTML already: the build escapes them.
 function prose(tag, html, attributes = {}) {
   const made = element(tag, attributes);
   made.innerHTML = html;
@@ -86,9 +87,9 @@ function sentenceOf(rows, steps, cell) {
   if (!rows.some((x) => x.known)) return `${text} <small>Each ran once, so no difference is claimed.</small>`;
   const alike = rows.filter((x) => x === rows[0] || (x.known && !x.apart)).map((x) => `<code>${x.mode.name}</code>`);
   const other = rows.find((x) => familyOf(x.mode) !== familyOf(rows[0].mode));
-  const first = alike.length > 1 ? `${inWords(alike)}: they cannot be told apart` : alike[0];
+  const first = alike.length > 1 ? `First are ${inWords(alike)}, which cannot be told apart.` : `First is ${alike[0]}.`;
   const times = other && other.apart ? ` ${familyOf(other.mode)} takes ${timesOf(other)} times as long.` : "";
-  return `${text} <small>First is ${first}.${times}</small>`;
+  return `${text} <small>${first}${times}</small>`;
 }
 
 // "2.32 [2.24, 2.40]", with more digits where rounding would move a number onto 1.
@@ -141,16 +142,16 @@ function showAnswer() {
   const cell = DATA.cells[$("cell").value];
   const env = cell ? cell.env : "a measured one";
   $("steps-text").textContent = steps.toLocaleString("en");
-  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}'s` : `what ${env}'s does`;
+  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}'s` : `as much as ${env}'s`;
   for (const id of ["steps", "cost"]) $(id).setAttribute("aria-valuetext", $(`${id}-text`).textContent);
 
   const isFar = cell && steps > DATA.farthest * cell.iterations * cell.batch;
   for (const id of ["counted", "formula", "measured-box"]) $(id).hidden = !cell || isFar;
   if (!cell || isFar) {
     const why = `That is over ${DATA.farthest} times as long as what was measured with this network, so nothing is claimed.`;
-    $("sentence").innerHTML = `${isFar ? why : "No study has measured this yet."} <small>Here is the command, on that machine:
+    $("sentence").innerHTML = `${isFar ? why : "No study has measured this yet."} <small>This command measures it on your machine:
       <code>./benchmark.sh --sizes ${size} --repeats 5 --runs-dir runs/mine &amp;&amp; python -m analysis pack runs/mine
-      studies/mine</code>. Send it in, and this page will answer.</small>`;
+      studies/mine</code>. Send in the result, and this page will answer.</small>`;
     return;
   }
   const rows = count(cell, (run) => seconds(run, cell, steps, cost));
@@ -362,20 +363,23 @@ function sectionOf(title, names) {
   });
   const rows = rowsOf(parts.map((x) => x.lines));
   const differ = rows.filter((x) => !x.same).length;
-  const box = element("section", { id: `section-${slug(title)}`, class: "code", "aria-label": title });
-  const heading = element("h3", {}, title);
-  if (parts.length === names.length && !differ) {
-    const details = box.appendChild(element("details"));
-    details.append(element("summary", {}, heading, `: the same, ${rows.length} lines`));
-    details.addEventListener("toggle", () => {
-      if (details.children.length < 2) details.append(tableOf(parts.slice(0, 1), rows));
-    });
-    return { title, box, count: "the same" };
-  }
   const isOwn = parts.length < names.length;
-  const words = isOwn ? `only in ${parts.map((x) => x.name).join(", ")}` : `${differ} of ${rows.length} lines differ`;
-  box.append(element("div", { class: "heading" }, heading, element("span", {}, words)), tableOf(parts, rows));
-  return { title, box, count: isOwn ? "own" : String(differ) };
+  const isSame = !isOwn && !differ;
+  let words = `${differ} of ${rows.length} lines differ`;
+  let count = String(differ);
+  if (isOwn) [words, count] = [`only in ${parts.map((x) => x.name).join(", ")}`, "own"];
+  if (isSame) [words, count] = [`the same, ${rows.length} lines`, "the same"];
+  const box = element("details", { id: `section-${slug(title)}`, class: "code" });
+  box.append(element("summary", {}, element("h3", {}, title), `: ${words}`));
+  const fill = () => {
+    if (box.children.length < 2) box.append(tableOf(isSame ? parts.slice(0, 1) : parts, rows));
+  };
+  box.addEventListener("toggle", fill);
+  if (!isSame && !NARROW.matches) {
+    box.open = true;
+    fill();
+  }
+  return { title, box, count };
 }
 
 // === Side by side: chosen ======================================================================
@@ -389,7 +393,7 @@ function readAddress() {
   if (names.length > 1 && String(names) !== String(chosen)) choose(names);
   const target = names.length > 1 && section && $(`section-${section}`);
   if (target) {
-    if (target.firstChild.matches("details")) target.firstChild.open = true;
+    target.open = true;
     target.scrollIntoView();
   } else if (names.length > 1 && $("compare").getBoundingClientRect().top > innerHeight / 2) {
     $("compare").scrollIntoView();
@@ -442,6 +446,7 @@ function selectOf(k) {
   return select;
 }
 
+if (NARROW.matches) for (const idiom of document.querySelectorAll(".idioms details")) idiom.open = false;
 startAnswer();
 for (let k = 0; k < MOST; k++) $("chooser").append(selectOf(k));
 choose($("paths").firstElementChild.hash.slice(1).split(".."));

@@ -4,7 +4,7 @@
 
 The first line has the study, its repeats and the seed of its order; then there is a line for each
 command at its begin and its end, and one for each run: its place in the list, repeat, seconds that
-it takes on two cores, name, and command. docs/benchmark.md has the format of studies/NAME/grid.
+it takes on two cores, name, and command. docs/benchmark.md describes studies/NAME/grid.toml.
 It imports the standard library alone: benchmark.sh --list comes before any setup.
 """
 
@@ -14,6 +14,8 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,33 +26,182 @@ ENVIRONMENTS = (
     *("MemoryChain-bsuite", "UmbrellaChain-bsuite", "BernoulliBandit-misc", "GaussianBandit-misc"),
     *("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"),
 )
+CONTINUOUS = ("Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 OWN_ENVIRONMENT = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"
-SCRIPTS = tomllib.loads((ROOT / "scripts.toml").read_text())
 FIVE = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]  # as in quick
-SIZES = {"small": [64] * 2, "medium": [256] * 3, "large": [1024] * 6, "own": []}
 # About how many seconds an iteration takes on two cores, compiled and not: for the time left.
 COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "own": 0.25}
 UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "own": 15.7}
 STARTUP = 8  # seconds
-# What a grid may set for all its lines, and a line for its runs.
-OPTIONS = {
-    "repeats": "1",
-    "iterations": "100",
-    "steps": "",  # of an iteration
-    "seconds": "",
-    "through": "",  # a module that runs the script
-    "name": "",
-    "track": "yes",
-    "seeds": "1",
-    "stride": "1",  # from a repeat's seed to the next one's
-    "block": "environment",  # or repeat: what is shuffled as one
-}
+
+Check = Callable[[Any], bool]
 
 
 def fail(reason: str) -> NoReturn:
     text = reason.replace("\n", "\\n")
     print(f"benchmark.sh: {text}", file=sys.stderr)
     sys.exit(2)
+
+
+# === TOML =======================================================================================
+def is_number(value: Any) -> bool:
+    return type(value) is int and 0 < value < 10**9  # a bool is an int, too
+
+
+def is_switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and value.strip() != ""
+
+
+def is_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None
+
+
+def is_texts(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(is_text(x) for x in value)
+
+
+def is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(is_number(x) for x in value)
+
+
+def is_order(value: Any) -> bool:
+    return value in ("blocks", "repeats")
+
+
+def is_flags(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    for name, given in value.items():
+        several = given if isinstance(given, list) else [given]
+        if not re.fullmatch("[a-z][a-z0-9-]*", name):
+            return False
+        if not all(isinstance(x, bool | int | float) or is_text(x) for x in several):
+            return False
+    return True
+
+
+def is_programs(value: Any) -> bool:
+    return isinstance(value, dict) and all(is_name(x) and is_text(y) for x, y in value.items())
+
+
+def is_presets(value: Any) -> bool:
+    return isinstance(value, dict) and all(is_flags(x) for x in value.values())
+
+
+def is_tables(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, dict) for x in value)
+
+
+# What a value must be, by the check that it did not pass.
+KINDS: dict[Check, str] = {
+    is_number: "a whole number from 1 on",
+    is_switch: "true or false",
+    is_text: "a text",
+    is_name: "a name, of letters, digits, '_', '-' and '.'",
+    is_texts: "a list of texts",
+    is_numbers: "a list of whole numbers from 1 on",
+    is_order: "'blocks' or 'repeats'",
+    is_flags: "a table of flags, as { num-envs = 8, jit = false }",
+    is_programs: "a table of commands by their names",
+    is_presets: "a table of tables of flags",
+    is_tables: "tables, each below a line [[runs]]",
+}
+# What grid.toml may set for all its runs, and below [[runs]] for some of them.
+OPTIONS: dict[str, Check] = {
+    "scripts": is_texts,
+    "envs": is_texts,
+    "sizes": is_texts,
+    "flags": is_flags,
+    "preset": is_name,
+    "label": is_name,
+    "repeats": is_number,
+    "iterations": is_number,
+    "steps": is_number,  # of an iteration
+    "seconds": is_number,
+    "wrapper": is_name,  # a module that runs the script
+    "seeds": is_numbers,
+    "seed_stride": is_number,  # from a repeat's seed to the next one's
+    "track": is_switch,
+}
+# What it may set for all alone.
+COMMON: dict[str, Check] = {
+    "shuffle": is_order,
+    "begin": is_text,
+    "end": is_text,
+    "include": is_texts,
+    "programs": is_programs,
+    "presets": is_presets,
+    "runs": is_tables,
+}
+DEFAULTS: dict[str, Any] = {
+    "repeats": 1,
+    "iterations": 100,
+    "seeds": [1],
+    "seed_stride": 1,
+    "track": True,
+    "shuffle": "blocks",
+}
+# What is read of a row of scripts.toml.
+ROW: dict[str, Check] = {
+    "algorithm": is_text,
+    "framework": is_text,
+    "family": is_text,
+    "steps": is_number,
+}
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """A file of the project, by its path from the project's root on."""
+    try:
+        with open(ROOT / name, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        fail(f"{name} cannot be read: {error.strerror}")
+    except (ValueError, RecursionError) as error:
+        fail(f"{name} is not valid TOML: {error}")
+
+
+def check_values(where: str, table: dict[str, Any], checks: dict[str, Check]) -> None:
+    for key, value in table.items():
+        if key in checks and not checks[key](value):
+            fail(f"{where}: {key} must be {KINDS[checks[key]]}, not {value!r}")
+
+
+def check_keys(where: str, table: dict[str, Any], known: dict[str, Check]) -> None:
+    for key in table:
+        if key not in known:
+            fail(f"{where}: there is no key '{key}'; docs/benchmark.md has those that there are")
+
+
+def read_scripts() -> dict[str, dict[str, Any]]:
+    rows = read_toml("scripts.toml")
+    for name, row in rows.items():
+        where = f"scripts.toml, {name}"
+        if not isinstance(row, dict):
+            fail(f"{where} must be a table, not {row!r}")
+        for key in ROW:
+            if key not in row:
+                fail(f"{where}: {key} is missing")
+        check_values(where, row, ROW)
+    if not rows:
+        fail("scripts.toml has no scripts")
+    return rows
+
+
+def read_sizes() -> dict[str, list[int]]:
+    """The units of each hidden layer, by a network's name; own is what the script has."""
+    sizes = read_toml("analysis/sizes.toml")
+    check_values("analysis/sizes.toml", sizes, dict.fromkeys(sizes, is_numbers))
+    sizes["own"] = []
+    return sizes
+
+
+SCRIPTS = read_scripts()
+SIZES = read_sizes()
 
 
 # === Arguments ==================================================================================
@@ -74,6 +225,13 @@ def items(text: str) -> list[str]:
     return words
 
 
+def expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError):
+        raise argparse.ArgumentTypeError(f"must be a regular expression, not '{text}'") from None
+
+
 def parse_args() -> argparse.Namespace:
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("study", nargs="?")
@@ -84,7 +242,7 @@ def parse_args() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=positive)
     parser.add_argument("--seed", type=positive, default=1)
     parser.add_argument("--from", type=positive, default=1, dest="first")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", type=expression, default=re.compile(""))
     parser.add_argument("--track", action="store_true")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--python", default="python")
@@ -97,76 +255,124 @@ def parse_args() -> argparse.Namespace:
 
 
 # === The grid ===================================================================================
+@dataclass
 class Grid:
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.options = dict(OPTIONS)
-        self.scripts: dict[str, list[str]] = {}  # the words that a name stands for
-        self.flags: dict[str, list[str]] = {}
-        self.lines: list[list[str]] = []
-        self.commands: list[tuple[str, str]] = []  # begin or end, and a command
-        if args.study == "custom":
-            self.make(args)
-        else:
-            self.read(args.study)
-        self.scale = 1.0  # of the seconds that it says
-        if args.iterations:
-            if all("iterations=" in " ".join(words) for words in self.lines):
-                fail(f"--iterations: each line of studies/{args.study}/grid has its own")
-            self.scale = args.iterations / int(self.options["iterations"])
-            self.options["iterations"] = str(args.iterations)
-        if args.repeats:
-            self.options["repeats"] = str(args.repeats)
+    repeats: int
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of [[runs]], with all options
+    programs: dict[str, list[str]] = field(default_factory=dict)  # words for Python, by name
+    begin: list[str] = field(default_factory=list)
+    end: list[str] = field(default_factory=list)
 
-    def make(self, args: argparse.Namespace) -> None:
-        """A grid of one line, by the flags."""
-        names = [self.name_of(x) for x in args.scripts or FIVE]
-        cells = [args.envs or ["CartPole-v1"], args.sizes or ["small"], names]
-        sync = ["name=sync", "--sync-for-timing"] if args.sync else []
-        self.lines.append([",".join(x) for x in cells] + sync)
 
-    def read(self, study: str) -> None:
-        path = ROOT / "studies" / study / "grid"
-        if not os.path.isfile(path):
-            fail(f"there is no study '{study}'; see ./benchmark.sh --help")
-        for line in path.read_text().splitlines():
-            word, _, rest = line.strip().partition(" ")
-            words = rest.split()
-            if not word or word.startswith("#"):
-                continue
-            if word in OPTIONS and len(words) == 1:
-                self.options[word] = words[0]
-            elif word == "script" and words:
-                self.scripts[words[0]] = words[1:]
-            elif word == "flags" and words:
-                self.flags.setdefault(words[0], []).extend(words[1:])
-            elif word in ("begin", "end") and words:
-                self.commands.append((word, rest))
-            elif word == "include":
-                self.read(rest)
-            elif word == "run" and len(words) >= 3:
-                self.lines.append(words)
-            else:
-                fail(f"studies/{study}/grid: docs/benchmark.md has no such line: {line.strip()}")
+def make_grid(args: argparse.Namespace) -> Grid:
+    """What --scripts, --envs, --sizes and --sync describe."""
+    grid = Grid(args.repeats or 1)
+    scripts = [name_of(x, grid.programs) for x in args.scripts or FIVE]
+    row: dict[str, Any] = {
+        "scripts": scripts,
+        "envs": args.envs or [default_env(scripts)],
+        "sizes": args.sizes or ["small"],
+    }
+    if args.sync:
+        row["label"] = "sync"
+        row["flags"] = {"sync-for-timing": True}
+    grid.rows.append(complete("--", row, DEFAULTS, {}, args))
+    return grid
 
-    def name_of(self, text: str) -> str:
-        """The name of a script that is given by name, by file name or by path."""
-        path = Path(text).absolute()
-        name = path.name.removesuffix(".py")
-        short = name.removeprefix("ppo_")
-        if full_name(short) in SCRIPTS:
-            known = ROOT / file_of(short)
-            if "/" in text and not (os.path.isfile(path) and path.samefile(known)):
-                fail(f"--scripts: '{text}' has the name of a script of this project")
-            return short
-        if path.suffix != ".py" or not os.path.isfile(path):
-            fail(f"--scripts: '{text}' is neither a script of this project nor the path of one")
-        if not re.fullmatch(r"\w+", name, re.ASCII):
-            fail(
-                f"--scripts: runs are named after '{name}', so it must be of letters, digits and _"
-            )
-        if self.scripts.setdefault(name, [str(path)]) != [str(path)]:
-            fail(f"--scripts: '{path}' and '{self.scripts[name][0]}' have one name")
-        return name
+
+def default_env(scripts: list[str]) -> str:
+    """One that all the scripts take."""
+    known = [x for x in scripts if full_name(x) in SCRIPTS]
+    continuous = [x for x in known if is_continuous(x)]
+    if not continuous:
+        return "CartPole-v1"
+    discrete = [x for x in known if x not in continuous]
+    if discrete:
+        both = f"{continuous[0]} takes continuous actions and {discrete[0]} discrete ones"
+        fail(f"--scripts: {both}, so no environment is for both")
+    return "Pendulum-v1"
+
+
+def read_grid(study: str, args: argparse.Namespace, including: tuple[str, ...] = ()) -> Grid:
+    """A study's, and those that it includes."""
+    name = f"studies/{study}/grid.toml"
+    if not os.path.isfile(ROOT / name):
+        fail(f"there is no study '{study}'; see ./benchmark.sh --help")
+    if study in including:
+        fail(f"{name} includes itself")
+    table = read_toml(name)
+    check_keys(name, table, OPTIONS | COMMON)
+    check_values(name, table, OPTIONS | COMMON)
+    common = DEFAULTS | table
+    grid = Grid(args.repeats or common["repeats"])
+    for number, row in enumerate(table.get("runs", []), 1):
+        where = f"{name}, [[runs]] {number}"
+        check_keys(where, row, OPTIONS)
+        check_values(where, row, OPTIONS)
+        grid.rows.append(complete(f"{where}: ", row, common, table.get("presets", {}), args))
+    for program, text in table.get("programs", {}).items():
+        grid.programs[program] = text.split()
+    if "begin" in table:
+        grid.begin.append(table["begin"])
+    if "end" in table:
+        grid.end.append(table["end"])
+    for other in table.get("include", []):
+        included = read_grid(other, args, (*including, study))
+        grid.rows += included.rows
+        grid.programs = included.programs | grid.programs
+        grid.begin += included.begin
+        grid.end += included.end
+    if not grid.rows:
+        fail(f"{name} has no [[runs]]")
+    return grid
+
+
+def complete(
+    where: str,
+    row: dict[str, Any],
+    common: dict[str, Any],
+    presets: dict[str, dict[str, Any]],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """A row of [[runs]] with all options: its own, those of its file, and those of the flags.
+
+    where begins the sentence about what is wrong in it.
+    """
+    found = common | row | {"where": where}
+    for key in ("scripts", "envs", "sizes"):
+        if key not in found:
+            fail(f"{where}{key} is missing")
+    preset = found.get("preset")
+    if preset and preset not in presets:
+        fail(f"{where}there is no preset '{preset}'")
+    found["flags"] = common.get("flags", {}) | presets.get(preset, {}) | row.get("flags", {})
+    repeats = args.repeats or common["repeats"]
+    found["repeats"] = min(repeats, row.get("repeats", repeats))
+    found["has_own_iterations"] = "iterations" in row
+    if args.iterations and not found["has_own_iterations"]:
+        found["iterations"] = args.iterations
+        if "seconds" in found:
+            found["seconds"] *= args.iterations / common["iterations"]
+    return found
+
+
+def name_of(text: str, programs: dict[str, list[str]]) -> str:
+    """The name of a script that is given by name, by file name or by path; add what it runs."""
+    path = Path(text).absolute()
+    name = path.name.removesuffix(".py")
+    short = name.removeprefix("ppo_")
+    if full_name(short) in SCRIPTS:
+        known = ROOT / file_of(short)
+        if "/" in text and not (os.path.isfile(path) and path.samefile(known)):
+            fail(f"--scripts: '{text}' has the name of a script of this project")
+        return short
+    if path.suffix != ".py" or not os.path.isfile(path):
+        fail(f"--scripts: '{text}' is neither a script of this project nor the path of one")
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        fail(f"--scripts: runs are named after '{name}', so it must be of letters, digits and _")
+    if programs.setdefault(name, [str(path)]) != [str(path)]:
+        fail(f"--scripts: '{path}' and '{programs[name][0]}' have one name")
+    return name
 
 
 def full_name(short: str) -> str:
@@ -179,8 +385,17 @@ def full_name(short: str) -> str:
 
 def file_of(short: str) -> str:
     """The file of a script of this project, from its root on."""
-    file = f"{full_name(short)}.py"
-    return file if os.path.isfile(ROOT / file) else f"more/{file}"
+    name = full_name(short)
+    for file in (f"{name}.py", f"more/{name}.py"):
+        if os.path.isfile(ROOT / file):
+            return file
+    fail(f"scripts.toml has {name}, but neither {name}.py nor more/{name}.py is there")
+
+
+def is_continuous(short: str) -> bool:
+    """Whether a script of this project is for continuous actions."""
+    row = SCRIPTS[full_name(short)]
+    return row["algorithm"] == "sac" or row["family"].startswith("continuous")
 
 
 def steps_of(short: str) -> int:
@@ -194,24 +409,13 @@ def steps_of(short: str) -> int:
 def expand(grid: Grid, args: argparse.Namespace) -> list[dict[str, Any]]:
     """All runs, in their order."""
     runs: dict[str, dict[str, Any]] = {}
-    for repeat in range(1, int(grid.options["repeats"]) + 1):
-        for envs, sizes, scripts, *words in grid.lines:
-            options = dict(grid.options)
-            flags = []
-            for word in words:
-                key, _, value = word.partition("=")
-                if key == "flags":
-                    flags += grid.flags[value]
-                elif key in OPTIONS and value:
-                    options[key] = value
-                else:
-                    flags.append(word)
-            if repeat > int(options["repeats"]):
+    for repeat in range(1, grid.repeats + 1):
+        for row in grid.rows:
+            if repeat > row["repeats"]:
                 continue
-            each = ENVIRONMENTS if envs == "all" else envs.split(",")
-            seeds = options["seeds"].split(",")
-            for cell in product(each, sizes.split(","), scripts.split(","), seeds):
-                run = describe(grid, args, options, flags, cell, repeat)
+            envs = ENVIRONMENTS if row["envs"] == ["all"] else row["envs"]
+            for cell in product(envs, row["sizes"], row["scripts"], row["seeds"]):
+                run = describe(grid, args, row, cell, repeat)
                 runs.setdefault(run["name"], run)
     blocks = list(dict.fromkeys(run["block"] for run in runs.values()))
 
@@ -222,61 +426,77 @@ def expand(grid: Grid, args: argparse.Namespace) -> list[dict[str, Any]]:
     return sorted(runs.values(), key=order)
 
 
-def describe(grid, args, options, flags, cell, repeat) -> dict[str, Any]:
+def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
     """One run: its name, block and seconds, what --only looks at, and its command."""
     env, size, script, first = cell
+    where = row["where"]
     is_configuration = env.startswith("@") and args.study != "custom"  # no flag has one
-    if not is_configuration and env not in ENVIRONMENTS and not re.fullmatch(OWN_ENVIRONMENT, env):
-        fail(f"--envs must be of: {' '.join(ENVIRONMENTS)}; or my_module:MyEnv; not '{env}'")
+    known = (*ENVIRONMENTS, *CONTINUOUS)
+    if not is_configuration and env not in known and not re.fullmatch(OWN_ENVIRONMENT, env):
+        fail(f"{where}envs must be of: {' '.join(known)}; or my_module:MyEnv; not '{env}'")
     if size not in SIZES:
-        fail(f"--sizes must be of: {' '.join(SIZES)}; not '{size}'")
-    if script not in grid.scripts and full_name(script) not in SCRIPTS:
-        fail(f"there is no script '{script}'")
-    iterations = int(options["iterations"])
-    seed = int(first) + int(options["stride"]) * (repeat - 1)
+        fail(f"{where}sizes must be of: {' '.join(SIZES)}; not '{size}'")
+    if script not in grid.programs and full_name(script) not in SCRIPTS:
+        fail(f"{where}there is no script '{script}'")
+    iterations = row["iterations"]
+    seed = first + row["seed_stride"] * (repeat - 1)
+    label = row.get("label", "")
     # A dot for the colon of one's own: no other environment's name has one.
-    parts = [options["name"], env.replace(":", ".")]
-    if is_configuration:  # a line's name says more
-        parts = [options["name"] or env[1:]]
+    parts = [label, env.replace(":", ".")]
+    if is_configuration:  # a label says more
+        parts = [label or env[1:]]
     name = "__".join(filter(None, [*parts, size, script, f"{iterations}it", f"seed{seed}"]))
 
-    words = list(grid.scripts.get(script, [file_of(script)]))
+    words = list(grid.programs.get(script) or [file_of(script)])
     runner = [args.python]
     # A script looks for one's own environment in the folder that it runs in.
     if ":" in env and Path.cwd() != ROOT:
         runner = ["env", f"--chdir={Path.cwd()}", args.python]
         words[0] = str(ROOT / words[0])
-    if options["through"]:
-        words = ["-m", options["through"], *words]
+    if "wrapper" in row:
+        words = ["-m", row["wrapper"], *words]
     words += [env[1:]] if is_configuration else ["--env-id", env]
     if SIZES[size]:
         words += ["--hidden-sizes", *map(str, SIZES[size])]
-    steps = int(options["steps"] or steps_of(script))
-    words += [*flags, "--seed", str(seed), "--total-timesteps", str(iterations * steps)]
-    seconds = STARTUP + iterations * COMPILED[size]
-    if script.endswith("-none"):
+    steps = row.get("steps") or steps_of(script)
+    words += words_of(row["flags"])
+    words += ["--seed", str(seed), "--total-timesteps", str(iterations * steps)]
+    seconds = STARTUP + iterations * COMPILED.get(size, COMPILED["own"])
+    if script.endswith("-none") and script not in grid.programs:
         is_torch = SCRIPTS[full_name(script)]["framework"] == "torch"
         words.append("--no-jit-env" if is_torch else "--no-jit")
-        seconds = iterations * UNCOMPILED[size]
-    if options["seconds"]:
-        seconds = int(options["seconds"])
-        if options["iterations"] == grid.options["iterations"]:
-            seconds *= grid.scale
+        seconds = iterations * UNCOMPILED.get(size, UNCOMPILED["own"])
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
-    if args.track and options["track"] == "yes":
+    if args.track and row["track"]:
         words.append("--track")
     folder = args.runs_dir
     if name.startswith("warmup__"):
         folder /= ".benchmark/warmup"  # out of the report's way
-    words += ["--runs-dir", str(folder), "--run-name", name]
+    words += ["--runs-dir", as_path(folder), "--run-name", name]
     return {
         "name": name,
         "repeat": repeat,
-        "block": (options["name"], env, size, iterations) if options["block"] != "repeat" else (),
+        "block": (label, env, size, iterations) if row["shuffle"] == "blocks" else (),
         "key": key,
-        "seconds": int(seconds),
+        "seconds": int(row.get("seconds", seconds)),
         "command": " ".join(map(quoted, runner + words)),
     }
+
+
+def words_of(flags: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name}", *map(str, values)]
+    return words
+
+
+def as_path(path: Path) -> str:
+    """As a script takes it, to which -runs would be a flag."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def quoted(word: str) -> str:
@@ -290,21 +510,20 @@ def quoted(word: str) -> str:
 
 def main() -> None:
     args = parse_args()
-    try:
-        grid = Grid(args)
-        runs = [run for run in expand(grid, args) if re.search(args.only, run["key"])]
-    except (re.error, OverflowError):
-        fail(f"--only must be a regular expression, not '{args.only}'")
-    except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
-        fail(f"studies/{args.study}/grid has a number or a name that is none: {error}")
+    grid = make_grid(args) if args.study == "custom" else read_grid(args.study, args)
+    if args.iterations and all(row["has_own_iterations"] for row in grid.rows):
+        fail(f"--iterations: all runs of studies/{args.study}/grid.toml have their own")
+    runs = [run for run in expand(grid, args) if re.search(args.only, run["key"])]
     if not runs:
-        fail(f"nothing to run: no command matches --only '{args.only}'")
+        fail(f"nothing to run: no command matches --only '{args.only.pattern}'")
     chosen = list(enumerate(runs, 1))[args.first - 1 : args.to]
     if not chosen:
         fail(f"nothing to run: the list has {len(runs)} lines, and none from --from to --to")
-    print("study", args.study, grid.options["repeats"], args.seed, sep="\t")
-    for word, command in sorted(grid.commands, key=lambda x: x[0]):  # begin, then end
-        print(word, command, sep="\t")
+    print("study", args.study, grid.repeats, args.seed, sep="\t")
+    for command in grid.begin:
+        print("begin", command, sep="\t")
+    for command in grid.end:
+        print("end", command, sep="\t")
     for number, run in chosen:
         print("run", number, run["repeat"], run["seconds"], run["name"], run["command"], sep="\t")
 

@@ -6,7 +6,6 @@ Only tests/gpu/run.sh sets TEST_DEVICE, and lets tests see the GPU.
 import os
 import subprocess
 import sys
-import threading
 from functools import cache
 from pathlib import Path
 
@@ -66,22 +65,3 @@ def whole_run(tmp_path_factory):
     from running import make_whole_run
 
     return cache(lambda name: make_whole_run(name, tmp_path_factory.mktemp(name)))
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A W&B server to which the environment points, with a key."""
-    import wandb
-    from wandb_server import WandbServer
-
-    server = WandbServer()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("WANDB_BASE_URL", server.url)
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("WANDB_MODE", "online")
-    yield server
-    wandb.teardown()  # or the process's next run would look for this server
-    server.shutdown()
-    server.server_close()

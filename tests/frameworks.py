@@ -1,9 +1,11 @@
 """The PPO scripts' functions behind one interface, NumPy in and out; with small networks.
 
-Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (inputs, outputs).
+Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (inputs, outputs); with
+continuous actions also {"log_std": [(array,)]}.
 """
 
 import importlib
+import inspect
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,14 +19,14 @@ import numpy as np
 import torch
 from flax import nnx
 
-Weights = dict[str, list[tuple[np.ndarray, np.ndarray]]]
+Weights = dict[str, list[tuple[np.ndarray, ...]]]
 Metrics = dict[str, float]
 
 
 def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions: int) -> Weights:
     rng = np.random.default_rng(seed)
 
-    def layers(num_outputs: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def layers(num_outputs: int) -> list[tuple[np.ndarray, ...]]:
         sizes = (obs_dim, *hidden, num_outputs)
         return [
             (rng.normal(size=(m, n)).astype("f") / np.sqrt(m), rng.normal(size=n).astype("f") / 10)
@@ -35,17 +37,22 @@ def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions
 
 
 # In every framework, sorting an agent's arrays by name gives: of the actor, then of the critic,
-# each layer's bias and kernel. Only PyTorch's kernels are (outputs, inputs).
+# each layer's bias and kernel; then log_std. Only PyTorch's kernels are (outputs, inputs).
 def to_weights(arrays: list[Any]) -> Weights:
     copies = [np.array(x) for x in arrays]
-    layers = list(zip(copies[1::2], copies[::2], strict=True))
-    half = len(layers) // 2
-    return {"actor": layers[:half], "critic": layers[half:]}
+    weights: Weights = {}
+    log_std = [copies.pop()] if len(copies) % 2 == 1 else []
+    layers: Any = list(zip(copies[1::2], copies[::2], strict=True))
+    weights["actor"] = layers[: len(layers) // 2]
+    weights["critic"] = layers[len(layers) // 2 :]
+    for array in log_std:
+        weights["log_std"] = [(array,)]
+    return weights
 
 
 def to_arrays(weights: Weights) -> list[np.ndarray]:
-    layers = weights["actor"] + weights["critic"]
-    return [x for kernel, bias in layers for x in (bias, kernel)]
+    layers = weights["actor"] + weights["critic"] + weights.get("log_std", [])
+    return [x for layer in layers for x in reversed(layer)]
 
 
 def weights_in(folder: Path) -> Weights:
@@ -71,10 +78,25 @@ def floats(metrics: dict[str, Any]) -> Metrics:
     return {name: float(x) for name, x in metrics.items()}
 
 
+def own(script: ModuleType) -> Any:
+    """The function that makes the framework's own array of one of NumPy's."""
+    return torch.tensor if "torch" in script.__name__ else jnp.array
+
+
 def gae(script: ModuleType, storage: tuple, value, next_value, args: Any) -> np.ndarray:
-    own = torch.tensor if "torch" in script.__name__ else jnp.array
-    storage = script.Storage(*map(own, storage))
-    return np.array(script.compute_gae(storage, own(value), own(next_value), args))
+    storage = script.Storage(*map(own(script), storage))
+    values = own(script)(value), own(script)(next_value)
+    return np.array(script.compute_gae(storage, *values, args))
+
+
+def make_env(script: ModuleType, args: Any) -> Any:
+    """The environments, by the arguments that the script makes them with."""
+    return script.VecEnv(*(getattr(args, x) for x in inspect.signature(script.VecEnv).parameters))
+
+
+def first_stats(script: ModuleType, env: Any) -> list[Any]:
+    """The statistics before any rollout, where a script has them."""
+    return [script.make_stats(env)] if hasattr(script, "make_stats") else []
 
 
 # === JAX ========================================================================================
@@ -87,10 +109,11 @@ class Linen:
         self.script, self.args = script, args
         self.make_env()
         self.make_agent(jax.random.PRNGKey(args.seed))
+        self.stats = first_stats(script, self.env)
         self.update_fn = self.jit(partial(script.update, args=args))
 
     def make_env(self) -> None:
-        self.env = self.script.VecEnv(self.args.env_id, self.args.num_envs)
+        self.env = make_env(self.script, self.args)
         self.rollout_fn = self.jit(partial(self.script.rollout, env=self.env, args=self.args))
         self.obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(self.args.seed))
 
@@ -113,7 +136,7 @@ class Linen:
     def grad(self, batch: Any) -> tuple:
         apply_fn = self.state.apply_fn
         loss_fn = partial(self.script.ppo_loss, apply_fn=apply_fn, batch=batch, args=self.args)
-        return jax.value_and_grad(loss_fn, has_aux=True)(self.state.params)
+        return jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(self.state.params)
 
     def loss_and_grads(self, batch: tuple) -> tuple[float, Metrics, Weights]:
         (loss, losses), grads = self.grad(self.script.Batch(*map(jnp.array, batch)))
@@ -127,32 +150,28 @@ class Linen:
 
     def update(self, storage: tuple, seed: int) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
-        self.state, metrics = self.update_fn(self.state, storage, jax.random.key(seed))
+        new = self.update_fn(self.state, *self.stats, storage, jax.random.key(seed))
+        self.state, *self.stats, metrics = new
         return floats(metrics)
 
     def rollout(self, seed: int) -> Any:
         carry = self.obs, *empty_memory(self.args, jnp.zeros), self.env_state
-        new = self.rollout_fn(self.state, *carry, jax.random.key(seed))
+        new = self.rollout_fn(self.state, *self.stats, *carry, jax.random.key(seed))
         self.obs, *_, self.env_state, storage = new
         return storage
 
 
-def gymnasium_env(script: ModuleType, args: Any) -> tuple[Any, np.ndarray]:
-    """The environments, and their first obs."""
-    env = script.VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    return env, env.reset()
-
-
 class LinenGymnasium(Linen):
     def make_env(self) -> None:
-        self.env, self.obs = gymnasium_env(self.script, self.args)
+        self.env = make_env(self.script, self.args)
+        self.obs = self.env.reset()
 
     def rollout(self, seed: int) -> Any:
-        policy_fn = jax.jit(partial(self.script.policy, apply_fn=self.state.apply_fn))
-        key = jax.random.key(seed)
-        self.obs, storage = self.script.rollout(
-            policy_fn, self.state.params, self.obs, key, self.env, self.args
-        )
+        policy = partial(self.script.policy, apply_fn=self.state.apply_fn)
+        if self.stats:
+            policy = partial(policy, args=self.args)
+        carry = self.state.params, *self.stats, self.obs, jax.random.key(seed)
+        self.obs, storage = self.script.rollout(jax.jit(policy), *carry, self.env, self.args)
         return storage
 
 
@@ -170,11 +189,14 @@ class NNX(Linen):
 
     def grad(self, batch: Any) -> tuple:
         grad_fn = nnx.value_and_grad(self.script.ppo_loss, has_aux=True)
-        return grad_fn(self.state, batch, self.args)
+        return self.jit(partial(grad_fn, args=self.args))(self.state, batch)
 
     def update(self, storage: tuple, seed: int) -> Metrics:
         storage = self.script.Storage(*map(jnp.array, storage))
-        return floats(self.update_fn(self.state, self.optimizer, storage, jax.random.key(seed)))
+        trained = self.state, self.optimizer, *self.stats
+        new = self.update_fn(*trained, storage, jax.random.key(seed))
+        *self.stats, metrics = new if self.stats else [new]
+        return floats(metrics)
 
 
 class NNXTree(NNX):
@@ -192,7 +214,7 @@ class Equinox(Linen):
 
     def grad(self, batch: Any) -> tuple:
         grad_fn = eqx.filter_value_and_grad(self.script.ppo_loss, has_aux=True)
-        return grad_fn(self.state.agent, batch, self.args)
+        return self.jit(partial(grad_fn, args=self.args))(self.state.agent, batch)
 
 
 # === PyTorch ====================================================================================
@@ -204,10 +226,11 @@ class Torch:
         torch.manual_seed(args.seed)
         self.make_env()
         self.agent, *self.learning = script.make_agent(args, self.env, torch.device("cpu"))
+        self.stats = first_stats(script, self.env)
         self.policy_fn = partial(script.policy, self.agent)
 
     def make_env(self) -> None:
-        self.env = self.script.VecEnv(self.args.env_id, self.args.num_envs)
+        self.env = make_env(self.script, self.args)
         self.step_fn = jax.jit(self.env.step)
         obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(self.args.seed))
         self.obs = self.script.to_torch(obs)
@@ -238,11 +261,14 @@ class Torch:
     def update(self, storage: tuple, seed: int) -> Metrics:
         torch.manual_seed(seed)
         storage = self.script.Storage(*map(torch.tensor, storage))
-        return floats(self.script.update(self.agent, *self.learning, storage, self.args))
+        trained = self.agent, *self.learning, *self.stats
+        new = self.script.update(*trained, storage, self.args)
+        *self.stats, metrics = new if self.stats else [new]
+        return floats(metrics)
 
     def rollout(self, seed: int) -> Any:
         torch.manual_seed(seed)
-        carry = self.obs, *empty_memory(self.args, torch.zeros), self.env_state
+        carry = *self.stats, self.obs, *empty_memory(self.args, torch.zeros), self.env_state
         new = self.script.rollout(self.policy_fn, *carry, self.step_fn, self.env, self.args)
         self.obs, *_, self.env_state, storage = new
         return storage
@@ -257,12 +283,13 @@ class TorchCompile(Torch):
 
 class TorchGymnasium(Torch):
     def make_env(self) -> None:
-        self.env, obs = gymnasium_env(self.script, self.args)
-        self.obs = torch.from_numpy(obs)
+        self.env = make_env(self.script, self.args)
+        self.obs = torch.from_numpy(self.env.reset())
 
     def rollout(self, seed: int) -> Any:
         torch.manual_seed(seed)
-        self.obs, storage = self.script.rollout(self.policy_fn, self.obs, self.env, self.args)
+        carry = *self.stats, self.obs
+        self.obs, storage = self.script.rollout(self.policy_fn, *carry, self.env, self.args)
         return storage
 
 
@@ -287,6 +314,12 @@ LEARNERS: dict[str, Any] = {
     "ppo_rnn_nnx": NNX,
     "ppo_rnn_equinox": Equinox,
     "ppo_rnn_torch": TorchMemory,
+    "ppo_continuous_linen": Linen,
+    "ppo_continuous_nnx": NNX,
+    "ppo_continuous_equinox": Equinox,
+    "ppo_continuous_torch": Torch,
+    "ppo_continuous_linen_gymnasium": LinenGymnasium,
+    "ppo_continuous_torch_gymnasium": TorchGymnasium,
 }
 
 

@@ -33,7 +33,7 @@ def table(rows: pd.DataFrame | Sequence[dict[str, Any]], **common: Any) -> pd.Da
             frame[name] = x
     if "framework" not in frame:
         frame["framework"] = [FRAMEWORKS.get(x, x.split(" ")[0]) for x in frame["mode"]]
-    return runs.fill(schema.check(frame, schema.RUNS)[0])
+    return runs.fill(schema.validate(frame, schema.RUNS)[0])
 
 
 def grid(
@@ -88,21 +88,21 @@ def logs(
             row["losses/entropy"] = loss(run, i) if loss else 0.5 + own
             row["charts/episodic_return"] = returns(run, i) if returns else np.nan
             rows.append(row)
-    return schema.check(pd.DataFrame(rows), schema.ITERATIONS)[0]
+    return schema.validate(pd.DataFrame(rows), schema.ITERATIONS)[0]
 
 
 def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
     """Return runs, numbered anew, as a source would give them."""
     table = pd.DataFrame() if iterations is None else iterations
-    found, _ = schema.check(table, schema.ITERATIONS)
+    found, _ = schema.validate(table, schema.ITERATIONS)
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
 
 
-def only_bench(
+def only_experiment(
     frame: pd.DataFrame, iterations: pd.DataFrame | None = None, baseline: str | None = None
-) -> measures.Bench:
-    """Return the bench of runs that are of one platform and one set of hyperparameters."""
-    [made] = measures.benches(data_of(frame, iterations), baseline)
+) -> measures.Experiment:
+    """Return the experiment of runs that are of one platform and one set of hyperparameters."""
+    [made] = measures.experiments(data_of(frame, iterations), baseline)
     return made
 
 
@@ -126,7 +126,6 @@ MODES: dict[str, tuple[str, str, str, float, float]] = {
     "nnx jit": ("ppo_nnx", "nnx", "jit", 3.2, 0.062),
     "nnx cached_partial": ("ppo_nnx_cached", "nnx", "cached_partial", 3.2, 0.061),
 }
-SIZES = {"small": [64, 64], "medium": [256] * 3}
 SECONDS = np.arange(1, 13) / 10  # of each iteration: 0.1, 0.2, ...
 RETURNS = np.arange(12) * 10.0
 
@@ -148,7 +147,7 @@ def run_info(
     name = f"{env_id}__{mode.replace(' ', '_')}__{size}__{'sync__' if sync else ''}{seed}"
     own: dict[str, Any] = {"exp_name": script, "seed": seed, "env_id": env_id}
     own |= {"total_timesteps": 8192 * 12, "num_envs": 32, "num_steps": 256}
-    own |= {"hidden_sizes": SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
+    own |= {"hidden_sizes": schema.SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
     own |= {"run_name": name, "runs_dir": "runs", "track": False, "save_every": 0, "resume": ""}
     info: dict[str, Any] = {"args": own | (args or {}), "script": script, "framework": framework}
     info |= {"compile_mode": compile_mode, "resumed": [], "wandb_id": None}

@@ -52,7 +52,7 @@ class Probe(environment.Environment):
     def is_terminated(self, state: State, params: Params) -> jax.Array:
         return state.time >= 1
 
-    def action_space(self, params: Params) -> spaces.Discrete:
+    def action_space(self, params: Params) -> spaces.Space:
         return spaces.Discrete(2)
 
     def observation_space(self, params: Params) -> spaces.Box:
@@ -99,6 +99,41 @@ class Recall30(Recall1):
     steps = 30
 
 
+# Continuous actions: a range that lies around 1, and one from 0 to 10.
+LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 10], np.float32)
+
+
+def best_action(signal: Any) -> Any:
+    """(2, 2.5) where the signal is 1, and (0, 7.5) where it is -1."""
+    return np.array([1, 5], np.float32) + np.array([1, -2.5], np.float32) * signal
+
+
+def nearness(signal: Any, action: Any) -> Any:
+    """1 at the best action, and less the farther from it."""
+    return 1 - (((action - best_action(signal)) / (HIGH - LOW)) ** 2).mean(-1)
+
+
+class Aim(ProbeSignal):
+    """A reward of 1 for the best action, which a signal tells: once 0 +- 1, once 1000 +- 1."""
+
+    def reward(self, state: State, action: Any) -> jax.Array:
+        return nearness(state.signal, action)
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return jnp.stack([state.signal, 1000 + state.signal, state.time.astype(jnp.float32)])
+
+    def action_space(self, params: Params) -> spaces.Space:
+        return spaces.Box(jnp.array(LOW), jnp.array(HIGH), (2,))
+
+    def observation_space(self, params: Params) -> spaces.Box:
+        return spaces.Box(-1.0, 1001.0, (3,))
+
+
+class Unbounded(Aim):
+    def action_space(self, params: Params) -> spaces.Space:
+        return spaces.Box(-jnp.inf, jnp.inf, (2,))
+
+
 class GymnasiumSignal(gymnasium.Env):
     """The same for Gymnasium, which cuts it off."""
 
@@ -115,6 +150,42 @@ class GymnasiumSignal(gymnasium.Env):
         return self.obs, reward, False, False, {}
 
 
+class GymnasiumAim(gymnasium.Env):
+    """Aim for Gymnasium, which cuts it off."""
+
+    action_space: Any = gymnasium.spaces.Box(LOW, HIGH)
+    observation_space = gymnasium.spaces.Box(-1, 1001, (3,), np.float32)
+    signals: tuple[int, ...] = (-1, 1)
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.signal, 1000 + self.signal, self.time], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        self.signal = self.np_random.choice(self.signals)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple:
+        self.time += 1
+        return self.observe(), float(nearness(self.signal, action)), False, False, {}
+
+
+class GymnasiumAimAlike(GymnasiumAim):
+    """Every episode is like every other: new ones are no different."""
+
+    signals = (1,)
+
+
+class GymnasiumUnbounded(GymnasiumAim):
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+
+
 if "ProbeSignal-v0" not in gymnax.registered_envs:
-    gymnax.register("ProbeSignal-v0", ProbeSignal)
-    gymnasium.register("ProbeSignal-v0", entry_point="probes:GymnasiumSignal", max_episode_steps=2)
+    for probe in (ProbeSignal, Aim, Unbounded):
+        gymnax.register(f"{probe.__name__}-v0", probe)
+    kinds: dict[str, type] = {"ProbeSignal": GymnasiumSignal, "Aim": GymnasiumAim}
+    kinds |= {"AimAlike": GymnasiumAimAlike, "Unbounded": GymnasiumUnbounded}
+    for name, kind in kinds.items():
+        entry_point = f"probes:{kind.__name__}"
+        gymnasium.register(f"{name}-v0", entry_point=entry_point, max_episode_steps=2)

@@ -32,11 +32,24 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+def log_prob_and_entropy(weights: dict, obs, action) -> tuple[np.ndarray, np.ndarray]:
+    """Of the policy's distribution: by logits, or where weights have log_std, of Gaussians."""
+    outputs = forward(weights["actor"], obs)
+    if "log_std" not in weights:
+        log_probs = log_softmax(outputs)
+        chosen = np.take_along_axis(log_probs, action[..., None], -1)[..., 0]
+        return chosen, -np.sum(np.exp(log_probs) * log_probs, -1)
+    ((log_std,),) = weights["log_std"]
+    variance = np.exp(log_std.astype(float)) ** 2
+    density = np.exp(-((action - outputs) ** 2) / (2 * variance)) / np.sqrt(2 * np.pi * variance)
+    return np.log(density.prod(-1)), np.sum(np.log(2 * np.pi * np.e * variance)) / 2
+
+
 def ppo_loss(weights: dict, batch: tuple, args: Any) -> tuple[float, dict[str, float]]:
     obs, action, logprob, old_value, advantage, target = batch
-    log_probs = log_softmax(forward(weights["actor"], obs))
+    new_logprob, entropy = log_prob_and_entropy(weights, obs, action)
     value = forward(weights["critic"], obs)[:, 0]
-    log_ratio = log_probs[np.arange(len(action)), action] - logprob
+    log_ratio = new_logprob - logprob
     ratio = np.exp(log_ratio)
     if args.norm_adv:
         advantage = (advantage - np.mean(advantage)) / (np.std(advantage) + 1e-8)
@@ -47,7 +60,7 @@ def ppo_loss(weights: dict, batch: tuple, args: Any) -> tuple[float, dict[str, f
         near = old_value + np.clip(value - old_value, -args.clip_coef, args.clip_coef)
         errors = np.maximum(errors, (near - target) ** 2)
     policy_loss, value_loss = -np.mean(gains), 0.5 * np.mean(errors)
-    entropy = -np.mean(np.sum(np.exp(log_probs) * log_probs, -1))
+    entropy = np.mean(entropy)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     return loss, {
         "losses/policy_loss": policy_loss,
@@ -59,16 +72,18 @@ def ppo_loss(weights: dict, batch: tuple, args: Any) -> tuple[float, dict[str, f
 
 
 def flatten(weights: dict) -> np.ndarray:
-    arrays = [array for name in ("actor", "critic") for layer in weights[name] for array in layer]
-    return np.concatenate([np.ravel(array).astype(float) for array in arrays])
+    arrays = [x for layers in weights.values() for layer in layers for x in layer]
+    return np.concatenate([np.ravel(x).astype(float) for x in arrays])
 
 
 def unflatten(vector: np.ndarray, like: dict) -> dict:
-    arrays = [x for name in ("actor", "critic") for layer in like[name] for x in layer]
+    arrays = [x for layers in like.values() for layer in layers for x in layer]
     ends = np.cumsum([x.size for x in arrays])[:-1]
-    parts = [x.reshape(y.shape) for x, y in zip(np.split(vector, ends), arrays, strict=True)]
-    layers = list(zip(parts[::2], parts[1::2], strict=True))
-    return {"actor": layers[: len(like["actor"])], "critic": layers[len(like["actor"]) :]}
+    parts = iter([x.reshape(y.shape) for x, y in zip(np.split(vector, ends), arrays, strict=True)])
+    return {
+        name: [tuple(next(parts) for _ in layer) for layer in layers]
+        for name, layers in like.items()
+    }
 
 
 def gradient(weights: dict, batch: tuple, args: Any, loss_fn: Any = ppo_loss) -> np.ndarray:
@@ -86,7 +101,7 @@ def gradient(weights: dict, batch: tuple, args: Any, loss_fn: Any = ppo_loss) ->
 
 
 def episode_statistics(storage: tuple) -> dict[str, float]:
-    *_, terminated, truncated, _, episode_return, episode_length = storage
+    terminated, truncated, _, episode_return, episode_length = storage[4:9]
     done = terminated | truncated
     metrics = {"charts/episodes": done.sum()}
     for name, x in (("return", episode_return[done]), ("length", episode_length[done])):
@@ -94,6 +109,27 @@ def episode_statistics(storage: tuple) -> dict[str, float]:
         metrics[f"charts/episodic_{name}_min"] = x.min()
         metrics[f"charts/episodic_{name}_max"] = x.max()
     return metrics
+
+
+def normalised(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
+    """What an update makes of a rollout: obs less the mean of all earlier ones', over their
+    standard deviation; rewards over that of all discounted returns, its own among them."""
+    obs, action, logprob, reward, terminated, truncated, next_obs, *others = storage
+    if args.norm_obs:
+        mean, var = moments([x[0] for x in earlier])
+        obs, next_obs = (
+            np.clip((x - mean) / np.sqrt(var + 1e-8), -10, 10) for x in (obs, next_obs)
+        )
+    if args.norm_reward:
+        _, var = moments([x[9] for x in (*earlier, storage)])
+        reward = np.clip(reward / np.sqrt(var + 1e-8), -10, 10)
+    return obs, action, logprob, reward, terminated, truncated, next_obs, *others
+
+
+def moments(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance over all steps and environments of (T, N, ...) each."""
+    rows = np.concatenate([x.reshape(-1, *x.shape[2:]) for x in arrays]).astype(float)
+    return rows.mean(0), rows.var(0)
 
 
 def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict, dict]:

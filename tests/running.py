@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import probes  # noqa: F401  (registers the environments)
 import pytest
 import torch
-from sections import path_of
+from sections import CONTINUOUS_SCRIPTS, path_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
+# Beside SMALL, by which continuous actions are learnt in 80 iterations, and the entropy counts.
+AIM = "--env-id Aim-v0 --learning-rate 1e-2 --no-anneal-lr --gamma 0.5 --gae-lambda 0.5"
+AIM += " --ent-coef 0.01"
 
 
 def command(name, run_name, iterations, *flags):
@@ -160,8 +164,14 @@ class WholeRun(NamedTuple):
 
 
 def flags_of(name):
-    many = ("--num-agents", AGENTS, "--seed", SEED - AGENTS + 1)
-    return (*(many if "vmap" in name else ("--seed", SEED)), "--save-every", 2, "--sync-for-timing")
+    own = ["--seed", SEED]
+    if "vmap" in name:
+        own = ["--num-agents", AGENTS, "--seed", SEED - AGENTS + 1]
+    if name in CONTINUOUS_SCRIPTS:
+        own += AIM.split()
+        if "gymnasium" in name:  # which goes on with new episodes, so here all are alike
+            own += ["--env-id", "AimAlike-v0"]
+    return (*own, "--save-every", 2, "--sync-for-timing")
 
 
 def op_by_op(monkeypatch, script):

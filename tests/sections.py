@@ -17,6 +17,7 @@ ROWS = tomllib.loads((ROOT / "scripts.toml").read_text())
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Training", "Run log"]
 VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
+CONTINUOUS_SECTIONS = [*SECTIONS[:2], "Statistics", *SECTIONS[2:]]
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 
 
@@ -29,7 +30,7 @@ def but(group: tuple[str, ...], *others: str) -> tuple[str, ...]:
     return tuple(name for name in group if name not in others)
 
 
-PPO_SCRIPTS, DQN_SCRIPTS = scripts("ppo"), scripts("dqn")
+PPO_SCRIPTS, DQN_SCRIPTS, SAC_SCRIPTS = scripts("ppo"), scripts("dqn"), scripts("sac")
 SCRIPTS = scripts("ppo", "plain")
 TORCH_SCRIPTS = scripts("ppo", "plain", "torch")
 JAX_SCRIPTS = but(SCRIPTS, *TORCH_SCRIPTS)
@@ -37,18 +38,27 @@ VMAP_SCRIPTS = scripts("ppo", "many agents")
 RNN_SCRIPTS = scripts("ppo", "memory")
 GYMNASIUM_SCRIPTS = scripts("ppo", "Gymnasium")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
+CONTINUOUS_IN_GYMNAX = scripts("ppo", "continuous")
+CONTINUOUS_IN_GYMNASIUM = scripts("ppo", "continuous, Gymnasium")
+CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
 # A script with environments in JAX, and the same with environments in Gymnasium.
 PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
+CONTINUOUS_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in CONTINUOUS_IN_GYMNASIUM]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
+SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
 TORCH_PAIR = PPO_PAIRS[1]
 DQN_BY_FRAMEWORK = [scripts("dqn", "linen"), scripts("dqn", "torch")]
-# PPO without memory, by framework.
-IN_LINEN = but(scripts("ppo", "linen"), *RNN_SCRIPTS)
-IN_NNX = but(scripts("ppo", "nnx"), *RNN_SCRIPTS)
-IN_EQUINOX = but(scripts("ppo", "equinox"), *RNN_SCRIPTS)
-IN_TORCH = but(scripts("ppo", "torch"), *RNN_SCRIPTS)
-IN_JAX = but(PPO_SCRIPTS, *RNN_SCRIPTS, *IN_TORCH)
+SAC_BY_FRAMEWORK = [scripts("sac", "linen"), scripts("sac", "torch")]
+# PPO with discrete actions and without memory, by framework.
+OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS)
+IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
+IN_NNX = but(scripts("ppo", "nnx"), *OTHERS)
+IN_EQUINOX = but(scripts("ppo", "equinox"), *OTHERS)
+IN_TORCH = but(scripts("ppo", "torch"), *OTHERS)
+IN_JAX = (*IN_LINEN, *IN_NNX, *IN_EQUINOX)
 RNN_IN_JAX = but(RNN_SCRIPTS, *scripts("torch"))
+CONTINUOUS_IN_JAX = but(CONTINUOUS_SCRIPTS, *scripts("torch"))
+CONTINUOUS_IN_TORCH = but(CONTINUOUS_SCRIPTS, *CONTINUOUS_IN_JAX)
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
@@ -57,30 +67,49 @@ SHARED = {
         GYMNASIUM_SCRIPTS,
         VMAP_SCRIPTS,
         RNN_SCRIPTS,
+        CONTINUOUS_IN_GYMNAX,
+        CONTINUOUS_IN_GYMNASIUM,
         scripts("dqn", "plain"),
         scripts("dqn", "Gymnasium"),
+        scripts("sac", "plain"),
+        scripts("sac", "Gymnasium"),
     ],
     "Environment": [
         (*SCRIPTS, *VMAP_SCRIPTS),
-        scripts("Gymnasium"),
+        but(scripts("Gymnasium"), *SAC_SCRIPTS),
         RNN_SCRIPTS,
+        CONTINUOUS_IN_GYMNAX,
+        CONTINUOUS_IN_GYMNASIUM,
         scripts("dqn", "plain"),
+        scripts("sac", "plain"),
+        scripts("sac", "Gymnasium"),
     ],
-    "Agent": [TORCH_PAIR, IN_LINEN, IN_NNX, *DQN_PAIRS],
-    "Replay": DQN_BY_FRAMEWORK,
-    "Act": DQN_BY_FRAMEWORK,
-    "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX],
+    "Statistics": [CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
+    "Agent": [TORCH_PAIR, IN_LINEN, IN_NNX, *CONTINUOUS_PAIRS, *DQN_PAIRS, *SAC_PAIRS],
+    "Replay": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
+    "Act": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
+    "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX, CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
     "Rollout": [TORCH_SCRIPTS, but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
-    "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX)],
+    "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX)],
     "Loss": [
         IN_TORCH,
         IN_LINEN,
         (*IN_NNX, *IN_EQUINOX),
         but(RNN_IN_JAX, "ppo_rnn_linen"),
+        *CONTINUOUS_PAIRS,
+        ("ppo_continuous_nnx", "ppo_continuous_equinox"),
         *DQN_BY_FRAMEWORK,
+        *SAC_BY_FRAMEWORK,
     ],
-    "Update": [TORCH_PAIR, IN_LINEN, but(IN_NNX, "ppo_nnx_tree"), *DQN_PAIRS],
-    "Run log": [PPO_SCRIPTS, DQN_SCRIPTS],
+    "Update": [
+        TORCH_PAIR,
+        IN_LINEN,
+        but(IN_NNX, "ppo_nnx_tree"),
+        *CONTINUOUS_PAIRS,
+        *DQN_PAIRS,
+        *SAC_PAIRS,
+    ],
+    "Run log": [PPO_SCRIPTS, (*DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
 # What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.

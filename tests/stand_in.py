@@ -22,6 +22,8 @@ flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
 checkpoint = folder / "checkpoint.npz"
+if (resumed or flags["--runs-dir"]).startswith("-"):  # as a script, which takes it for a flag
+    sys.exit("--runs-dir has no value")
 if folder.exists() and not resumed:
     sys.exit(f"--run-name must be new in --runs-dir, not {folder.name}")
 folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is odd about runs is named, and a study with faults is packed only if asked."""
+"""What a reader should know of runs is named, and a study with faults is packed only if asked."""
 
 import numpy as np
 import pytest
@@ -9,17 +9,17 @@ from analysis.runs import load
 
 
 # === Of the runs ================================================================================
-def odd(frame, iterations, **more):
-    return checks.odd(data_of(frame, iterations, **more))
+def warnings_of(frame, iterations, **more):
+    return checks.run_warnings(data_of(frame, iterations, **more))
 
 
 def test_of_clean_runs_nothing_is_said_however_wide_their_intervals():
     frame = grid({LINEN: (6.0, 0.1), TORCH: (8.0, 2.0)}, ENVS, repeats=2, noise=0.3)
-    assert odd(frame, logs(frame)) == []
-    assert odd(frame, logs(frame.head(0))) == []
+    assert warnings_of(frame, logs(frame)) == []
+    assert warnings_of(frame, logs(frame.head(0))) == []
 
 
-def test_every_kind_of_oddity_is_named():
+def test_every_kind_of_warning_is_named():
     frame = grid({LINEN: (6.0, 0.1), TORCH: (8.0, 2.0)}, repeats=4)
     iterations = logs(frame)
     names = frame["run"].tolist()
@@ -32,7 +32,7 @@ def test_every_kind_of_oddity_is_named():
     iterations.loc[of(4, 7), "losses/entropy"] = np.nan
     iterations.loc[of(7), "losses/entropy"] = np.nan  # from the start on
     iterations.loc[of(5, 5) & ~of(5, 6), "losses/entropy"] = np.nan  # and then no more
-    found = odd(frame, iterations, left_out={"broken": "no run.json"}, notes=("A note",))
+    found = warnings_of(frame, iterations, left_out={"broken": "no run.json"}, notes=("A note",))
     assert found == [
         "1 run left out: broken (no run.json).",
         f"2 runs diverged, with losses that are no numbers in the end: {names[4]} and {names[7]}.",
@@ -45,7 +45,7 @@ def test_every_kind_of_oddity_is_named():
 def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():
     frame = grid({LINEN: (6.0, 0.1), "sb3": (8.0, 2.0)}, repeats=2)
     iterations = logs(frame, loss=lambda run, i: np.nan if run["mode"] == "sb3" else 0.5)
-    assert odd(frame, iterations) == []
+    assert warnings_of(frame, iterations) == []
 
 
 # === Of a study =================================================================================

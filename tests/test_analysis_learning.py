@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from made_up import CACHED, LINEN, NNX, TORCH, by, logs, only_bench, returning
+from made_up import CACHED, LINEN, NNX, TORCH, by, logs, only_experiment, returning
 from scipy import stats
 
 from analysis import learning
@@ -27,7 +27,7 @@ def test_verdicts_say_what_was_found_or_why_nothing_was_tested():
             returning({LINEN: rows[:4], TORCH: rows[:4]}, "Catch"),  # which has too few runs
         ]
     )
-    found = by(learning.returns(only_bench(frame), KNOWN), "env_id", "mode")
+    found = by(learning.returns(only_experiment(frame), KNOWN), "env_id", "mode")
     verdicts = {key: row["verdict"] for key, row in found.items() if row["verdict"]}
     assert verdicts == {
         (CARTPOLE, NNX): "equivalent",
@@ -44,12 +44,14 @@ def test_a_mode_with_the_same_returns_counts_once_if_they_are_not_all_at_a_cap()
     both = returning({LINEN: values + 1, NNX: values, CACHED: values[::-1]})
     cap = returning({LINEN: values, NNX: [500.0] * 6, CACHED: [500.0] * 6}, "Acrobot-v1")
     frame = pd.concat([both, cap], ignore_index=True)
-    found = by(learning.returns(only_bench(frame), KNOWN), "env_id", "mode")
+    found = by(learning.returns(only_experiment(frame), KNOWN), "env_id", "mode")
     assert found[CARTPOLE, CACHED]["verdict"] == "as ppo_nnx"
     assert np.isnan(found[CARTPOLE, CACHED]["minus_estimate"])
     assert np.isfinite(found[CARTPOLE, NNX]["minus_estimate"])
     assert np.isfinite(found["Acrobot-v1", CACHED]["minus_estimate"])
-    of_cached = by(learning.returns(only_bench(frame, baseline=CACHED), KNOWN), "env_id", "mode")
+    of_cached = by(
+        learning.returns(only_experiment(frame, baseline=CACHED), KNOWN), "env_id", "mode"
+    )
     assert of_cached[CARTPOLE, NNX]["verdict"] == "as ppo_nnx_cached"
 
 
@@ -61,13 +63,14 @@ def test_progress_is_the_mean_over_seeds_with_students_interval():
     values[2, 0] = np.nan  # and before the first there is none
     rows = {run: values[i] for i, run in enumerate(frame["run"])}
     iterations = logs(frame, returns=lambda run, i: rows[run["run"]][i])
-    found = by(learning.progress(only_bench(frame, iterations)), "mode", "steps")
+    found = by(learning.progress(only_experiment(frame, iterations)), "mode", "steps")
     values[1, 3] = values[1, 2]
     assert (LINEN, 100) not in found
     for i in range(1, 10):
         row, four = found[LINEN, 100 * (i + 1)], values[:4, i]
         low, high = stats.t.interval(0.95, 3, four.mean(), stats.sem(four))
         assert [row[x] for x in ENDS] == pytest.approx([four.mean(), low, high])
+        assert [row["least"], row["most"]] == [four.min(), four.max()]
     assert found[TORCH, 100]["estimate"] == pytest.approx(values[4, 0])
     assert np.isnan(found[TORCH, 100]["low"])
 
@@ -82,7 +85,7 @@ def test_targets_are_first_reached_in_the_median_and_never_is_slower_than_all():
         return 475.0 if i == hits[run["mode"]][int(run["repeat"]) - 1] else 100.0
 
     iterations = logs(frame, returns=value)
-    found = by(learning.targets(only_bench(frame, iterations), KNOWN), "mode")
+    found = by(learning.targets(only_experiment(frame, iterations), KNOWN), "mode")
     row = found[LINEN]
     assert (row["target"], row["runs"], row["reached"]) == (475, 6, 6)
     ends = 6 + 0.1 * np.array([4.5, 2, 9])  # the median iteration, the first and the last
@@ -92,13 +95,13 @@ def test_targets_are_first_reached_in_the_median_and_never_is_slower_than_all():
     assert np.isfinite(found[CACHED]["low"])
     assert np.isinf(found[CACHED]["high"])
     for nothing in (frame.assign(resumed=True), frame[frame["mode"] == NNX]):
-        assert learning.targets(only_bench(nothing, iterations), KNOWN).empty
+        assert learning.targets(only_experiment(nothing, iterations), KNOWN).empty
 
 
 def test_progress_of_dqn_is_of_the_last_100_episodes():
     frame = returning({"dqn_linen": range(5), "dqn_torch": range(5)}, algorithm="dqn")
     iterations = logs(frame, returns=lambda run, i: float(i))
     iterations["charts/episodes"] = 30
-    points = learning.progress(only_bench(frame, iterations))
+    points = learning.progress(only_experiment(frame, iterations))
     assert points.loc[points["mode"] == "dqn_linen", "steps"].min() == 400  # of 30 episodes each
     assert points["estimate"].iloc[0] == pytest.approx((10 * 0 + 30 * (1 + 2 + 3)) / 100)

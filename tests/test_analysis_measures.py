@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from made_up import COMPILE, ENVS, LINEN, NNX, TORCH, by, data_of, grid, only_bench
+from made_up import COMPILE, ENVS, LINEN, NNX, TORCH, by, data_of, grid, only_experiment
 
 from analysis import measures, tables
 from analysis.runs import load
@@ -28,7 +28,7 @@ def geometric(runs, mode, value, envs):
 
 
 def measured(runs, *names):
-    return by(measures.measure(runs, ALL, LINEN), *names, "mode")
+    return by(measures.summarize(runs, ALL, LINEN), *names, "mode")
 
 
 # === Means and ratios ===========================================================================
@@ -64,7 +64,7 @@ def test_resumed_runs_and_all_but_a_programs_first_agent_count_for_no_duration()
     others = grid(THREE, ENVS, repeats=5, length=50, agent=1.0)
     every = pd.concat([runs, stopped, others], ignore_index=True)
     pd.testing.assert_frame_equal(
-        measures.measure(every, ALL, LINEN), measures.measure(runs, ALL, LINEN)
+        measures.summarize(every, ALL, LINEN), measures.summarize(runs, ALL, LINEN)
     )
 
 
@@ -73,7 +73,7 @@ def test_a_crossing_is_where_two_lines_of_one_framework_meet_within_reach():
         runs = grid(modes, repeats=3)
         runs["framework"] = runs["mode"].str.split("_").str[1]
         runs["compile_mode"] = np.where(runs["mode"] == TORCH, "env.jit", "compile")
-        return measures.crossings(only_bench(runs)).to_dict("records")
+        return measures.crossings(only_experiment(runs)).to_dict("records")
 
     [row] = crossings(TWO)  # 20 + 0.5 (n - 1) = 8 + 2 (n - 1) at n = 9, after 24 seconds
     assert (row["size"], row["sooner"], row["later"]) == ("small", TORCH, COMPILE)
@@ -85,7 +85,7 @@ def test_a_crossing_is_where_two_lines_of_one_framework_meet_within_reach():
     assert crossings({NNX: (8.0, 2.0), "ppo_nnx_vmap": (30.0, 0.001)}) == []  # both compiled
 
 
-# === Platforms and benches ======================================================================
+# === Platforms and experiments ==================================================================
 def test_platforms_are_compared_mode_by_mode_within_each_set_of_hyperparameters():
     """Three times as long with few environments and a third with many is 1 on average: neither."""
     pace = {("here", 32): 1.0, ("there", 32): 3.0, ("here", 4096): 3.0, ("there", 4096): 1.0}
@@ -100,7 +100,7 @@ def test_platforms_are_compared_mode_by_mode_within_each_set_of_hyperparameters(
 
 
 def titles(*frames):
-    found = measures.benches(data_of(pd.concat(frames, ignore_index=True)))
+    found = measures.experiments(data_of(pd.concat(frames, ignore_index=True)))
     return [x.title for x in found], [len(x.runs) for x in found]
 
 
@@ -109,8 +109,8 @@ def test_a_bench_is_of_one_platform_and_one_set_of_hyperparameters():
     other = grid(TWO, settings='{"num_envs": 64}', repeats=3)
     assert titles(few, many, other) == (["here, num_envs 64", "there", "here"], [6, 4, 2])
     runs = pd.concat([grid(THREE), grid({COMPILE: (20.0, 0.5)}, repeats=3).tail(2)])
-    assert [only_bench(runs, baseline=x).baseline for x in (None, TORCH)] == [LINEN, TORCH]
-    assert only_bench(runs[runs["mode"] != LINEN], baseline="absent").baseline == COMPILE
+    assert [only_experiment(runs, baseline=x).baseline for x in (None, TORCH)] == [LINEN, TORCH]
+    assert only_experiment(runs[runs["mode"] != LINEN], baseline="absent").baseline == COMPILE
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.2, 0.8])
@@ -128,8 +128,8 @@ def test_two_starts_of_a_machine_are_two_platforms_if_one_scripts_time_differs(f
 
 # === What the reports of the old code said ======================================================
 @cache
-def bench_of(study):
-    return measures.benches(load(ROOT / "studies" / study))[0]
+def experiment_of(study):
+    return measures.experiments(load(ROOT / "studies" / study))[0]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def bench_of(study):
 )
 def test_a_studys_tables_have_the_numbers_that_they_had(study, name, row):
     """The second row as a reader has it and, of some, every number to 1e-9."""
-    bench = bench_of(study)
-    made = tables.make(name, bench)
+    experiment = experiment_of(study)
+    made = tables.make(name, experiment)
     assert " ".join(made.cells.iloc[1]).endswith(row)
     path = ROOT / f"tests/golden/{study.replace('/', '-')}-{name}.csv"
     if not path.exists():

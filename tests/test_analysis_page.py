@@ -167,3 +167,33 @@ def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_kn
     assert ends[0] == (0, 2)
     assert ends[2] == pytest.approx((2, 4.42))
     assert list(np.asarray(axes.lines[0].get_xdata())) == [6, 7]
+
+
+def test_an_interval_that_leaves_the_bars_is_cut_and_marked():
+    frame = pd.DataFrame({"size": "small", "mode": ["ppo_linen", "ppo_nnx", "ppo_torch"]})
+    frame = frame.assign(startup=2.0, rest=[4.0, 5.0, 8.0], low=[np.nan, 0.1, 9.5])
+    figure = figures.bars(
+        frame.assign(high=[np.nan, 5571.9, 10.5]), looks(frame["mode"]), PARTS, "s"
+    )
+    (axes,) = figure.axes
+    assert axes.get_xlim()[1] < 2 * 10
+    marks = [x for x in axes.lines if x.get_marker() == ">"]
+    assert [list(np.asarray(x.get_xydata()).ravel()) for x in marks] == [[15, 1]]
+    assert figure.legends[0].get_texts()[-1].get_text() == figures.GOES_ON
+    calm = figures.bars(frame.assign(high=[np.nan, 8.0, 10.5]), looks(frame["mode"]), PARTS, "s")
+    assert figures.GOES_ON not in [x.get_text() for x in calm.legends[0].get_texts()]
+
+
+def test_a_band_that_leaves_what_was_seen_is_cut_and_marked_once_a_stretch():
+    high = [10.0, 50, 90, 90, 90, 10, 10, 90, 10]
+    rows = pd.DataFrame({"panel": "CartPole-v1", "mode": "ppo_linen", "x": np.arange(9.0)})
+    rows = rows.assign(estimate=5.0, low=1.0, high=high)
+    (axes,) = figures.bands(rows, looks(["ppo_linen"]), "steps", "return").axes
+    assert axes.get_ylim()[1] > 90
+    seen = rows.assign(least=0.0, most=np.linspace(0, 60, 9))
+    figure = figures.bands(seen, looks(["ppo_linen"]), "steps", "return")
+    (axes,) = figure.axes
+    assert axes.get_ylim() == (-3, 63)
+    [marks] = [x for x in axes.lines if x.get_marker() == "^"]
+    assert list(np.asarray(marks.get_xdata())) == [3, 7]
+    assert figure.legends[0].get_texts()[-1].get_text() == figures.GOES_ON

@@ -1,15 +1,33 @@
 """The report of every kind of result set; what users get wrong; notebooks that show its parts."""
 
 import re
+import subprocess
+import sys
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from made_up import ENVS, LINEN, NNX, TORCH, grid, only_bench, run_command, write_grid, write_plain
-from nbclient import NotebookClient
+from made_up import (
+    CACHED,
+    COMPILE,
+    ENVS,
+    LINEN,
+    NNX,
+    TORCH,
+    data_of,
+    foreign_runs,
+    grid,
+    only_experiment,
+    run_command,
+    write_grid,
+    write_plain,
+    write_table,
+)
 
-from analysis import figures, report
+from analysis import checks, figures, formatting, measures, notebooks, page, report, tables
+from analysis.page import Text
 
 WHOLE = ["The answer", "Learning", "By environment", "Startup", "Rollout and update"]
 WHOLE += ["Compile modes", "Memory", "The runs"]
@@ -64,20 +82,86 @@ def test_a_grid_gives_every_section_and_files_of_its_own(tmp_path):
     assert sentence == answer.strip().splitlines()[0].replace("\\", "")
 
 
-def test_the_headline_groups_scripts_that_cannot_be_told_apart():
-    modes = {LINEN: (5.0, 0.1), NNX: (5.0, 0.1), TORCH: (5.0, 0.9)}
-    runs = grid(modes, repeats=5, noise=0.02)
+ALIKE = {LINEN: (5.0, 0.1), NNX: (5.0, 0.1)}
+APART = {LINEN: (5.0, 0.1), TORCH: (5.0, 0.9)}
+FIRST = "Scripts joined by “or” cannot be told from the first of them"
+
+
+@pytest.mark.parametrize(
+    ("modes", "repeats", "sentence"),
+    [
+        ({LINEN: (5.0, 0.1)}, 5, ""),
+        ({LINEN: (5.0, 0.1)}, 1, " It ran once."),
+        (APART, 1, " Each ran once: no difference in time can be claimed."),
+        (ALIKE, 5, " The two cannot be told apart."),
+        (ALIKE | {CACHED: (5.0, 0.1)}, 5, " None of the others can be told from the first."),
+        (APART, 5, " The two can be told apart."),
+        (APART | {COMPILE: (5.0, 4.0)}, 5, " Each script can be told from the one before it."),
+        (ALIKE | APART, 5, f" {FIRST}; one that follows them can."),
+        (APART | {COMPILE: (5.0, 0.9)}, 5, f" {FIRST}."),
+    ],
+)
+def test_the_headline_says_what_is_true_of_these_scripts(modes, repeats, sentence):
+    runs = grid(modes, repeats=repeats, noise=0.02)
+    found = report.headline(only_experiment(runs))
+    script = r"ppo_[\w, ]+ [\d.]+( to [\d.]+)? s"
     assert re.fullmatch(
-        r"On CartPole-v1, 100 iterations took ppo_(linen or ppo_nnx|nnx or ppo_linen) "
-        r"1[45]\.\d( to 1[45]\.\d)? s and ppo_torch 9\d\.\d s\. "
-        "Scripts joined by “or” cannot be told from the first of them; the next one can.",
-        report.headline(only_bench(runs)),
+        rf"On CartPole-v1, 100 iterations took {script}((, {script})? and {script})?\."
+        + re.escape(sentence),
+        found,
     )
-    alone = report.headline(only_bench(grid(modes)))
-    assert alone.endswith("ran once: no difference in time can be claimed.")
-    assert " or " not in alone
-    short = report.headline(only_bench(runs.assign(process=float("nan"))))
-    assert short.startswith("On CartPole-v1, an iteration took ppo_")
+    ties = ("The two cannot", "None of", "Scripts joined")
+    assert (" or " in found) == sentence.strip().startswith(ties)
+
+
+def test_the_headline_claims_nothing_of_a_script_whose_runs_have_no_counterparts():
+    runs = grid(APART, repeats=5, noise=0.02)
+    few = runs[(runs["mode"] == LINEN) | (runs["repeat"] == 1)]
+    no_claim = f"Of {TORCH} no difference can be claimed: too few runs have a counterpart."
+    assert report.headline(only_experiment(few)).endswith(f" s and {TORCH} 94.1 s. {no_claim}")
+    more = pd.concat([few, grid({NNX: (5.0, 0.9)}, repeats=5, noise=0.02, seed=1)])
+    others = "Each of the others can be told from the one before it."
+    assert report.headline(only_experiment(more)).endswith(f" {no_claim} {others}")
+
+
+def test_the_headline_is_of_what_is_known_of_a_training():
+    runs = grid(APART, repeats=5).assign(total=lambda x: x["process"] - x["imports"])
+    known = {"process": "100 iterations", "total": "100 iterations without imports"}
+    known["steady"] = "an iteration"
+    for value, what in known.items():
+        found = report.headline(only_experiment(runs))
+        assert found.startswith(f"On CartPole-v1, {what} took ppo_linen ")
+        runs = runs.assign(**{value: np.nan})
+
+
+def test_a_busy_machine_and_runs_started_by_hand_are_named_beside_the_answer():
+    known = grid(APART, repeats=2, machine="3fa9", cores=2, load=[9, 9, 9, 0], script=LINEN)
+    hand = grid(APART, repeats=2, platform="Linux, x86_64", script=LINEN)
+    of_machine, of_hand = measures.experiments(data_of(pd.concat([known, hand])))
+    busy = "Others used the machine as 3 of 4 runs began, so"
+    assert page.markdown(report.answer(of_machine)[1]).startswith(busy)
+    assert report.answer(of_hand)[1] == Text(checks.BY_HAND)
+    [alone] = measures.experiments(data_of(hand))
+    assert len(report.answer(alone)) == 2
+
+
+def test_whiskers_are_explained_where_there_are_some():
+    runs = grid(APART, repeats=2)
+    assert "whiskers" in page.markdown(report.answer(only_experiment(runs))[-1])
+    assert "whiskers" not in page.markdown(report.answer(only_experiment(runs[::2]))[-1])
+
+
+def test_a_ratio_says_where_its_interval_says_nothing():
+    assert formatting.ratio(1.004, 0.9, 1.1) == "1.004 [0.900, 1.100]"
+    assert formatting.ratio(0.99, 0.01, 5571.9) == "0.990, not told apart"
+    assert formatting.ratio(40, 1.5, 900) == "40.0 [1.5, 900.0]"
+    assert formatting.ratio(2.0, float("nan"), float("nan")) == "2.00"
+    runs = grid(APART, repeats=2, noise=2.0)
+    made = tables.make("answer", only_experiment(runs))
+    assert made.note.endswith(
+        "Not told apart: the interval holds 1, and its ends differ more than 100-fold."
+    )
+    assert "fold" not in tables.make("answer", only_experiment(grid(APART, repeats=2))).note
 
 
 # === Platforms, baselines, older results ========================================================
@@ -143,11 +227,26 @@ def test_bad_usage_is_one_sentence(two_platforms, tmp_path, arguments, words):
     assert said.count("\n") == 1
 
 
+def test_a_reader_who_stops_reading_ends_the_command_quietly(tmp_path):
+    table = write_table(tmp_path / "t.csv", foreign_runs(commit="a" * 40))
+    command = [sys.executable, "-m", "analysis", "pack", "--check", table]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.close()
+    assert process.communicate()[1] == b""
+    assert process.returncode == 141
+
+
 # === Notebooks ==================================================================================
 SHOWN = {
     "platforms": (">Platforms</h", "1 run stopped and resumed"),
     "phases": (">WSL2, Fast, 2 cores</h", "These runs have nothing on phases."),
 }
+
+
+def assert_says_nothing_of_when_it_ran(notebook):
+    assert not [x.metadata for x in notebook.cells if x.metadata]
+    assert "version" not in notebook.metadata.language_info
 
 
 def code_of(notebook):
@@ -156,7 +255,9 @@ def code_of(notebook):
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("analysis/*.ipynb")), ids=lambda x: x.stem)
 def test_a_notebook_asks_for_sections_that_there_are(path):
-    source = "\n".join(x.source for x in code_of(nbformat.read(path, 4)))
+    notebook = nbformat.read(path, 4)
+    assert_says_nothing_of_when_it_ran(notebook)
+    source = "\n".join(x.source for x in code_of(notebook))
     names = re.findall(r'show\(SOURCE, "(.*)"\)', source)
     assert names
     assert set(names) <= {*report.SECTIONS, "platforms"}
@@ -169,8 +270,10 @@ def test_notebooks_show_any_source(tmp_path, name):
     notebook = nbformat.read(ROOT / f"analysis/{name}.ipynb", 4)
     first = code_of(notebook)[0]
     first.source = first.source.partition("SOURCE =")[0] + f"SOURCE = {str(tmp_path)!r}"
-    folder = {"metadata": {"path": str(ROOT / "analysis")}}
-    NotebookClient(notebook, timeout=600, resources=folder).execute()
+    nbformat.write(notebook, tmp_path / "copy.ipynb")
+    notebooks.run(tmp_path / "copy.ipynb")
+    notebook = nbformat.read(tmp_path / "copy.ipynb", 4)
+    assert_says_nothing_of_when_it_ran(notebook)
     outputs = [x for cell in code_of(notebook) for x in cell.outputs]
     html = "".join(x.get("data", {}).get("text/html", "") for x in outputs)
     assert [x for x in SHOWN[name] if x not in html] == []

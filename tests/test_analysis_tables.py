@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from made_up import foreign_iterations, foreign_runs, run_command, write_study, write_table
 
-from analysis import figures
+from analysis import figures, measures, tables
 from analysis.runs import load
 from analysis.schema import RUNS, SourceError
 
@@ -115,7 +116,7 @@ def test_what_a_table_lacks_of_returns_comes_from_its_iterations(tmp_path):
 
 # === Report =====================================================================================
 REPORTED: dict[str, dict[str, Any]] = {
-    "nothing odd": {"platform": ["A100", "H100"] * 4},
+    "two platforms": {"platform": ["A100", "H100"] * 4},
     "no durations": dict.fromkeys(("startup", "first", "steady", "total", "process")),
     "each of its own environment": {"env_id": list("abcdefgh")},
     "each of its own length": {"num_iterations": range(1, 9)},
@@ -144,3 +145,22 @@ def test_whatever_a_table_lacks_or_holds_there_is_a_report(tmp_path, monkeypatch
     status, said, errors = run_command("report", tmp_path / "in", "--out", tmp_path / "out")
     assert status == 0, errors
     assert (said + errors).replace("\n", "").isprintable()
+
+
+def test_a_table_with_total_and_no_process_is_compared_by_that_and_it_is_named(tmp_path):
+    runs = foreign_runs(platform="here").drop(columns="process")
+    runs["total"] *= [1.0, 1.1, 0.9, 1.2] * 2
+    others = runs.assign(platform="elsewhere", total=3 * runs["total"], run="other " + runs["run"])
+    write_table(tmp_path / "t.csv", pd.concat([runs, others[others["repeat"] < 4]]))
+    experiment, _ = measures.experiments(load(tmp_path / "t.csv"))
+    known = tables.make("answer", experiment).cells.set_index("script")
+    means = np.exp(np.log(runs["total"]).groupby(runs["compile_mode"]).mean())
+    seconds = known["12 iterations without imports (s)"].astype(float)
+    assert seconds["mine jit"] == pytest.approx(means["jit"], rel=1e-2)
+    ratio = known.loc["mine eager", "training without imports, times as long"].split()[0]
+    assert float(ratio) == pytest.approx(means["eager"] / means["jit"], rel=1e-2)
+    status, said, _ = run_command("report", tmp_path / "t.csv", "--out", tmp_path / "out")
+    assert status == 0
+    assert "12 iterations without imports took" in said
+    found = pd.read_csv(tmp_path / "out/tables/platforms.csv").query("value == 'total'")
+    assert found["estimate"].to_numpy() == pytest.approx([3] * 2)

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from running import change, content, main
-from sections import ALL_SCRIPTS
+from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS
 from test_dqn_structure import function
 from torch._inductor import cpp_builder
 
@@ -17,10 +17,22 @@ BAD = [
     ("ppo_linen", "--num-minibatches 7", "--num-minibatches must divide the batch, 8192 steps"),
     ("ppo_linen", "--total-timesteps 8191", "must be at least a batch, 8192 steps"),
     ("ppo_linen", "--env-id CartPole-v7", "has no CartPole-v7; the closest name is CartPole-v1\n"),
-    ("ppo_linen", "--env-id Pendulum-v1", "Pendulum-v1 are continuous, and must be discrete\n"),
+    ("ppo_linen", "--env-id Pendulum-v1", "has continuous actions: see more/ppo_continuous_*.py\n"),
     ("ppo_linen", "--env-id no_module:MyEnv", "--env-id: No module named 'no_module'\n"),
     ("ppo_linen", "--env-id json:MyEnv", "--env-id: json has no MyEnv\n"),
     ("ppo_linen", "--env-id ./my_module:MyEnv", "--env-id: name it as an import does, my_module:"),
+    ("ppo_continuous_linen", "--env-id CartPole-v1", "CartPole-v1 has discrete actions: see ppo_"),
+    ("ppo_continuous_linen", "--env-id Unbounded-v0", "of Unbounded-v0 must have finite bounds\n"),
+    (
+        "ppo_continuous_linen_gymnasium",
+        "--env-id CartPole-v1",
+        "--env-id: actions must be a Box, and not Discrete(2); for Discrete, see ",
+    ),
+    (
+        "ppo_continuous_linen_gymnasium",
+        "--env-id Unbounded-v0",
+        "of Unbounded-v0 must have finite bounds\n",
+    ),
     ("ppo_linen_vmap", "--num-agents 0", "--num-agents must be 1 or more"),
     ("ppo_linen_vmap", "--seed 4294967295", f"{SEED}--num-agents"),
     ("dqn_linen", "--exploration-steps 0", "--exploration-steps must be 1 or more"),
@@ -42,7 +54,8 @@ def test_what_cannot_work_is_one_sentence(name, flags, sentence, tmp_path, monke
 
 def test_the_other_scripts_check_their_flags_by_the_same_words():
     """DQN's four: test_dqn_structure.py. Environments in Gymnasium: test_gymnasium.py."""
-    assert len({function(name, "__post_init__") for name in ALL_SCRIPTS}) == 1
+    names = (*ALL_SCRIPTS, *CONTINUOUS_SCRIPTS)
+    assert len({function(name, "__post_init__") for name in names}) == 1
 
 
 @pytest.fixture

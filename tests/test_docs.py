@@ -92,7 +92,7 @@ def words_of(name):
 
 def column(table, title, source, where=None):
     """A column of one of a study's tables, by script."""
-    cells = tables.make(table, docs.bench_of(source, where)).cells
+    cells = tables.make(table, docs.experiment_of(source, where)).cells
     return cells.set_index("script")[title]
 
 
@@ -101,18 +101,20 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     training = column("answer", "100 iterations (s)", "studies/peers")
     jax = sorted(training[training.index.str.match("ppo_(linen|nnx|equinox)")], key=float)
     compiled, eager = training[["ppo_torch_compile", "ppo_torch"]]
-    assert f"take {jax[0]} to {jax[-1]} s with them, and {compiled} to {eager} s with" in page
+    assert f"With them 100 iterations take {jax[0]} to {jax[-1]} s. With PyTorch" in page
+    assert f"in the same environments, they take {compiled} to {eager} s" in page
     envs = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
     cartpole, acrobot, mountain_car = map(torch_over_linen_in_gymnasium, envs)
     whole = torch_over_linen_in_gymnasium("CartPole-v1", "process")
-    assert f"iterations take {cartpole} times as long, 20 with their start {whole[:4]}" in page
-    assert f"in Acrobot-v1 iterations {acrobot.split()[0]} times" in page
+    assert f"With PyTorch an iteration takes {cartpole} times as long" in page
+    assert f"of 20 iterations, with its start, takes {whole} times as long" in page
+    assert f"In Acrobot-v1 an iteration takes {acrobot} times as long" in page
     startup = column("answer", "startup (s)", "studies/peers")
     eager, compiled = startup[["ppo_torch", "ppo_torch_compile"]]
-    assert f"It starts in {eager} s. Compiled it needs {compiled} s" in page
-    assert f"and leads after {crossing('studies/peers', 'small')} iterations" in page
+    assert f"starts in {eager} s, and compiled PyTorch in {compiled} s" in page
+    assert f"is ahead after {crossing('studies/peers', 'small')} iterations" in page
     medium = crossing("studies/cpu", "medium")
-    assert f"with three layers of 256 after {medium}" in page
+    assert f"With three layers of 256 units it is ahead after {medium} iterations" in page
     study = words_of("studies/cpu/README.md")
     assert f"after {medium} iterations" in study
     assert f"takes {cartpole} times as long as `ppo_linen_gymnasium.py`" in study
@@ -128,7 +130,7 @@ def torch_over_linen_in_gymnasium(env_id, value="steady"):
 
 def crossing(source, size):
     """After how many iterations compiled PyTorch has overtaken the eager one."""
-    cells = tables.make("break_even", docs.bench_of(source, f"CartPole-v1 {size}")).cells
+    cells = tables.make("break_even", docs.experiment_of(source, f"CartPole-v1 {size}")).cells
     cells = cells.set_index(["starts sooner", "overtaken by"])
     return cells.loc[("ppo_torch", "ppo_torch_compile"), "after iterations"]
 
@@ -143,6 +145,13 @@ def test_the_table_of_ease_counts_right(name):
     numbers = [lesson, changed_lines("ppo_linen", script), *times]
     row = " | ".join(map(str, [script, *numbers]))
     assert f"| {row} |" in words_of("docs/ease.md")
+
+
+def test_ease_counts_the_lines_of_gymnasiums_lessons_right():
+    scripts = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
+    torch, linen = (len(read(x).partition("# === Run log")[0].splitlines()) for x in scripts)
+    page = words_of("docs/ease.md")
+    assert f"PyTorch's lesson has {torch} lines, and Linen's has {linen}." in page
 
 
 def test_every_number_in_the_documents_is_what_the_studies_give(capsys):

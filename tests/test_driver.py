@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -26,18 +27,23 @@ echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-8f3c7e21-0b7d)'
 REPORT = "import sys\nprint('A report of', len(open(sys.argv[-1]).readlines()), 'runs')\n"
 ONE = ("--scripts", "linen", "--no-report")
 TWO = ("--scripts", "linen,nnx")
+LINEN = """
+[[runs]]
+scripts = ["linen"]
+envs = ["CartPole-v1"]
+sizes = ["own"]
+"""
 HANG = {"": "hang"}  # all stand-ins
 
 
 @pytest.fixture
 def project(tmp_path):
     """A copy of the driver, with stand-ins for the scripts and for two GPUs."""
-    grids = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid")]
-    files = ("benchmark.sh", "setup.sh", "scripts.toml", "studies/machine.py", "studies/grid.py")
-    for name in (*files, *grids):
+    grids = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid.toml")]
+    files = ["benchmark.sh", "setup.sh", "scripts.toml", "analysis/sizes.toml"]
+    for name in (*files, "studies/machine.py", "studies/grid.py", *grids):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "analysis").mkdir()
     (tmp_path / "analysis/__main__.py").write_text(REPORT)
     add_tool(tmp_path, "nvidia-smi", NVIDIA_SMI)
     (tmp_path / "more").mkdir()
@@ -57,9 +63,9 @@ def add_tool(project, name, text):
     (project / "tools" / name).chmod(0o755)
 
 
-def add_grid(project, *lines):
-    (project / "studies/mine").mkdir(exist_ok=True)
-    (project / "studies/mine/grid").write_text("\n".join(lines))
+def add_grid(project, text, study="mine"):
+    (project / "studies" / study).mkdir(exist_ok=True)
+    (project / "studies" / study / "grid.toml").write_text(text)
 
 
 def environment(project, **stand_in):
@@ -152,15 +158,17 @@ def processes_in(project):
         ("--scripts own/ppo_linen.py", "has the name of a script of this project"),
         ("--scripts own/mine.py,mine.py", "have one name"),
         ("--only never", "no command matches --only 'never'"),
+        ("--only (", "--only: must be a regular expression, not '('"),
         ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is there twice"),
         ("--runs-dir dangling --dry-run", "'dangling' is not"),
-        ("mine", "studies/mine/grid: docs/benchmark.md has no such line: rum all"),
+        ("--scripts equinox", "scripts.toml has ppo_equinox, but neither ppo_equinox.py nor more/"),
+        ("mine --iterations 5", "all runs of studies/mine/grid.toml have their own"),
     ],
 )
 def test_wrong_usage_gets_one_sentence(project, flags, word):
     (project / "own").mkdir()
     (project / "dangling").symlink_to("nowhere/runs")
-    add_grid(project, "# Mine", "run CartPole-v1 own linen", "rum all")
+    add_grid(project, f"{LINEN}iterations = 7")
     for name in ("mine.py", "own/mine.py", "own/ppo_linen.py"):
         (project / name).touch()
     driver = bench(project, *shlex.split(flags))
@@ -169,8 +177,74 @@ def test_wrong_usage_gets_one_sentence(project, flags, word):
     assert not (project / "runs").exists()
 
 
-def test_a_list_can_be_pasted_and_a_dry_run_changes_nothing(project):
-    folder = "it's 5 o'clock\n& \"late\" \\ $HOME\n"
+def refuse(project, study):
+    """The sentence that a grid ends with; benchmark.sh ends as it does."""
+    words = [sys.executable, "-IS", project / "studies/grid.py", study]
+    process = subprocess.run(words, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (2, "")
+    [sentence] = process.stderr.splitlines()
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("repeats = three", "grid.toml is not valid TOML: Invalid value (at line 1, column 11)"),
+        (f"iteration = 5{LINEN}", "grid.toml: there is no key 'iteration'"),
+        (f"{LINEN}begin = 'x.py'", "grid.toml, [[runs]] 1: there is no key 'begin'"),
+        (f"repeats = true{LINEN}", "repeats must be a whole number from 1 on, not True"),
+        (f"{LINEN}seeds = [1, '2']", "seeds must be a list of whole numbers from 1 on, not"),
+        (f"{LINEN}label = '../out'", "label must be a name, of letters, digits, '_', '-' and '.'"),
+        (f"{LINEN}flags = ['--gamma 1']", "flags must be a table of flags, as { num-envs = 8"),
+        (f'begin = "a\\nb"{LINEN}', "begin must be a text, not 'a\\nb'"),
+        (LINEN.replace("linen", "lemon"), "grid.toml, [[runs]] 1: there is no script 'lemon'"),
+        (LINEN.replace("CartPole-v1", "Cart"), "[[runs]] 1: envs must be of: CartPole-v1 Acrobot"),
+        (LINEN.replace('sizes = ["own"]', ""), "[[runs]] 1: sizes is missing"),
+        (f"{LINEN}preset = 'mine'", "[[runs]] 1: there is no preset 'mine'"),
+        (f"include = ['mine']{LINEN}", "grid.toml includes itself"),
+        ("repeats = 3", "grid.toml has no [[runs]]"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_one_sentence(project, text, sentence):
+    add_grid(project, text)
+    said = refuse(project, "mine")
+    assert said.startswith("benchmark.sh: studies/mine/grid.toml") and sentence in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("scripts.toml", None, "scripts.toml cannot be read: No such file or directory"),
+        ("scripts.toml", "linen = ", "scripts.toml is not valid TOML: Invalid value (at end"),
+        ("scripts.toml", "linen = 1", "scripts.toml, linen must be a table, not 1"),
+        (
+            "scripts.toml",
+            "linen = { algorithm = 'ppo' }",
+            "scripts.toml, linen: framework is missing",
+        ),
+        ("scripts.toml", "", "scripts.toml has no scripts"),
+        ("analysis/sizes.toml", "small = 64", "sizes.toml: small must be a list of whole numbers"),
+    ],
+)
+def test_a_mistake_in_what_all_grids_need_is_one_sentence(project, name, text, sentence):
+    (project / name).unlink()
+    if text is not None:
+        (project / name).write_text(text)
+    assert sentence in refuse(project, "quick")
+
+
+def test_the_grid_in_the_documentation_lists_what_the_page_says(project):
+    page = (ROOT / "docs/benchmark.md").read_text()
+    [text] = re.findall(r"^```toml\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    add_grid(project, text)
+    lines = succeed(project, "mine", "--list").splitlines()
+    assert len(lines) == 18
+    wide = [line for line in lines if " --hidden-sizes 512 512 --no-anneal-lr " in line]
+    assert {line.split()[-1].partition("__")[0] for line in wide} == {"wide"} and len(wide) == 6
+
+
+@pytest.mark.parametrize("folder", ["it's 5 o'clock\n& \"late\" \\ $HOME\n", "./-runs"])
+def test_a_list_can_be_pasted_and_a_dry_run_changes_nothing(project, folder):
     said = succeed(project, "--runs-dir", folder, "--gpus", "1,GPU-51b2d9a0-6f6b", "--dry-run")
     assert said.splitlines()[-1] == "Runs missing: 15 of 15, about 3 minutes on two cores."
     assert not (project / folder).exists()
@@ -264,8 +338,7 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
 
 def test_a_study_has_commands_at_its_begin_and_end(project):
     """And says before it begins that it takes over two hours."""
-    line = "run CartPole-v1 own linen seconds=7201"
-    add_grid(project, "begin begin.py", line, "end end.py RUNS/x RUNS")
+    add_grid(project, f"begin = 'begin.py'\nend = 'end.py RUNS/x RUNS'{LINEN}seconds = 7201")
     (project / "begin.py").write_text("import sys\nsys.exit('not today')")
     driver = bench(project, "mine")
     assert (driver.returncode, driver.stderr, started(project)) == (2, "not today\n", [])
@@ -284,8 +357,9 @@ def test_a_study_has_commands_at_its_begin_and_end(project):
 
 def test_a_long_run_goes_on_from_its_checkpoint(project):
     """A short one starts anew: its durations must be those of one process."""
-    line = "run @minatar own linen iterations="
-    add_grid(project, f"{line}20", f"{line}100 --save-every 20", f"{line}7")
+    linen = LINEN.replace("CartPole-v1", "@minatar")
+    saving = f"{linen}iterations = 100\nflags = {{ save-every = 20 }}"
+    add_grid(project, f"{linen}iterations = 20{saving}{linen}iterations = 7")
     short, long, last = names_of(project, "mine")
     (project / "runs" / short).mkdir(parents=True)
     (project / "runs" / short / "checkpoint.npz").write_text("8")
@@ -303,7 +377,7 @@ def test_a_long_run_goes_on_from_its_checkpoint(project):
 def test_a_full_disk_stops_the_grid(project):
     """No run begins whose files would not have room."""
     (project / "runs/.benchmark").mkdir(parents=True)
-    (project / "runs/.benchmark/room").symlink_to("/dev/full")
+    (project / "runs/.benchmark/space").symlink_to("/dev/full")
     driver = bench(project, *TWO, "--no-report")
     assert driver.returncode == 1 and not started(project)
     assert "no room left in runs, so the grid stops" in driver.stderr

@@ -24,7 +24,7 @@ esac
 """
 TOOLS = "bash cat cksum cp cut dirname du find flock grep mkdir readlink uname"
 SOURCE = "set -euo pipefail; source ./setup.sh; command -v python"
-LATER = "--requirement requirements.txt"
+LOCKED = "--constraint requirements-lock.txt --requirement"
 
 
 @pytest.fixture
@@ -60,14 +60,16 @@ def test_it_installs_once_and_what_changed_or_failed_again(project):
     assert code == 0 and any("torch comes from PyPI" in line for line in said)
     python = [str(project / ".venv/bin/python")]
     assert setup(project) == (0, python, []) and len(calls(project)) == 2
-    with open(project / "requirements.txt", "a") as file:
-        file.write("einops==0.8.1\n")
-    code, _, errors = setup(project, FAIL="--requirement")
-    assert code == 2 and "pip failed" in errors[-1]
-    assert setup(project)[0] == 0
-    torch, again = calls(project)[4:]
-    assert " --index-url https://download.pytorch.org/whl/cpu torch==" in torch and again == LATER
-    assert setup(project) == (0, python, [])
+    for name in ("requirements.txt", "requirements-lock.txt"):
+        with open(project / name, "a") as file:
+            file.write("einops==0.8.1\n")
+        code, _, errors = setup(project, FAIL="--requirement")
+        assert code == 2 and "pip failed" in errors[-1]
+        assert setup(project)[0] == 0
+        torch, again = calls(project)[-2:]
+        assert " --index-url https://download.pytorch.org/whl/cpu torch==" in torch
+        assert again == f"{LOCKED} requirements.txt"
+        assert setup(project) == (0, python, [])
 
 
 def test_without_a_compiler_or_pythons_headers_a_line_says_what_will_not_run(project):
@@ -83,7 +85,7 @@ def test_an_nvidia_gpu_gets_the_cuda_requirements(project):
     add_tool(project, "nvidia-smi", "#!/bin/bash\n")
     assert setup(project, SETUP_WITH="tune")[0] == 0
     files = ("requirements-cuda.txt", "requirements-tune.txt")
-    assert calls(project) == [f"--requirement {name}" for name in files]
+    assert calls(project) == [f"{LOCKED} {name}" for name in files]
     assert len(setup(project, SETUP_WITH="tune")[1]) == 1  # nothing is left to do
 
 
@@ -106,6 +108,15 @@ def test_what_cannot_be_set_up_gets_one_sentence(project):
     add_tool(project, "python3.12", f"#!/bin/bash\n{old}\n")
     error = "setup: no Python 3.11 or later on PATH: install one, then run this again."
     assert setup(project) == (2, [], [error])
+
+
+def test_the_lock_has_every_requirement_at_its_version():
+    lines = (ROOT / "requirements-lock.txt").read_text().splitlines()
+    locked = {line.partition(" ;")[0] for line in lines}
+    for path in ROOT.glob("requirements*.txt"):
+        for line in path.read_text().splitlines():
+            pin = re.sub(r"\[.*\]", "", line.partition(" ")[0])
+            assert pin in locked or "==" not in pin, f"{pin}: CONTRIBUTING.md says how to lock it"
 
 
 # === What benchmark.sh tells a run of its machine ===============================================

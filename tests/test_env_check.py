@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from running import main
+from sections import ROWS
 
 import evaluate
 import ppo_linen
@@ -68,7 +69,8 @@ def test_the_check_is_a_process_that_what_lies_there_does_not_disturb(here):
     (here / "envs").mkdir()
     (here / "envs/__init__.py").write_text("raise RuntimeError\n")
     (script, env_id), *_ = words_of(1)
-    assert output_of(script, env_id) == "lander:Lander is as the scripts need it\n"
+    *_, verdict = output_of(script, env_id).splitlines()
+    assert verdict.startswith("lander:Lander is as these scripts need it: ppo_linen, ppo_nnx, ")
 
 
 def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
@@ -115,11 +117,16 @@ NAMES = {
     "": "name my_module:MyEnv, or in Gymnasium my_module:MyEnv-v0, not ''",
     "no_such_module.sub:MyEnv": "there is no module no_such_module.sub in ",
     "lander:Nope": "lander has no class Nope, and registers no such id",
-    "lander_gymnasium:Lander": "of one in Gymnasium, use its registered id",
+    "lander_gymnasium:Lander": "give the id under which gymnasium.register has it",
 }
 # What a class body in gymnax must not say; obs are two zeros.
 GYMNAX = {
-    "action_space = lambda *x: spaces.Box(-1, 1, (1,))": "must be gymnax's Discrete, not Box(",
+    "action_space = environment.Environment.action_space": "MyEnv has no action_space, which gymn",
+    "default_params = environment.Environment.default_params": "MyEnv has no default_params, whic",
+    "default_params = (0,)": "by state.time and default_params.max_steps_in_episode: have both",
+    "action_space = lambda *x: Dict({})": "action_space must be Discrete or a Box, not Dict({})",
+    "action_space = lambda *x: Box(-1, np.inf, (1,))": "must lie between finite bounds, not Box(",
+    "action_space = lambda *x: Box(-1, 1, (2, 2))": "actions in a Box must be vectors, not Box(lo",
     "observation_space = lambda *x: Dict({})": "must be gymnax's Box, not Dict({})",
     "observe = lambda *x: jnp.zeros(3)": "array of observation_space's shape, (2,), not ShapeDtype",
     "reset = lambda *x: (obs, jax.random.key(0))": "must have no keys but jax.random.PRNGKey's",
@@ -128,21 +135,38 @@ GYMNAX = {
     "step_env = lambda *x: (obs, x[2], (0, 0), False, {})": "reward must be one number, not (Shape",
     "step_env = lambda *x: (obs, x[2], 0.0, 0, {})": "terminated and truncated must be one boolean",
     "step = lambda *x, params: (*Lander.step(*x, params)[:5], {})": "must have final_observation",
+    # What shows only in play.
+    "step_env = lambda *x: ends_at(100, *Lander.step_env(*x))": "is max_steps_in_episode, all",
+    "observation_space = lambda *x: Box(-99, [99, 0], (2,))": "from -99 to 0 at (1,), not at ",
+    "observe = lambda *x: obs / 0": "obs must be finite numbers, not [nan nan]",
+    "step_env = lambda *x: (obs, x[2], jnp.nan, False, {})": "must be a finite number, not [nan]",
+    "render = lambda *x: np.zeros((64, 64, 3))": "(height, width, 3) of uint8, not (64, 64, 3) of",
 }
 GYMNASIUM = {
-    "action_space = Discrete(2, start=1)": "action_space must be Discrete and begin with 0, not D",
+    "action_space = property()": "MyEnv-v0 has no action_space, which Gymnasium's environments h",
+    "action_space = Discrete(2, start=1)": "the actions must begin with 0, not as Discrete(2, st",
+    "action_space = MultiDiscrete([2, 2])": "action_space must be Discrete or a Box, not MultiDis",
+    "action_space = Box(-np.inf, 1, (1,))": "must lie between finite bounds, not Box(-inf, 1.0, (1",
     "observation_space = Discrete(9)": "must be a Box, as gymnasium's FlattenObservation makes",
     "step = lambda *x: (obs, 0.0, False, {})": "must return obs, reward, terminated, truncated, i",
     "observe = lambda *x: np.zeros(3)": "obs must be float32 (2,), as observation_space, not array",
     "step = lambda *x: (obs, None, False, False, {})": "must be one number each, not array(None",
-    "observe = lambda *x: np.random.rand(2)": "a seed must lead to the same obs again",
+    "step = lambda *x: (obs, np.nan, False, False, {})": "reward must be a finite number, not nan",
+    "observation_space = Box(-9, np.float32([9, 0]))": "from -9.0 to 0.0 at (1,), not at 0.",
+    "observe = lambda *x: np.float32([0, np.nan])": "obs must be finite numbers, not [ 0. nan]",
+    "observe = lambda *x: np.random.rand(2)": "a seed must lead to the same obs and rewards again",
+    "__init__ = lambda self: None": "__init__ must take render_mode, and keep it as self.render_m",
+    "__init__ = lambda self, render_mode=None: None": "__init__ must take render_mode, and keep it",
+    "render = lambda *x: np.zeros((64, 64))": "(height, width, 3) of uint8, not (64, 64) of float",
 }
 
 
 def write_gymnax(change):
     """A module with MyEnv, which is Lander with another class body; its name."""
-    text = "from gymnax.environments.spaces import Dict, Discrete\nfrom lander import *\n"
-    text += f"obs = jnp.zeros(2)\nclass MyEnv(Lander):\n    {change}\n"
+    text = "from gymnax.environments.spaces import Box, Dict, Discrete\nfrom lander import *\n"
+    text += "obs = jnp.zeros(2)\ndef ends_at(limit, obs, state, reward, terminated, info):\n"
+    text += "    return obs, state, reward, terminated | (state.time >= limit), info\n"
+    text += f"class MyEnv(Lander):\n    {change}\n"
     Path("given.py").write_text(text)
     return "given:MyEnv"
 
@@ -154,8 +178,26 @@ def write_gymnasium(change):
     return "given:MyEnv-v0"
 
 
+def write_limited(max_episode_steps):
+    """In Gymnasium, Lander that terminates at step 20 at the latest, registered with a limit."""
+    text = """from lander_gymnasium import *
+class MyEnv(Lander):
+    def reset(self, **options):
+        self.time = 0
+        return super().reset(**options)
+    def step(self, action):
+        self.time += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or self.time >= 20, truncated, info
+"""
+    text += f"gymnasium.register('MyEnv-v0', MyEnv, max_episode_steps={max_episode_steps})\n"
+    Path("given.py").write_text(text)
+    return "given:MyEnv-v0"
+
+
 RULES: list[Any] = [(write_gymnax, *x) for x in GYMNAX.items()]
 RULES += [(write_gymnasium, *x) for x in GYMNASIUM.items()]
+RULES += [(write_limited, 20, "to step 20 terminated there, which is also the time limit: return")]
 RULES += [(str, *x) for x in NAMES.items()]
 
 
@@ -169,9 +211,45 @@ def test_a_mistake_is_a_sentence(write, change, sentence, capsys):
     assert sentence in errors
 
 
+# What a sentence tells of, which may be as it was meant.
+HINTS: list[Any] = [
+    (
+        write_gymnax,
+        "step_env = lambda *x: ends_at(20, *Lander.step_env(*x))",
+        "random episodes that came to step 20 terminated there: if that is a time limit, it must",
+    ),
+    (
+        write_limited,
+        None,
+        "random episodes that came to step 20 terminated there: if that is a tim",
+    ),
+    (write_gymnasium, "metadata = {}", "a GIF would show obs, and no picture"),
+    (
+        write_gymnasium,
+        "render = lambda *x: 1 / 0",
+        "A GIF cannot be drawn here: ZeroDivisionError:",
+    ),
+]
+
+
+@pytest.mark.parametrize(("write", "change", "sentence"), HINTS)
+def test_what_may_be_a_mistake_is_a_sentence_too(write, change, sentence, capsys):
+    env_id = write(change)
+    check.main(env_id)
+    *hints, verdict = capsys.readouterr().out.splitlines()
+    assert sentence in hints[-1] or sentence in hints[0]
+    assert verdict.startswith(f"{env_id} is as these scripts need it: ")
+
+
+CONTINUOUS = "step_env = lambda *x: Lander.step_env(*x[:3], x[3][0] > 0, x[4])"
 RIGHT: list[Any] = [
     (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weak types
-    (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(True), 0, {})"),
+    (write_gymnax, f"action_space = lambda *x: Box(-1, 1, (1,)); {CONTINUOUS}"),
+    (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(x[1]), 0, {})"),
+    (
+        write_gymnasium,
+        "action_space = Box(-1, 1); step = lambda *x: Lander.step(x[0], x[1][0] > 0)",
+    ),
 ]
 
 
@@ -179,7 +257,24 @@ RIGHT: list[Any] = [
 def test_what_is_no_mistake(write, change, capsys):
     env_id = write(change)
     check.main(env_id)
-    assert capsys.readouterr().out == f"{env_id} is as the scripts need it\n"
+    played, verdict = capsys.readouterr().out.splitlines()
+    assert played.endswith(" episodes ended.")
+    kind = "continuous" if "Box" in change else "discrete"
+    names = check.scripts_for(kind, write == write_gymnasium)
+    assert verdict == f"{env_id} is as these scripts need it: {names}"
+
+
+def test_each_script_is_named_for_one_kind_of_environment():
+    found = {}
+    for kind in ("discrete", "continuous"):
+        for in_gymnasium in (False, True):
+            names = check.scripts_for(kind, in_gymnasium).split(", ")
+            found |= {name: (kind, in_gymnasium) for name in names if name}
+    assert found.keys() == ROWS.keys()
+    assert found["dqn_linen"] == ("discrete", False)
+    assert found["ppo_torch_gymnasium"] == ("discrete", True)
+    continuous = {name for name, (kind, _) in found.items() if kind == "continuous"}
+    assert continuous == {name for name in ROWS if "_continuous_" in name or "sac" in name}
 
 
 def test_an_error_in_ones_own_code_is_shown_as_it_is():

@@ -10,12 +10,12 @@ import pytest
 import tyro
 from conftest import ROOT
 from sections import ROWS, path_of
-from test_driver import environment, names_of, succeed
+from test_driver import bench, environment, names_of, succeed
 
+from analysis.schema import SIZES
 from studies.doors import run as doors_run
 
 PROMISED = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231}
-SIZES = {"small": (64, 64), "medium": (256,) * 3, "large": (1024,) * 6}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_help_says_what_a_study_has_and_how_long_it_takes(env):
     every = succeed(ROOT, "--help-all", env=env)
     assert every.startswith(text)
     said = line.findall(every)
-    assert len(said) == len(list(ROOT.glob("studies/*/grid")))
+    assert len(said) == len(list(ROOT.glob("studies/*/grid.toml")))
     assert PROMISED.items() <= {name: int(runs) for name, runs, *_ in said}.items()
     for name, runs, number, unit in said:
         flags = (name, "--runs-dir", env["TMPDIR"], "--dry-run")
@@ -103,12 +103,22 @@ def test_commands_are_what_their_scripts_take(env, study):
         assert (args.num_iterations, args.seed) == (cell["iterations"], cell["seed"])
         assert study in ("doors", "minatar") or args.env_id == cell["env"]
         assert study != "doors" or args.env_id.startswith("envs.doors")
-        assert args.hidden_sizes == SIZES.get(cell["size"], args.hidden_sizes)
+        assert args.hidden_sizes == tuple(SIZES.get(cell["size"], args.hidden_sizes))
         assert getattr(args, "sync_for_timing", False) == label.startswith("sync")
         compiled = getattr(args, "jit", True) and getattr(args, "jit_env", True)
         assert compiled == (not script.endswith("-none"))
         assert "agents" not in label or label == f"agents-{args.num_agents}"
         assert (args.save_every == 20) == (cell["env"] == "minatar" and args.num_iterations > 20)
+
+
+def test_without_an_environment_scripts_race_in_one_that_takes_their_actions(env):
+    scripts = ("--scripts", "continuous_linen,continuous_torch_gymnasium")
+    assert {cell_of(x)["env"] for x in names_of(ROOT, *scripts, env=env)} == {"Pendulum-v1"}
+    (line, _) = succeed(ROOT, *scripts, "--list", env=env).splitlines()
+    assert " --total-timesteps 409600 " in line
+    driver = bench(ROOT, "--scripts", "linen,dqn_linen,continuous_torch", env=env)
+    said = "benchmark.sh: --scripts: continuous_torch takes continuous actions and linen discrete "
+    assert (driver.returncode, driver.stderr) == (2, f"{said}ones, so no environment is for both\n")
 
 
 def test_tracked_are_all_runs_but_those_side_by_side(env):

@@ -148,7 +148,7 @@ def test_a_worker_that_dies_ends_the_run(tmp_path):
 # === Bad input ==================================================================================
 BAD = {
     "CartPole-v7": "--env-id: Environment version `v7` for environment `CartPole` ",
-    "Pendulum-v1": "--env-id: actions must be discrete and begin with 0, not Box(",
+    "Pendulum-v1": "--env-id: actions must count from 0, and not be Box(",
     "FrozenLake-v1": "--env-id: observations must be arrays, not Discrete(16); gymnasium.wr",
     "no_module:Env-v0": "--env-id: No module named 'no_module'",
     "./scripted:Scripted-v0": "--env-id: name it as an import does, my_module:MyEnv-v0, not ./s",

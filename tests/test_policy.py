@@ -12,9 +12,10 @@ import reference
 from conftest import ROOT
 from frameworks import weights_in
 from running import main, train
-from sections import DQN_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS
+from sections import CONTINUOUS_SCRIPTS, DQN_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS, but
 
-NO_MEMORY = [name for name in PPO_SCRIPTS if name not in RNN_SCRIPTS]
+DISCRETE = but(PPO_SCRIPTS, *CONTINUOUS_SCRIPTS)  # test_continuous.py has the others
+NO_MEMORY = but(DISCRETE, *RNN_SCRIPTS)
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
 
 
@@ -63,7 +64,7 @@ def test_the_lines_of_the_page(folder_of, tmp_path, monkeypatch):
     assert names["action"].shape == (1,)
 
 
-@pytest.mark.parametrize("name", PPO_SCRIPTS)
+@pytest.mark.parametrize("name", DISCRETE)
 def test_draws_are_by_the_chances_and_repeat_with_the_seed(name, folder_of):
     """20,000 of one state, within five standard errors."""
     folder = folder_of(name)

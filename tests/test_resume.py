@@ -12,7 +12,7 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
+import struct
 import sys
 import time
 from types import SimpleNamespace
@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 from conftest import ROOT, start_process
 from running import (
+    AGENTS,
+    SEED,
     arrays,
     assert_tensorboard_agrees,
     change,
@@ -32,9 +34,7 @@ from running import (
     rewind,
     train,
 )
-from sections import path_of
-
-from analysis.runs import load
+from wandb.proto.wandb_internal_pb2 import Record
 
 BIAS = {"ppo_linen": "train_state/params/params/actor/Dense_2/bias"}
 BIAS["ppo_torch"] = "tensors/agent/actor.output.bias"
@@ -237,55 +237,48 @@ def test_what_cannot_go_on_is_refused_in_a_sentence(name, whole_run, tmp_path, c
 
 
 # === Weights & Biases ===========================================================================
-def check_wandb(run, folder):
-    """It has every iteration once; of those with the same number, the later counts."""
-    assert run["state"] == "finished"
-    history = {row["iteration"]: row for row in map(json.loads, run["history"])}
-    logged = metrics(folder)
-    assert sorted(history) == list(range(len(logged)))
-    for row in logged:
-        assert row.items() <= history[row["iteration"]].items()
-    config = {name: x["value"] for name, x in json.loads(run["config"]).items() if name[0] != "_"}
-    own, summary = info(folder), json.loads(run["summary"])
-    assert config["resumed"] == own["resumed"] and len(own["resumed"]) == 1
-    assert config["args"] == own["args"] and config["framework"] == "linen"
-    assert (summary["status"], summary["durations"]) == ("completed", own["durations"])
+def wandb_records(path):
+    """What W&B's client kept of an offline run, in the format of LevelDB's logs.
+
+    A record is one piece or several. Before each piece stand a checksum of 4 bytes, the length of
+    the piece, and whether it is a whole record, its first, a middle or its last piece. The file is
+    in blocks, and a piece never goes over the end of one.
+    """
+    data, place, record = path.read_bytes(), len(":W&B") + 3, b""
+    while place < len(data):
+        left = 2**15 - place % 2**15  # in the block
+        length, kind = struct.unpack_from("<HB", data, place + 4) if left > 6 else (left, 0)
+        if kind:
+            record += data[place + 7 : place + 7 + length]
+        if kind in (1, 4):
+            yield Record.FromString(record)
+            record = b""
+        place += length + 7 if kind else left
 
 
-def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(start, server, tmp_path):
-    """By the real client. All go on under the ids that they had."""
-    folder, how = tmp_path / "runs/many", [sys.executable, path_of("ppo_linen_vmap"), "--resume"]
-    flags = ("--num-agents", 2, "--track", "--save-every", 10)
-    process = start(*command("ppo_linen_vmap", "many", 60, *flags))
-    wait_for_lines(process, folder, 15)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
-    process = start(*how, folder)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    (program, *_) = server.runs
-    folders = {program: folder} | {f"{program}-{x}": folder / f"seed{x}" for x in (1, 2)}
-    assert server.runs.keys() == folders.keys()
+def parsed(items):
+    return {x.key or x.nested_key[0]: json.loads(x.value_json) for x in items}
+
+
+def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(whole_run, tmp_path):
+    """Under the ids that they had before; an offline folder has all, also from before."""
+    folder = rewind(whole_run("ppo_linen_vmap"), tmp_path / "many")
+    change(folder, {"track": True}, wandb_id="kept")
+    assert main("ppo_linen_vmap", "--resume", folder) == 0
+    seeds = range(SEED - AGENTS + 1, SEED + 1)
+    folders = {"kept": folder} | {f"kept-{x}": folder / f"seed{x}" for x in seeds}
+    files = {x.stem.removeprefix("run-"): x for x in folder.rglob("wandb/offline-run-*/*.wandb")}
+    assert files.keys() == folders.keys()
     for run_id, path in folders.items():
-        check_wandb(server.runs[run_id], path)
-    assert {run["name"] for run in server.runs.values()} == {"many", "many-seed1", "many-seed2"}
-    data = load("wandb:team/project")
-    assert data.runs["agent"].tolist() == [0, 1] and not data.left_out
-
-
-def test_an_offline_wandb_folder_of_a_resumed_run_holds_all_of_it(
-    whole_run, server, tmp_path, monkeypatch
-):
-    """Sent by `wandb sync`, which never joins the folders of one run."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    folder = rewind(whole_run("ppo_linen"), tmp_path / "killed")
-    change(folder, {"track": True})
-    assert main("ppo_linen", "--resume", folder) == 0
-    (offline,) = folder.glob("wandb/offline-run-*")
-    subprocess.run([sys.executable, "-m", "wandb", "sync", offline], check=True, timeout=120)
-    (run,) = server.runs.values()
-    history = [json.loads(row) for row in run["history"]]
-    assert [row["iteration"] for row in history] == [0, 1, 2, 3]
-    for row, logged in zip(history, metrics(folder), strict=True):
-        assert row.items() >= {name: x for name, x in logged.items() if x is not None}.items()
+        records = list(wandb_records(files[run_id]))
+        names = [x.run.display_name for x in records if x.run.display_name]
+        assert names[-1] == ("many" if run_id == "kept" else f"many-{path.name}")
+        history = [parsed(x.history.item) for x in records if x.history.item]
+        assert [row["iteration"] for row in history] == [0, 1, 2, 3]
+        for row, logged in zip(history, metrics(path), strict=True):
+            assert row.items() >= {name: x for name, x in logged.items() if x is not None}.items()
+        config = parsed(y for x in records for y in x.run.config.update)
+        own = info(path)
+        assert (config["args"], config["resumed"]) == (own["args"], [2])
+        summary = parsed(y for x in records for y in x.summary.update)
+        assert (summary["status"], summary["durations"]) == ("completed", own["durations"])

@@ -22,11 +22,9 @@ from gymnasium.envs.classic_control import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
 from running import arrays, assert_close, main, make_whole_run, metrics, op_by_op, rewind, rows
 from scipy.stats import kstest
-from sections import read, sections
+from sections import SAC_SCRIPTS
 
 COMPILED = "sac_torch_compile_gymnasium"
-IN_GYMNASIUM = ["sac_torch_gymnasium", COMPILED]
-SAC_SCRIPTS = ["sac_linen", "sac_torch", *IN_GYMNASIUM]
 EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 
@@ -222,7 +220,13 @@ class Torch:
         return [x.numpy() for x in drawn]
 
 
-LEARNERS = {"sac_linen": Linen, "sac_torch": Torch, COMPILED: Torch}
+LEARNERS = {
+    "sac_linen": Linen,
+    "sac_linen_gymnasium": Linen,
+    "sac_torch": Torch,
+    "sac_torch_gymnasium": Torch,
+    COMPILED: Torch,
+}
 EACH_LEARNER = pytest.mark.parametrize("name", LEARNERS)
 LOGGED = ["critics", "q_value", "actor", "entropy", "alpha"]  # in the order of the script's losses
 
@@ -254,12 +258,6 @@ def moved(weights: dict) -> dict:
 
 
 # === Texts ======================================================================================
-@pytest.mark.parametrize("section", ["Agent", "Replay", "Act", "Loss", "Update"])
-def test_sections_are_the_same_with_environments_in_gymnasium(section):
-    ours, theirs = (sections(read(x))[section] for x in ("sac_torch", "sac_torch_gymnasium"))
-    assert ours == theirs
-
-
 @pytest.mark.parametrize(
     ("function", "other"),
     [("capture", "ppo_torch_compile"), ("compile_graph", "dqn_torch_compile")],
@@ -454,13 +452,20 @@ def test_only_what_is_stored_is_learnt_from_as_often_as_is_logged(told):
     assert told.rows[-1]["losses/alpha"] < told.rows[1]["losses/alpha"] < 1
 
 
+# Metrics cross as a tensor from PyTorch, and as a dict of arrays from JAX. With environments in
+# Gymnasium each step's action crosses, too; from JAX on a CPU that is a view, which is not counted.
+TRANSFERS = {
+    "sac_linen": 13,
+    "sac_linen_gymnasium": 12,
+    "sac_torch": 1,
+    "sac_torch_gymnasium": 1 + 250,
+    COMPILED: 1 + 250,
+}
+
+
 def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(told):
-    """One transfer brings all metrics: a tensor in PyTorch, and in JAX a dict of arrays."""
     assert [row.get("compilations", 0) for row in told.counts[1:]] == [0, 0, 0]
-    in_gymnasium = dict.fromkeys(IN_GYMNASIUM, 1 + 250)  # with an action for each step
-    assert (
-        told.counts[1]["transfers"] == ({"sac_linen": 13, "sac_torch": 1} | in_gymnasium)[told.name]
-    )
+    assert told.counts[1]["transfers"] == TRANSFERS[told.name]
 
 
 def test_load_policy_plays_what_the_checkpoint_holds(told):

@@ -1,9 +1,12 @@
 """site/: what the page is built from, and the page in a real browser, if there is one."""
 
+import html
 import importlib
 import importlib.util
+import json
 import re
 import shutil
+import subprocess
 import sys
 from importlib.resources import files
 
@@ -16,7 +19,7 @@ import torch
 from conftest import ROOT
 from flax import linen as nn
 from flax import nnx
-from sections import DQN_SCRIPTS, PPO_SCRIPTS, SECTIONS, read, sections
+from sections import CONTINUOUS_SECTIONS, ROWS, SECTIONS, read, sections
 
 from analysis import runs, stats
 
@@ -31,7 +34,7 @@ sys.path.append(str(ROOT / "site/idioms"))
 def test_the_page_holds_every_script_to_the_letter():
     scripts, lines = site.read_scripts(ROOT)
     texts = ["".join(x[1:] for x in line.split(site.BETWEEN)) for line in lines]
-    assert set(scripts) == {*PPO_SCRIPTS, *DQN_SCRIPTS}
+    assert set(scripts) == set(ROWS)
     for script in scripts.values():
         file = (ROOT / script["file"]).read_text().splitlines()
         end = 0
@@ -50,7 +53,7 @@ def test_every_section_of_the_lesson_says_what_its_framework_asks_for():
     site.add_notes(ROOT, scripts)
     for script in scripts.values():
         notes = {x["title"]: x["note"] for x in script["sections"]}
-        assert all(notes[x] for x in notes if x in SECTIONS[2:-1])
+        assert all(notes[x] for x in notes if x in CONTINUOUS_SECTIONS[2:-1])
 
 
 # === Idioms =====================================================================================
@@ -110,6 +113,16 @@ def test_equinox_makes_and_calls_many_and_replaces_a_part():
     assert (idioms.with_bias(linear, np.ones(2)).bias == 1).all() and (linear.bias != 1).all()
 
 
+def test_an_idioms_text_is_only_text():
+    text = """<b title="x">'&lt;"""
+    own = {"lines": [site.line_of(x) for x in site.highlight(text)], "link": text, "place": text}
+    idiom = {"title": text, "note": site.prose(f"{text} `{text}`"), "cells": {text: [own]}}
+    shown = site.templates().get_template("idioms.html").render(idioms=[idiom])
+    assert "<b" not in shown
+    assert html.unescape(re.sub("<[^<>]*>", "", shown)).count(text) == 6
+    assert html.unescape(re.findall('href="(.*?)"', shown)[0]) == text
+
+
 # === Studies ====================================================================================
 def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(tmp_path):
     folder = tmp_path / "studies/<b>mine"
@@ -134,6 +147,26 @@ def built(tmp_path_factory):
 def test_the_page_has_all_that_it_shows_and_stays_below_a_megabyte(built):
     """Else the build fails: an excerpt that is not there, a note of no section."""
     assert built.stat().st_size < 1_000_000
+
+
+def test_without_its_packages_a_sentence_says_how_to_install_them():
+    command = [sys.executable, "-IS", ROOT / "site/build.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    how = "./setup.sh && source .venv/bin/activate installs it"
+    assert (done.returncode, done.stderr) == (2, f"site: No module named 'pandas': {how}\n")
+
+
+def test_the_page_shows_code_to_the_letter(built):
+    """An excerpt's line is an element."""
+    page = built.read_text()
+    excerpts = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
+    shown = [html.unescape(re.sub("</?(span|wbr)[^<>]*>", "", x)) for x in excerpts]
+    idioms = site.read_idioms(ROOT)
+    sources = [y for x in idioms for name in site.FRAMEWORKS for y in x[name]]
+    codes = [site.excerpt(ROOT, x).code.replace("\n", "") for x in sources]
+    assert shown == codes
+    [data] = re.findall('<script type="application/json" id="data">(.*?)</script>', page)
+    assert json.loads(data)["lines"] == site.read_scripts(ROOT)[1]
 
 
 # === In a browser ===============================================================================
@@ -180,6 +213,7 @@ def visit(browser, built):
     assert not complaints
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize(("steps", "cost"), [(819_200, 0.0), (51_200, 2e-5)])
 def test_the_page_counts_as_the_analysis_does(visit, steps, cost):
     study, rows = visit().evaluate(
@@ -202,6 +236,7 @@ def test_the_page_counts_as_the_analysis_does(visit, steps, cost):
         assert numbers == pytest.approx([*seconds, *ratio], rel=1e-3)
 
 
+@pytest.mark.browser
 def test_the_answer_follows_what_is_asked(visit):
     page = visit()
     sentence, computed = page.locator("#sentence"), page.locator("#computed")
@@ -227,6 +262,7 @@ def wait_for(page, *names):
     assert page.url.endswith("#" + "..".join(names))
 
 
+@pytest.mark.browser
 def test_a_pair_is_chosen_folded_copied_and_shared(visit):
     page = visit()
     page.get_by_label("Second script").select_option("ppo_nnx")
@@ -255,6 +291,7 @@ def test_a_pair_is_chosen_folded_copied_and_shared(visit):
     wait_for(page, "ppo_linen", "ppo_nnx", "ppo_equinox")
 
 
+@pytest.mark.browser
 def test_an_address_leads_to_a_section_and_a_wrong_one_nowhere(visit):
     page = visit("#ppo_linen..ppo_nnx/GAE")
     assert page.locator("#section-GAE").bounding_box()["y"] < 450
@@ -263,6 +300,7 @@ def test_an_address_leads_to_a_section_and_a_wrong_one_nowhere(visit):
     assert page.get_by_label("Second script").input_value() == "ppo_linen"
 
 
+@pytest.mark.browser
 def test_the_keyboard_is_enough(visit):
     page = visit()
     page.keyboard.press("Tab")
@@ -277,11 +315,53 @@ def test_the_keyboard_is_enough(visit):
     assert page.evaluate("document.activeElement.tagName") == "TD"  # and not lost
 
 
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1600])
+def test_no_line_of_an_idiom_breaks_within_a_name(visit, width):
+    page = visit(width=width)
+    broken = page.evaluate(
+        r"""() => {
+          const broken = [];
+          for (const x of document.querySelectorAll(".idioms details")) x.open = true;
+          for (const pre of document.querySelectorAll(".idioms pre")) {
+            const walker = document.createTreeWalker(pre, NodeFilter.SHOW_TEXT);
+            while (walker.nextNode()) {
+              for (const name of walker.currentNode.data.matchAll(/\w+/g)) {
+                const range = document.createRange();
+                range.setStart(walker.currentNode, name.index);
+                range.setEnd(walker.currentNode, name.index + name[0].length);
+                if (range.getClientRects().length > 1) broken.push(name[0]);
+              }
+            }
+          }
+          return broken;
+        }"""
+    )
+    assert not broken
+
+
+@pytest.mark.browser
+def test_a_narrow_page_is_folded_and_unfolds(visit):
+    page = visit("#ppo_linen..ppo_nnx/Loss", width=390)
+    assert page.locator("details[open]").count() == 1
+    assert page.locator("#section-Loss tbody tr").first.is_visible()
+    page = visit(width=390)
+    assert page.locator("details[open]").count() == 0
+    assert page.evaluate("document.documentElement.scrollHeight") < 9 * 844  # screens of a phone
+    page.locator("#section-Agent summary").click()
+    page.locator("#section-Agent tbody tr").last.wait_for()
+    page.locator(".idioms summary").first.click()
+    assert page.locator(".idioms pre").first.is_visible()
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1100, "light"), (1800, "dark")])
 def test_axe_finds_nothing_serious(visit, width, scheme):
     names = ["ppo_nnx", "ppo_nnx_tree", "ppo_nnx_cached"][: 2 + (width > 1200)]
     page = visit(f"#{'..'.join(names)}", width, scheme)
-    page.locator("#measured-box summary").click()
+    for part in ("#measured-box", "#section-Agent", ".idioms details:first-child"):
+        page.locator(part).evaluate("part => { part.open = true; }")
+    page.locator("#section-Agent tbody tr").last.wait_for()
     page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
     found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
     serious = [x for x in found if x["impact"] in ("serious", "critical")]

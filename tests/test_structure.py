@@ -12,9 +12,12 @@ import tomllib
 import pytest
 from conftest import ROOT
 from sections import (
+    CONTINUOUS_SCRIPTS,
+    CONTINUOUS_SECTIONS,
     DQN_SCRIPTS,
     PPO_SCRIPTS,
     ROWS,
+    SAC_SCRIPTS,
     SECTIONS,
     VMAP_SECTIONS,
     differences,
@@ -23,7 +26,8 @@ from sections import (
     sections,
 )
 
-EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS])
+OFF_POLICY = (*DQN_SCRIPTS, *SAC_SCRIPTS)
+EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *OFF_POLICY])
 MAIN = """\
 if __name__ == "__main__":
     args = tyro.cli(Args)
@@ -46,7 +50,12 @@ def test_every_script_has_a_row_and_every_row_a_script():
 # === The same to the letter =====================================================================
 @pytest.mark.parametrize("name", PPO_SCRIPTS)
 def test_sections_and_main(name):
-    assert list(sections(read(name))) == (VMAP_SECTIONS if "vmap" in name else SECTIONS)
+    expected = SECTIONS
+    if "vmap" in name:
+        expected = VMAP_SECTIONS
+    if name in CONTINUOUS_SCRIPTS:
+        expected = CONTINUOUS_SECTIONS
+    assert list(sections(read(name))) == expected
     assert read(name).endswith(f"\n\n\n{MAIN}")
 
 
@@ -74,13 +83,26 @@ def changed_lines(first, second):
         ("ppo_linen", "ppo_linen_vmap", 117),
         ("ppo_nnx", "ppo_nnx_vmap", 119),
         ("ppo_torch_compile", "ppo_torch_vmap", 254),
-        ("ppo_linen", "ppo_linen_gymnasium", 263),
-        ("ppo_torch", "ppo_torch_gymnasium", 301),
+        ("ppo_linen", "ppo_linen_gymnasium", 264),
+        ("ppo_torch", "ppo_torch_gymnasium", 302),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 328),
         ("ppo_linen", "ppo_rnn_linen", 202),
         ("ppo_rnn_linen", "ppo_rnn_nnx", 140),
         ("ppo_rnn_linen", "ppo_rnn_equinox", 138),
         ("ppo_torch", "ppo_rnn_torch", 208),
+        ("ppo_linen", "ppo_continuous_linen", 224),
+        ("ppo_torch", "ppo_continuous_torch", 237),
+        ("ppo_continuous_linen", "ppo_continuous_nnx", 111),
+        ("ppo_continuous_linen", "ppo_continuous_equinox", 106),
+        ("ppo_continuous_linen", "ppo_continuous_torch", 385),
+        ("ppo_linen_gymnasium", "ppo_continuous_linen_gymnasium", 228),
+        ("ppo_torch_gymnasium", "ppo_continuous_torch_gymnasium", 240),
+        ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 274),
+        ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 311),
+        ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 340),
+        ("dqn_linen", "sac_linen", 429),
+        ("sac_linen", "sac_linen_gymnasium", 262),
+        ("sac_linen", "sac_torch", 450),
     ],
 )
 def test_diff_budgets(first, second, budget):
@@ -109,8 +131,8 @@ def test_every_flag_is_read_and_explained(name):
     text = read(name)
     line = r"^    (\w+): [^=\n]+ = [^\n]*?  # .+$"
     fields = re.findall(line, sections(text)["Arguments"], re.M)
-    number = 29 + ("vmap" in name) + 2 * ("rnn" in name)
-    assert name in DQN_SCRIPTS or len(fields) == number
+    number = 29 + ("vmap" in name) + 2 * ("rnn" in name) + 2 * (name in CONTINUOUS_SCRIPTS)
+    assert name in OFF_POLICY or len(fields) == number
     for field in fields:
         assert re.search(rf"\b(args|self)\.{field}\b", text), field
 
@@ -148,7 +170,7 @@ def packages_of(name):
     return {"pillow" if package == "PIL" else package for package in packages}
 
 
-@pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS, "evaluate"])
+@pytest.mark.parametrize("name", [*PPO_SCRIPTS, *OFF_POLICY, "evaluate"])
 def test_the_metadata_block_is_what_the_script_imports(name):
     """PEP 723: exactly the packages that it imports, in the tested versions.
 
@@ -160,7 +182,8 @@ def test_the_metadata_block_is_what_the_script_imports(name):
     packages = packages_of(name)
     if name == "evaluate":
         packages |= packages_of("ppo_linen") - {"wandb"} | {"pygame-ce"}
-    assert sorted(metadata["dependencies"]) == sorted(requirements()[x] for x in packages)
+    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # robots, an extra
+    assert sorted(named) == sorted(requirements()[x] for x in packages)
 
 
 def test_the_installed_analysis_has_the_tested_versions():

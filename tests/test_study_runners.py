@@ -1,4 +1,4 @@
-"""The programs that studies have of their own: agents side by side, Doors' judge, the peers."""
+"""The programs of studies: agents side by side, Doors' evaluation, the peers."""
 
 import importlib
 import json
@@ -90,7 +90,10 @@ def test_killed_it_leaves_no_process(number, tmp_path):
     children = []
     while len(children) < len(side_by_side.usable_cores()):
         assert process.poll() is None
-        children = psutil.Process(process.pid).children()
+        found = psutil.Process(process.pid).children()
+        # Before it is that, the process is setpriv's or taskset's.
+        words = [sys.executable, "-m", "studies.agents.peak"]
+        children = [x for x in found if x.cmdline()[:3] == words]
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == (128 + number if number == signal.SIGTERM else -number)
@@ -121,7 +124,7 @@ def test_one_scan_computes_what_vmap_does(tmp_path):
 
 
 # === Doors ======================================================================================
-def test_the_judge_counts_layouts_and_steps():
+def test_the_evaluation_counts_layouts_and_steps():
     """Of an agent that rests once and then goes up: in the three gaps' columns it gets there."""
     calls = []
 
@@ -129,11 +132,11 @@ def test_the_judge_counts_layouts_and_steps():
         calls.append(obs)
         return np.eye(5)[np.full(225, 0 if len(calls) == 1 else 4)]
 
-    assert doors_run.judge(get_values) == {"solved": 3, "steps": 3 * 15, "optimal": 3 * 14}
+    assert doors_run.evaluate(get_values) == {"solved": 3, "steps": 3 * 15, "optimal": 3 * 14}
 
 
 @pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch_gymnasium"])
-def test_a_run_is_judged_as_it_learns_by_the_network_that_it_saves(name, tmp_path, monkeypatch):
+def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_path, monkeypatch):
     """Every five iterations and at the end, off the clock."""
     script = importlib.import_module(name)
     monkeypatch.setattr(script, "RunLog", script.RunLog)
@@ -145,7 +148,7 @@ def test_a_run_is_judged_as_it_learns_by_the_network_that_it_saves(name, tmp_pat
         time.sleep(1)
         return {"solved": 0, "steps": 0, "optimal": 0}
 
-    monkeypatch.setattr(doors_run, "judge", spy)
+    monkeypatch.setattr(doors_run, "evaluate", spy)
     words = "--total-timesteps 1536 --num-envs 4 --num-steps 32 --learning-starts 128"
     words += " --hidden-sizes 8 --buffer-size 512 --batch-size 8 --run-name doors-4__it"
     words += f" --runs-dir {tmp_path}"

@@ -46,9 +46,9 @@ def name(request):
 
 def check_counts(name, counts):
     first, *rest = counts
-    assert name == "ppo_torch_gymnasium" or first["compilations"] > 0
+    assert name.endswith("torch_gymnasium") or first["compilations"] > 0
     assert not any(row.get("compilations", 0) for row in rest)
-    steps_in_jax = name in ("ppo_torch", "ppo_rnn_torch", *COMPILED)
+    steps_in_jax = name in ("ppo_torch", "ppo_rnn_torch", "ppo_continuous_torch", *COMPILED)
     assert first.get("jit(step)", 0) == steps_in_jax
 
 
@@ -60,6 +60,7 @@ def test_nothing_compiles_twice_and_one_transfer_brings_all_metrics(name, whole_
     # transfer in JAX; PyTorch's cpu() counts, for each of 32 steps. With memory it must know how
     # long the longest episode is, in each of 4 minibatches.
     own = {"ppo_torch_gymnasium": 1 + 32, "ppo_rnn_torch": 1 + 4}
+    own["ppo_continuous_torch_gymnasium"] = own["ppo_torch_gymnasium"]
     transfers = own.get(name, 1 if "torch" in name else 13)
     # A checkpoint takes transfers after the second iteration.
     assert (counts[1]["transfers"], counts[3]["transfers"]) == (transfers, transfers)
@@ -252,7 +253,7 @@ def test_matmul_precision_means_the_same_in_all(name, tmp_path, monkeypatch):
         with pytest.raises(InterruptedError):
             script.train(script.Args(matmul_precision=precision))
         has = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
-        assert has == jax_has or name == "ppo_torch_gymnasium"  # in which JAX has no part
+        assert has == jax_has or name.endswith("torch_gymnasium")  # in which JAX has no part
         assert "torch" not in name or torch.get_float32_matmul_precision() == precision
 
 

@@ -90,8 +90,7 @@ def train(args: Args) -> None:
     folder.mkdir(parents=True, exist_ok=bool(first))
     lock = sqlite3.connect(folder / "lock", timeout=0)
     lock.execute("BEGIN EXCLUSIVE")
-    ignore = plan == "stubborn"
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore else lambda x, _: signals.append(x))
+    signal.signal(signal.SIGTERM, lambda x, _: signals.append(x))
     trace(folder, "start", first=first, settings=asdict(args))
     for iteration in range(first, ITERATIONS):
         time.sleep(args.seconds / ITERATIONS)
@@ -103,7 +102,7 @@ def train(args: Args) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if iteration == 4 and plan == "crash":
             raise RuntimeError("shapes do\tnot match \N{SNOWMAN} \x1b[31m")
-        if iteration == 4 and plan in ("hang", "stubborn"):
+        if iteration == 4 and plan == "hang":
             while not signals:
                 time.sleep(0.01)
         if signals or iteration == ITERATIONS - 1:

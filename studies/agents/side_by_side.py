@@ -7,11 +7,11 @@ Each run.json says side_by_side, how many there were, by which the analysis know
 not those of a process alone. At the end, if all are complete, runs/pair gets a run.json as of a
 program of many agents: seconds (from the start of the first to the end of the last) and
 peak_host_bytes (the sum of theirs). A signal that ends this process kills them, and all that they
-started; SIGKILL, which nobody can catch, kills them alone. It needs Linux.
+started; SIGKILL, which nobody can catch, kills them alone. It needs Linux, with setpriv and taskset
+of util-linux.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import shlex
@@ -20,13 +20,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 CGROUP = Path("/sys/fs/cgroup/cpu.max")
-PR_SET_PDEATHSIG = 1
+# The kernel kills the process when its parent dies.
+DIE_TOO = ["setpriv", "--pdeathsig", "KILL"]
 
 
 def usable_cores() -> list[set[int]]:
@@ -46,15 +46,6 @@ def usable_cores() -> list[set[int]]:
         quota, period = map(int, CGROUP.read_text().split())
         return found[: max(1, quota // period)]
     return found
-
-
-def begin(parent: int, cpus: set[int]) -> None:
-    """In a new process: take a core, and let the kernel kill it when its parent dies."""
-    # Or the threads of each, as many as there are cores, would wait for each other.
-    os.sched_setaffinity(0, cpus)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it is dead already
-        os._exit(1)
 
 
 def train(script: str, flags: list[str], seed: int, folder: Path) -> None:
@@ -78,14 +69,12 @@ def train(script: str, flags: list[str], seed: int, folder: Path) -> None:
     start = time.perf_counter()
     for own_seed, cpus in enumerate(cores, seed):
         name = f"seed{own_seed}"
-        words = [sys.executable, "-m", "studies.agents.peak", script, *flags]
+        # Or the threads of each, as many as there are cores, would wait for each other.
+        pin = ["taskset", "--cpu-list", ",".join(map(str, cpus))]
+        words = [*DIE_TOO, *pin, sys.executable, "-m", "studies.agents.peak", script, *flags]
         words += ["--seed", str(own_seed), "--runs-dir", str(folder), "--run-name", name]
         children[name] = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            env=environ,
-            start_new_session=True,
-            preexec_fn=partial(begin, os.getpid(), cpus),
+            words, stdin=subprocess.DEVNULL, env=environ, start_new_session=True
         )
     codes = {name: child.wait() for name, child in children.items()}
     seconds = time.perf_counter() - start

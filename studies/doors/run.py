@@ -1,4 +1,4 @@
-"""Train in Doors by one of the DQN scripts, and judge the agent on all layouts as it learns.
+"""Train in Doors by one of the DQN scripts, and evaluate the agent on all layouts as it learns.
 
     python -m studies.doors.run more/dqn_linen.py doors --seed 1
 
@@ -7,7 +7,7 @@ does by these flags. Every five iterations the greedy agent also starts from eac
 layouts, and the run's folder gets a line of JSON in layouts.jsonl: iteration, global_step, seconds
 (since the script began), solved (how many layouts), steps (taken in those) and optimal (the fewest
 possible in those). The run's clock stands still meanwhile. A run that is stopped begins anew: the
-script's --resume would go on without a judge.
+script's --resume would go on without evaluation.
 """
 
 import time
@@ -34,7 +34,7 @@ SETTINGS = """
 """
 
 
-def judge(get_values: Callable) -> dict[str, int]:
+def evaluate(get_values: Callable) -> dict[str, int]:
     """Play all layouts at once by the best actions of get_values, (225, 45) -> (225, 5)."""
     layouts = all_layouts()
     envs = [DoorsGymnasium() for _ in layouts]
@@ -71,12 +71,12 @@ def values_of(script: Any, args: Any, state: dict[str, Any]) -> Callable:
 
 
 def train(script: Any) -> None:
-    """Run a script by sys.argv, and judge its agent as it learns."""
+    """Run a script by sys.argv, and evaluate its agent as it learns."""
     args = script.parse_args()
     args.save_every = EVERY
 
     class RunLog(script.RunLog):
-        """That of the script, whose save() judges first."""
+        """That of the script, whose save() evaluates first."""
 
         def save(self, **state: Any) -> None:
             start = time.perf_counter()
@@ -86,7 +86,7 @@ def train(script: Any) -> None:
                 "global_step": done * self.steps,
                 "seconds": self.info["durations"]["imports"] + start - self.start,
             }
-            row |= judge(values_of(script, self.args, state))
+            row |= evaluate(values_of(script, self.args, state))
             with open(self.dir / "layouts.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
             super().save(**state)

@@ -1,6 +1,6 @@
 """The table and the figure of the study of Doors, from runs of studies.doors.run.
 
-layouts.csv has what complete runs measured, a row for each time that an agent was judged.
+layouts.csv has what complete runs measured, a row for each time that an agent was evaluated.
 """
 
 import json
@@ -31,7 +31,7 @@ CONTRASTS = (
 
 
 def gather(folder: Path) -> pd.DataFrame:
-    """Return a row for each time that a complete run was judged.
+    """Return a row for each time that a complete run was evaluated.
 
     iteration_seconds is the median of the iterations since the time before.
     """
@@ -42,19 +42,19 @@ def gather(folder: Path) -> pd.DataFrame:
             continue
         info = json.loads((run / "run.json").read_text())
         if info["resumed"]:
-            print(f"{run} went on without a judge: left out", file=sys.stderr)
+            print(f"{run} went on without evaluation: left out", file=sys.stderr)
             continue
-        judged = pd.read_json(path, lines=True)
+        measured = pd.read_json(path, lines=True)
         log = pd.read_json(run / "metrics.jsonl", lines=True)
-        turn = np.searchsorted(judged["iteration"], log["iteration"], side="right")
-        judged["iteration_seconds"] = log["time/iteration"].groupby(turn).median()
+        turn = np.searchsorted(measured["iteration"], log["iteration"], side="right")
+        measured["iteration_seconds"] = log["time/iteration"].groupby(turn).median()
         own = {
             "run": run.name,
             "script": info["script"],
             "cell": run.name.split("__")[0],
             "seed": info["args"]["seed"],
         }
-        parts.append(pd.DataFrame([own]).merge(judged, "cross"))
+        parts.append(pd.DataFrame([own]).merge(measured, "cross"))
     if not parts:
         raise SourceError(f"{folder} has no complete run of Doors")
     return pd.concat(parts).round(4)

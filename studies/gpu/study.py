@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import stats
-from analysis.measures import benches, in_order, measure, timed
+from analysis.measures import experiments, in_order, summarize, timed
 from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import across, span, table_of, text, texts
@@ -29,7 +29,7 @@ ENDS = list(stats.Interval._fields)
 
 
 def over_linen(source: Path, by: tuple[str, ...]) -> pd.DataFrame:
-    frame = measure(benches(load(source))[0].runs, ("steady",), LINEN, by)
+    frame = summarize(experiments(load(source))[0].runs, ("steady",), LINEN, by)
     return frame.rename(columns=lambda x: x.removeprefix("steady_"))
 
 
@@ -68,7 +68,7 @@ def target_table(source: Path) -> Table:
 
     measured = pd.DataFrame(json.loads((source / "products.json").read_text()))
     seconds = (measured.groupby("rows")["seconds"].min() * pd.Series(PRODUCTS)).sum()
-    runs = benches(load(source))[0].runs.query("mode == @LINEN and size == 'large'")
+    runs = experiments(load(source))[0].runs.query("mode == @LINEN and size == 'large'")
     share = stats.geometric_mean(seconds / timed(runs)["steady"].to_numpy())
     rows.append((f"products' share of {LINEN}, large", f"at least {SHARE_AT_LEAST}", *share))
     columns = {"what": text("what"), "target": text("target"), "measured": span()}

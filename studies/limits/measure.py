@@ -33,9 +33,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from analysis.schema import SIZES
 from studies.machine import describe, git_commit
 
-SIZES = {"small": (64, 64), "medium": (256, 256, 256), "large": (1024,) * 6}
 ROUNDS = {"small": 10, "medium": 5, "large": 2}
 EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten of the others would take hours
 WARM_UP = 2  # rounds

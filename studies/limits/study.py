@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import figures, stats
+from analysis.formatting import number
 from analysis.page import Table
 from analysis.tables import across, texts
-from analysis.words import number
 
 # Part -> its name in the table; those of an update begin where products do.
 PARTS = {

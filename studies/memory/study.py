@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import figures, learning, stats
-from analysis.measures import Bench, in_order, measure
+from analysis.formatting import number
+from analysis.measures import Experiment, in_order, summarize
 from analysis.page import Table
 from analysis.runs import load
 from analysis.schema import SourceError
 from analysis.tables import across, texts
-from analysis.words import number
 
 BASELINE, LIBRARY = "ppo_rnn_linen", "sb3_recurrent"
 MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
@@ -27,17 +27,17 @@ NAMES = {
 LAST = 10  # iterations, whose mean return is what a run has learned
 
 
-def read(source: Path) -> Bench:
-    """Return all runs as one bench."""
+def read(source: Path) -> Experiment:
+    """Return all runs as one experiment."""
     data = load(source)
     runs = data.runs.assign(settings="").replace({"size": SIZES})
-    return Bench("", runs, runs.head(0), data.iterations, BASELINE)
+    return Experiment("", runs, runs.head(0), data.iterations, BASELINE)
 
 
 def cost_table(source: Path) -> Table:
     """A row per script; for each number of units, an iteration and its ratio."""
     runs = read(source).runs
-    frame = measure(runs[runs["env_id"] == MASKED_CARTPOLE], ("steady",), BASELINE)
+    frame = summarize(runs[runs["env_id"] == MASKED_CARTPOLE], ("steady",), BASELINE)
     shown = frame.rename(columns={"mode": "script"})
     parts = []
     for units in ("64", "256"):
@@ -51,10 +51,10 @@ def cost_table(source: Path) -> Table:
 
 def learning_table(source: Path) -> Table:
     """A row per script, and a column per environment: the mean over seeds, and the least seed."""
-    bench = read(source)
-    rows = bench.iterations.sort_values("iteration")
+    experiment = read(source)
+    rows = experiment.iterations.sort_values("iteration")
     last = rows.groupby("run").tail(LAST).groupby("run")["charts/episodic_return"].mean()
-    runs = bench.runs.assign(last=bench.runs["run"].map(last))
+    runs = experiment.runs.assign(last=experiment.runs["run"].map(last))
     runs = in_order(runs[(runs["mode"] != LIBRARY) & (runs["size"] == "64")])
     runs = runs.sort_values("env_id", key=lambda x: x.map(list(NAMES).index), kind="stable")
     ends = runs.groupby(["env_id", "mode"], sort=False)["last"].agg(["mean", "min"])
@@ -65,12 +65,14 @@ def learning_table(source: Path) -> Table:
     return Table("memory_learning", "What it learns", frame, cells)
 
 
-def draw(bench: Bench) -> Figure:
+def draw(experiment: Experiment) -> Figure:
     """Plot the return on CartPole without its velocities against steps, and against seconds."""
-    runs = bench.runs[(bench.runs["env_id"] == MASKED_CARTPOLE) & (bench.runs["size"] == "64")]
+    runs = experiment.runs[
+        (experiment.runs["env_id"] == MASKED_CARTPOLE) & (experiment.runs["size"] == "64")
+    ]
     if runs.empty:
         raise SourceError(f"no run has {MASKED_CARTPOLE} and 64 units")
-    rows = learning.curves(bench._replace(runs=runs))
+    rows = learning.curves(experiment._replace(runs=runs))
     points = []
     for _, part in rows.groupby(["mode", "steps"]):
         found = stats.mean(part["return"].to_numpy())._asdict() | {"mode": part["mode"].iloc[0]}

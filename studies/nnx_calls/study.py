@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import figures, stats
+from analysis.formatting import pluralize
 from analysis.page import Table
 from analysis.tables import across, texts
-from analysis.words import counted
 
 # Way -> hue of the figure: graph mode, tree mode, or JAX alone.
 HUES = {
@@ -41,7 +41,7 @@ def iterations(path: Path) -> Table:
     frame = frame[(frame["arrays"] == PPO_ARRAYS) & (frame["flax"] == frame["flax"].iloc[0])]
     for name in ("estimate", "low", "high"):
         frame[name] *= frame["calls"] / 1000
-    frame["title"] = [f"{counted([x], 'call')} (ms)" for x in frame["calls"]]
+    frame["title"] = [f"{pluralize([x], 'call')} (ms)" for x in frame["calls"]]
     cells = across(frame, texts(frame), ["way"], "title")
     return Table("iterations", "Milliseconds of 80 steps", frame, cells)
 

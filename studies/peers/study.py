@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import stats
-from analysis.measures import Bench, benches, measure, timed
+from analysis.measures import Experiment, experiments, summarize, timed
 from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import span, table_of, text, value
@@ -13,11 +13,11 @@ from analysis.tables import span, table_of, text, value
 LINEN, LIBRARY = "ppo_linen", "sb3"
 
 
-def peers(bench: Bench) -> pd.DataFrame:
+def peers(experiment: Experiment) -> pd.DataFrame:
     """Return a row per script: its times, its iteration over two others', and its final return."""
-    frame = measure(bench.runs, ("startup", "steady", "process"), LINEN).set_index("mode")
-    others = measure(bench.runs, ("steady",), LIBRARY).set_index("mode")
-    runs = timed(bench.runs)
+    frame = summarize(experiment.runs, ("startup", "steady", "process"), LINEN).set_index("mode")
+    others = summarize(experiment.runs, ("steady",), LIBRARY).set_index("mode")
+    runs = timed(experiment.runs)
     returns = stats.of_groups(runs, ["mode"], "final_return", stats.median_interval)
     returns = returns.set_index("mode")
     for end in stats.Interval._fields:
@@ -38,7 +38,7 @@ def peer_table(source: Path) -> Table:
         "median final return": span("return_"),
     }
     caption = "Libraries that a user would pick instead"
-    return table_of("peers", caption, peers(benches(load(source))[0]), columns)
+    return table_of("peers", caption, peers(experiments(load(source))[0]), columns)
 
 
 BLOCKS = {"peers": peer_table}

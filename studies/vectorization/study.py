@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import figures, stats, words
+from analysis import figures, formatting, stats
 from analysis.page import Table
 from analysis.tables import across, texts
 from studies.vectorization.measure import GAMES, WAYS
@@ -46,7 +46,7 @@ def table(path: Path) -> Table:
     titles = shown["num_envs"].map("{:,} at once (s)".format)
     cells = across(shown.assign(title=titles), texts(shown), ["way"], "title")
     starts = shown[shown["num_envs"] == STARTING].set_index("way")["start"]
-    starts = starts.map(words.number).rename(f"start at {STARTING:,} (s)")
+    starts = starts.map(formatting.number).rename(f"start at {STARTING:,} (s)")
     cells = cells.join(starts, on="way").fillna("-")
     caption = f"Seconds for {num_steps} steps of all environments"
     return Table("vectorization", caption, frame, cells)

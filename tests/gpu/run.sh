@@ -62,7 +62,7 @@ once() { # NAME SECONDS ARGUMENTS of python: if so many seconds are left; what i
   fi
 }
 
-runs() { # REGEX: those of studies/gpu/grid whose names begin so
+runs() { # REGEX: those of studies/gpu/grid.toml whose names begin so
   if [[ $listing ]]; then
     echo "runs: $1"
   elif begin "$1" 20; then
@@ -101,8 +101,8 @@ rehearse() { # two runs of each step
   copy=$(mktemp -d)
   git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
   if [[ -d $wheels ]]; then cp -r "$wheels" "$copy/tests/gpu"; fi
-  sed -i -E 's/iterations=[0-9]+/iterations=10/; /^run/s/$/ steps=64 --num-envs 8 --num-steps 8/' \
-    "$copy/studies/gpu/grid"
+  sed -i -E -e 's/^iterations = .*/iterations = 10/' \
+    -e '1a steps = 64\nflags = { num-envs = 8, num-steps = 8 }' "$copy/studies/gpu/grid.toml"
   exec "$copy/tests/gpu/run.sh" 3600 --repeats 1 --to 2
 }
 

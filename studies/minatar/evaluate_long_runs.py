@@ -1,6 +1,6 @@
 """Evaluate the long runs of the study minatar: greedy, at epsilon 0.05, and all at random.
 
-    python -m studies.minatar.judge runs
+    python -m studies.minatar.evaluate_long_runs runs
 
 Each is evaluated once.
 """

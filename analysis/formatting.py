@@ -5,6 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+WIDE = 100  # a ratio's interval whose ends are so many times apart tells nothing
+NOT_TOLD_APART = "not told apart"
+
 
 def join(parts: Sequence[str], last: str = "and") -> str:
     """Return "a", "a and b" or "a, b and c"."""
@@ -18,7 +21,7 @@ def some(names: Sequence[str], most: int = 10) -> str:
     return join([*names[:most], *more])
 
 
-def counted(counts: Iterable[float], name: str) -> str:
+def pluralize(counts: Iterable[float], name: str) -> str:
     """Return "1 run", "3 runs" or "1 to 3 runs", from the lowest to the highest of counts."""
     known = [x for x in counts if not np.isnan(x)]
     if not known:
@@ -60,6 +63,16 @@ def interval(estimate: float, low: float, high: float) -> str:
         decimals = decimals_of(size, 4)
     end = f"{high:,.{decimals}f}" if np.isfinite(high) else "no end"
     return f"{estimate:,.{decimals}f} [{low:,.{decimals}f}, {end}]"
+
+
+def ratio(estimate: float, low: float, high: float) -> str:
+    """Return interval()'s text, or "1.02, not told apart" where the interval says no more.
+
+    It holds 1 and reaches so far that its ends would only distract.
+    """
+    if low <= 1 <= high and high > WIDE * low:
+        return f"{number(estimate)}, {NOT_TOLD_APART}"
+    return interval(estimate, low, high)
 
 
 def is_blurred(values: Sequence[float], decimals: int) -> bool:

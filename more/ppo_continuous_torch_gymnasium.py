@@ -1,0 +1,872 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnasium[mujoco]==1.3.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO with continuous actions, in eager PyTorch, with environments in Gymnasium on the CPU.
+
+    python ppo_continuous_torch_gymnasium.py --env-id Pendulum-v1 --seed 1
+    pip install "gymnasium[mujoco]==1.3.0"  # for --env-id HalfCheetah-v5 and other robots
+
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
+- Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
+- VecEnv.step clips actions to the bounds, but PPO learns from them as they were drawn. With the
+  density of clipped actions, which were not drawn from it, the gradient would be wrong.
+- normalise uses the statistics of the rollouts before, so the first rollout has raw observations.
+- scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
+Diff me with ppo_torch_gymnasium.py to see continuous actions, with ppo_continuous_torch.py to see
+environments in JAX, with ppo_continuous_linen_gymnasium.py to see JAX.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import atexit
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
+
+import gymnasium
+import jax
+import numpy as np
+import torch
+import tyro
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from torch import nn
+from torch.optim.lr_scheduler import LinearLR
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of all random numbers
+    env_id: str = "Pendulum-v1"  # Gymnasium environment with continuous actions; my_module:MyEnv-v0
+    total_timesteps: int = 204_800  # environment steps, in whole rollouts
+    learning_rate: float = 3e-4  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    num_envs: int = 16  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
+    num_minibatches: int = 32  # minibatches per epoch
+    update_epochs: int = 10  # passes over each rollout
+    norm_obs: bool = True  # normalise observations by their running mean and standard deviation
+    norm_reward: bool = True  # divide rewards by the running std of discounted returns
+    norm_adv: bool = True  # normalise advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of ratio and value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
+    matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
+    vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases, too
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
+
+    def __post_init__(self) -> None:
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
+
+
+# === Environment ================================================================================
+class VecEnv:
+    """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
+
+    All of it is NumPy's, on the host. reset() makes the environments; they are closed at the end.
+    """
+
+    def __init__(
+        self, env_id: str, num_envs: int, gamma: float, vectorization: str, seed: int
+    ) -> None:
+        self.num_envs = num_envs
+        self.gamma = gamma
+        self.vectorization = vectorization
+        self.seed = seed
+        if env_id.startswith("."):  # ./my_module.py:MyEnv-v0
+            fail(f"--env-id: name it as an import does, my_module:MyEnv-v0, not {env_id}")
+        sys.path.append(os.getcwd())  # where my_module lies
+        try:
+            for package in metadata.entry_points(group="gymnasium.envs"):  # not loaded by itself
+                if package.name in ("__root__", env_id.partition("/")[0]):  # MinAtar/Breakout-v0
+                    package.load()()
+            env: Any = gymnasium.make(env_id)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
+            fail(f"--env-id: {error}")
+        if not isinstance(env.action_space, Box):
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
+        if not isinstance(env.observation_space, Box):
+            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
+            fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
+        self.spec = env.spec
+        self.action_space = env.action_space
+        self.action_low = env.action_space.low
+        self.action_high = env.action_space.high
+        width = self.action_high.astype(float) - self.action_low
+        if not np.all((width > 0) & (width < 1e30)):  # some write 3.4e38 for infinity
+            fail(f"--env-id: the actions of {env_id} must have finite bounds")
+        self.action_dim = math.prod(env.action_space.shape)
+        self.obs_shape = env.observation_space.shape
+        self.obs_dim = math.prod(self.obs_shape)
+        # One step now, so that a mistake in the environment shows here, and not in training.
+        start = env.reset(seed=0)
+        if not isinstance(start, tuple) or len(start) != 2:
+            fail(f"--env-id: reset of {env_id} must return obs and info")
+        _, reward, *_ = env.step(env.action_space.sample())
+        if np.shape(reward) != ():
+            fail(f"--env-id: step of {env_id} must return one number as reward, not {reward!r}")
+        env.close()
+
+    def reset(self, iteration: int = 0) -> np.ndarray:
+        """Make and start every environment; return obs (N, obs_dim).
+
+        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        episodes, which are not those that it began with.
+        """
+        if iteration > 0:
+            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
+        options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+        wrappers: list[Any] = [WithoutInfo]
+        if self.vectorization == "async":
+            options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            wrappers.append(own_session)
+        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
+        self.envs: Any = gymnasium.make_vec(*how)
+        atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        obs, _ = self.envs.reset(seed=seeds)
+        self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
+        self.episode_length = np.zeros(self.num_envs, np.float32)
+        self.discounted_return = np.zeros(self.num_envs)  # of its rewards, the latest in full
+        return self.flatten(obs)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Take action (N, action_dim), of which -1 to 1 spans the bounds, and the rest is clipped.
+
+        Return obs (after any restart) and a dict of results.
+        """
+        action = action.reshape(self.num_envs, *self.action_space.shape)
+        action = to_bounds(action, self.action_low, self.action_high)
+        obs, reward, terminated, truncated, _ = self.envs.step(action)
+        next_obs = self.flatten(obs)
+        episode_return = self.episode_return + reward
+        episode_length = self.episode_length + 1
+        discounted_return = self.gamma * self.discounted_return + reward
+        result = {
+            "reward": reward.astype(np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": next_obs,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+            "discounted_return": discounted_return.astype(np.float32),
+        }
+        done = terminated | truncated
+        self.episode_return = np.where(done, 0, episode_return)
+        self.episode_length = np.where(done, 0, episode_length)
+        self.discounted_return = np.where(done, 0, discounted_return)
+        if not done.any():
+            return next_obs, result
+        # At once: Gymnasium's default would spend the next step on it.
+        obs, _ = self.envs.reset(options={"reset_mask": done})
+        return self.flatten(obs), result
+
+    def flatten(self, obs: np.ndarray) -> np.ndarray:
+        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
+
+
+class WithoutInfo(gymnasium.Wrapper):
+    """Nobody here reads info, and Gymnasium's merging of it takes time and fails on mixed types."""
+
+    def reset(self, **options: Any) -> tuple:
+        obs, _ = self.env.reset(**options)
+        return obs, {}
+
+    def step(self, action: Any) -> tuple:
+        *result, _ = self.env.step(action)
+        return *result, {}
+
+
+def own_session(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which closes the environment
+    return env
+
+
+def to_bounds(action, low, high):
+    """Map actions from [-1, 1] to [low, high], and clip what lies outside."""
+    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high)
+
+
+# === Statistics =================================================================================
+class RunningMeanStd(NamedTuple):
+    """Of each number, over all rollouts so far."""
+
+    mean: torch.Tensor  # (...)
+    var: torch.Tensor  # (...)
+    count: torch.Tensor  # () int64, how many rollouts
+
+
+class Stats(NamedTuple):
+    obs: RunningMeanStd  # (obs_dim,)
+    discounted_return: RunningMeanStd  # ()
+
+
+def make_stats(env: VecEnv) -> Stats:
+    """Before any rollout: normalise leaves obs as it is, but for the clipping."""
+
+    def start(*shape):
+        return RunningMeanStd(torch.zeros(shape), torch.ones(shape), torch.tensor(0))
+
+    return Stats(start(env.obs_dim), start())
+
+
+def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
+    """Statistics of the rollouts in stats and of one more, x (T, N, ...) (Chan et al. 1979)."""
+    distance = x - stats.mean  # whose sum float32 holds more exactly than that of x far from 0
+    change = distance.mean((0, 1))
+    count = stats.count + 1
+    weight = 1 / count  # of the new rollout; all have the same size
+    mean = stats.mean + weight * change
+    rollout_var = distance.var((0, 1), correction=0)
+    var = (1 - weight) * (stats.var + weight * change**2) + weight * rollout_var
+    return RunningMeanStd(mean, var, count)
+
+
+def normalise(obs, stats: RunningMeanStd, args: Args):
+    if not args.norm_obs:
+        return obs
+    return ((obs - stats.mean) / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
+
+
+def scale_reward(reward, stats: RunningMeanStd, args: Args):
+    if not args.norm_reward:
+        return reward
+    return (reward / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
+
+
+# === Agent ======================================================================================
+class MLP(nn.Module):
+    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale):
+        super().__init__()
+        sizes = (num_inputs, *hidden_sizes)
+        self.hidden = nn.ModuleList(linear(m, n, math.sqrt(2)) for m, n in pairwise(sizes))
+        self.output = linear(sizes[-1], num_outputs, output_scale)
+
+    def forward(self, x):
+        for layer in self.hidden:
+            x = layer(x).tanh()
+        return self.output(x)
+
+
+def linear(num_inputs, num_outputs, scale):
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, scale)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, obs_shape, hidden_sizes, action_dim):
+        super().__init__()
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
+        self.actor = MLP(obs_dim, hidden_sizes, action_dim, output_scale=0.01)
+        self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0)
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
+
+    def get_gaussian(self, obs):
+        """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
+        mean = self.actor(obs)
+        # A view of a parameter requires a gradient even under no_grad; its clone does not.
+        return mean, self.log_std.expand_as(mean).clone()
+
+    def get_value(self, obs):
+        return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
+
+    def forward(self, obs):
+        return *self.get_gaussian(obs), self.get_value(obs)
+
+
+def make_agent(args: Args, env: VecEnv, device: torch.device):
+    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    agent = Agent(env.obs_shape, args.hidden_sizes, env.action_dim).to(device)
+    params = agent.parameters()
+    optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
+    last_factor = 0.0 if args.anneal_lr else 1.0  # of the learning rate
+    scheduler = LinearLR(optimizer, 1.0, last_factor, args.num_optimizer_steps)
+    return agent, optimizer, scheduler
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout of T = num_steps in N = num_envs environments."""
+
+    obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from, before it is normalised
+    action: torch.Tensor  # (T, N, action_dim), before it is clipped
+    logprob: torch.Tensor  # (T, N)
+    reward: torch.Tensor  # (T, N), a result of the action, as everything below
+    terminated: torch.Tensor  # (T, N) bool
+    truncated: torch.Tensor  # (T, N) bool
+    next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
+    episode_return: torch.Tensor  # (T, N), up to and with this step
+    episode_length: torch.Tensor  # (T, N)
+    discounted_return: torch.Tensor  # (T, N)
+
+
+class Batch(NamedTuple):
+    """What the loss reads; B = batch_size or minibatch_size."""
+
+    obs: torch.Tensor  # (B, obs_dim), normalised
+    action: torch.Tensor  # (B, action_dim)
+    logprob: torch.Tensor  # (B,)
+    value: torch.Tensor  # (B,)
+    advantage: torch.Tensor  # (B,)
+    target: torch.Tensor  # (B,), what the critic should say
+
+
+# === Rollout ====================================================================================
+def rollout(policy_fn, stats: Stats, obs, env: VecEnv, args: Args):
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
+    noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
+
+    steps, results = [], []
+    for step_noise in noise:
+        inputs = normalise(obs, stats.obs, args)
+        action, mean, log_std = policy_fn(inputs, step_noise)
+        new_obs, result = env.step(action.cpu().numpy())  # sync
+        steps.append((obs, action, mean, log_std))
+        results.append(result)  # crosses after the loop: 7 arrays, instead of 7 per step
+        obs = torch.from_numpy(new_obs).to(obs.device)
+
+    all_obs, action, mean, log_std = map(torch.stack, zip(*steps, strict=True))
+    logprob = log_prob_of(action, mean, log_std)
+    stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
+    result = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
+    return obs, Storage(all_obs, action, logprob, **result)
+
+
+@torch.no_grad()
+def policy(agent, obs, noise):
+    """(N, obs_dim), (N, action_dim) -> action, mean and log_std, (N, action_dim) each."""
+    mean, log_std = agent.get_gaussian(obs)
+    action = mean + log_std.exp() * noise
+    return action, mean, log_std
+
+
+def log_prob_of(action, mean, log_std):
+    """The log of the Gaussians' density at action: (..., action_dim) each -> (...)."""
+    distance = (action - mean) / log_std.exp()
+    return -(0.5 * distance**2 + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
+    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
+    decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+        advantage = step_delta + step_decay * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
+
+
+# === Loss =======================================================================================
+def ppo_loss(agent, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
+    mean, log_std, value = agent(batch.obs)
+    log_ratio = log_prob_of(batch.action, mean, log_std) - batch.logprob
+    ratio = log_ratio.exp()
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = torch.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    losses = {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
+    }
+    return loss, {name: x.detach() for name, x in losses.items()}
+
+
+# === Update =====================================================================================
+def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
+    """Train on a rollout for update_epochs, in place; return the next stats and what to log."""
+    # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
+    # rollout. Those of returns need not wait: no rollout uses them.
+    new_stats = Stats(
+        obs=merge(stats.obs, storage.obs),
+        discounted_return=merge(stats.discounted_return, storage.discounted_return),
+    )
+    storage = storage._replace(
+        obs=normalise(storage.obs, stats.obs, args),
+        next_obs=normalise(storage.next_obs, stats.obs, args),
+        reward=scale_reward(storage.reward, new_stats.discounted_return, args),
+    )
+    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
+    with torch.no_grad():
+        value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
+
+    losses = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(args.batch_size, device=value.device)
+        shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
+        for minibatch in zip(*shuffled, strict=True):
+            losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
+    metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
+    metrics |= episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return new_stats, metrics
+
+
+def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
+    """Train on a minibatch, in place; return its losses."""
+    loss, losses = ppo_loss(agent, minibatch, args)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    scheduler.step()
+    return losses
+
+
+def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
+    done = storage.terminated | storage.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = torch.where(done, x, torch.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = torch.where(done, x, -torch.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
+    env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
+    spaces["action_low"] = env.action_low.tolist()
+    spaces["action_high"] = env.action_high.tolist()
+    log = RunLog(args, spaces, "torch", "eager", gpu or "cpu")
+
+    torch.manual_seed(args.seed)
+    agent, optimizer, scheduler = make_agent(args, env, device)
+    stats = jax.tree.map(lambda x: x.to(device), make_stats(env))
+    if args.resume:
+        resume(log, agent, optimizer, scheduler, stats)
+    obs = torch.from_numpy(env.reset(log.info["iteration"])).to(device)
+
+    policy_fn = partial(policy, agent)
+    for _ in range(log.info["iteration"], args.num_iterations):
+        start = time.perf_counter()
+        obs, storage = rollout(policy_fn, stats, obs, env, args)
+        if args.sync_for_timing and gpu:
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        stats, metrics = update(agent, optimizer, scheduler, stats, storage, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(metrics, start, middle, time.perf_counter())
+        if log.must_save():  # after a signal, this is the end
+            state = training_state(agent, optimizer, scheduler, stats)
+            state = {name: x.cpu() for name, x in state.items()}  # sync
+            log.save(tensors=state)
+    log.finish(torch.cuda.max_memory_allocated() if gpu else None)
+
+
+def training_state(agent, optimizer, scheduler, stats: Stats) -> dict[str, torch.Tensor]:
+    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
+    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
+    for name, x in agent.named_parameters():
+        for key, moment in optimizer.state[x].items():
+            state[f"optimizer/{name}/{key}"] = moment
+    state |= {f"stats/{name_of(path)}": x for path, x in jax.tree.leaves_with_path(stats)}
+    state["scheduler/last_epoch"] = torch.tensor(scheduler.last_epoch)
+    state["scheduler/lr"] = torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64)
+    state["generator"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        state["cuda_generator"] = torch.cuda.get_rng_state()
+    return state
+
+
+def resume(log, agent, optimizer, scheduler, stats: Stats):
+    """Go on from log's checkpoint: load it into all that trains."""
+    for x in agent.parameters():
+        x.grad = torch.zeros_like(x)
+    optimizer.step()  # makes Adam's moments, to load into; gradients of 0 change no parameter
+    state = training_state(agent, optimizer, scheduler, stats)
+    (saved,) = log.load(tensors=state)
+    for name, x in state.items():
+        x.copy_(torch.as_tensor(saved[name]))
+    scheduler.last_epoch = int(state["scheduler/last_epoch"])
+    optimizer.param_groups[0]["lr"] = float(state["scheduler/lr"])
+    torch.set_rng_state(state["generator"])
+    if torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(state["cuda_generator"])
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+
+    obs (N, *obs_shape) and actions are NumPy arrays, as the environment has them. With sample=True
+    the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    agent, *_ = make_agent(args, env, torch.device("cpu"))
+    state = {"tensors": {"agent": agent.state_dict(), "stats": make_stats(env)}}
+    _, saved = load_checkpoint(folder, state)
+    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    stats = saved["tensors"]["stats"]
+    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    rng = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def policy(obs, sample=False):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        obs = normalise(obs, stats.obs, args)
+        mean, log_std = map(np.asarray, agent.get_gaussian(torch.as_tensor(obs)))
+        action = mean
+        if sample:
+            action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
+        return to_bounds(action.reshape(-1, *low.shape), low, high)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of PPO.
+class RunLog:
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(
+        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
+    ) -> None:
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # number of the one received; 0: none
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "spaces": spaces,  # what load_policy must know of the environment
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_info(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        try:
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.open_files()
+        except OSError as error:
+            fail(f"{self.dir} cannot be written, or a part of it is missing: {error}")
+        self.wandb = self.start_wandb() if args.track else None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        lines = []
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
+            if b"".join(lines).count(b"\n") < self.info["iteration"]:
+                fail(f"{path} has not all iterations that the checkpoint counts")
+            os.truncate(path, len(b"".join(lines)))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = EventFileWriter(str(self.dir))
+        if lines:  # TensorBoard drops what it has from this step on
+            step = json.loads(lines[-1])["global_step"] + 1
+            restart = SessionLog(status=SessionLog.START)
+            self.tensorboard.add_event(Event(step=step, session_log=restart))
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="global_step")
+        if run.offline:  # a resumed run has a folder of its own, which is to hold all of it
+            for line in (self.dir / "metrics.jsonl").read_text().splitlines():
+                row = json.loads(line)
+                run.log(row, step=row["iteration"])
+        self.info["wandb_id"] = run.id
+        return run
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
+
+    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+        """Log an iteration, in which the rollout went over to the update at middle."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if args.sync_for_timing:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        charts = {name: x for name, x in row.items() if "/" in name and math.isfinite(x)}
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(finite) + "\n")
+        values = [Summary.Value(tag=name, simple_value=x) for name, x in charts.items()]
+        event = Event(step=row["global_step"], wall_time=time.time(), summary=Summary(value=values))
+        self.tensorboard.add_event(event)
+        if self.wandb:
+            self.wandb.log(finite, step=iteration)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            text = f"return {row['charts/episodic_return']:.4g}"
+            if row["charts/episodes"] == 0:
+                text = "no episode ended"
+            if math.isnan(row["losses/value_loss"]):
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
+        self.tensorboard.flush()
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        with open(self.dir / "checkpoint.new", "wb") as file:
+            np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        # Renamed, not written over: killed at any moment, a run has the old one or the new one.
+        os.replace(self.dir / "checkpoint.new", self.dir / "checkpoint.npz")
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            print(f"Stopped after {done} iterations. To go on:")
+            print(python_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
+            sys.exit(128 + self.signal)
+
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        self.metrics.close()
+        self.tensorboard.close()
+        print(f"Written to {self.dir}. To see what it learnt:")
+        print(self.next_command())
+
+    def own_environment(self) -> list[str]:
+        """--env-id for one's own environment: it is code, so each command must name it."""
+        return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+
+    def next_command(self) -> str:
+        """For the agent in motion, evaluate.py; where there is none, TensorBoard for its curves."""
+        script = os.path.relpath(__file__)
+        for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
+            if (folder / "evaluate.py").exists():
+                words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
+                return python_line(*words, *self.own_environment())
+        return python_line("-m", "tensorboard.main", "--logdir", str(self.dir))
+
+
+def python_line(*words: str) -> str:
+    """A line for the shell that runs Python with these words, as this process was run."""
+    python = [sys.executable]
+    if shutil.which("python") == sys.executable:
+        python = ["python"]
+    if "UV" in os.environ:
+        needs = os.path.relpath(__file__)
+        python = ["uv", "run", "--no-project", "--with-requirements", needs, "python"]
+    return shlex.join([*python, *words])
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    names = [name_of(place) for place, _ in jax.tree.leaves_with_path(state)]
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            info = json.loads(file["info"].item())
+            arrays = {name: file[name] for name in names if name in file}
+        script = info["script"]
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
+
+    def read(place, x):
+        array = arrays.get(name_of(place))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(place)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Return what a run's checkpoint says of it, and its arguments."""
+    info, _ = load_checkpoint(folder)
+    try:
+        return info, Args(**info["args"])
+    except (TypeError, ValueError) as error:  # of another version of this file
+        fail(f"{folder} has arguments that {Path(__file__).name} does not take: {error}")
+
+
+def args_to_resume(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume, which goes on with its own."""
+    _, args = load_info(given.resume)
+    args = replace(args, resume=given.resume)
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    flags = {word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")}
+    if flags - {"--resume", "--env-id"} or given.env_id not in (Args.env_id, args.env_id):
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
+
+
+def fail(reason: str) -> NoReturn:
+    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    train(args_to_resume(args) if args.resume else args)

@@ -1,0 +1,882 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium[mujoco]==1.3.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""SAC in JAX and Flax Linen, with environments in Gymnasium on the CPU.
+
+    python sac_linen_gymnasium.py --seed 1         # Pendulum-v1
+    pip install "gymnasium[mujoco]==1.3.0"         # for HalfCheetah-v5 and other robots
+    python sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
+
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
+- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
+  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+- iterate is a Python loop of two compiled calls: act, whose actions cross to NumPy, and learn.
+- learn is not waited for: it computes while the next action waits for its parameters.
+Diff me with sac_linen.py to see environments in JAX, with dqn_linen_gymnasium.py to see what
+continuous actions change, with sac_torch_gymnasium.py to see PyTorch.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import atexit
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import linen as nn
+from flax import struct
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of all random numbers
+    env_id: str = "Pendulum-v1"  # Gymnasium environment with continuous actions; my_module:MyEnv-v0
+    total_timesteps: int = 20_000  # environment steps, in whole iterations
+    learning_rate: float = 3e-3  # Adam's, of actor, critics and alpha
+    anneal_lr: bool = False  # decay the learning rate linearly to 0
+    num_envs: int = 4  # parallel environments
+    num_steps: int = 200  # steps of each environment per iteration, a line of the log
+    gamma: float = 0.99  # discount factor
+    buffer_size: int = 100_000  # environment steps that the replay holds
+    batch_size: int = 64  # transitions drawn from the replay for each update
+    train_frequency: int = 2  # environment steps from one update to the next
+    learning_starts: int = 1_000  # environment steps with random actions, before updates begin
+    tau: float = 0.01  # share of the way that target critics move to the critics, per update
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
+    matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
+    vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases, too
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    save_replay: bool = True  # checkpoints hold the replay; off: a resumed run fills a new one
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
+
+    def __post_init__(self) -> None:
+        """Work out the sizes; on the command line, a ValueError is a message and no traceback."""
+        sizes = ["num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency"]
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        if self.buffer_size % self.num_envs != 0:
+            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
+        steps = self.num_envs * self.num_steps
+        self.num_iterations = self.total_timesteps // steps
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least an iteration, {steps} steps")
+
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
+
+
+@dataclass
+class MuJoCo(Args):
+    """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
+
+    env_id: str = "HalfCheetah-v5"  # Gymnasium environment with continuous actions
+    total_timesteps: int = 1_000_000  # environment steps, in whole iterations
+    learning_rate: float = 3e-4  # Adam's, of actor, critics and alpha
+    num_envs: int = 1  # parallel environments
+    num_steps: int = 5_000  # steps of each environment per iteration, a line of the log
+    buffer_size: int = 1_000_000  # environment steps that the replay holds
+    batch_size: int = 256  # transitions drawn from the replay for each update
+    train_frequency: int = 1  # environment steps from one update to the next
+    learning_starts: int = 5_000  # environment steps with random actions, before updates begin
+    tau: float = 0.005  # share of the way that target critics move to the critics, per update
+    hidden_sizes: tuple[int, ...] = (256, 256)  # hidden layers of the actor and of each critic
+
+
+def parse_args() -> Args:
+    """Read the command line: a named configuration if it begins with one, then flags."""
+    configurations = {"pendulum": Args, "mujoco": MuJoCo}
+    name = "pendulum"
+    flags = sys.argv[1:]
+    if flags and flags[0] in configurations:
+        name = flags.pop(0)
+    choice = f"Before the flags: {' or '.join(configurations)}. Below are the settings of {name}."
+    return tyro.cli(configurations[name], args=flags, description=choice)
+
+
+# === Environment ================================================================================
+class VecEnv:
+    """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
+
+    All of it is NumPy's, on the host. reset() makes the environments; they are closed at the end.
+    """
+
+    def __init__(self, env_id: str, num_envs: int, vectorization: str, seed: int) -> None:
+        self.num_envs = num_envs
+        self.vectorization = vectorization
+        self.seed = seed
+        if env_id.startswith("."):  # ./my_module.py:MyEnv-v0
+            fail(f"--env-id: name it as an import does, my_module:MyEnv-v0, not {env_id}")
+        sys.path.append(os.getcwd())  # where my_module lies
+        try:
+            for package in metadata.entry_points(group="gymnasium.envs"):  # not loaded by itself
+                if package.name in ("__root__", env_id.partition("/")[0]):  # MinAtar/Breakout-v0
+                    package.load()()
+            env: Any = gymnasium.make(env_id)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
+            fail(f"--env-id: {error}")
+        if not isinstance(env.action_space, Box):
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
+        if not isinstance(env.observation_space, Box):
+            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
+            fail(f"--env-id: observations must be arrays, not {env.observation_space}; {hint}")
+        self.spec = env.spec
+        self.action_space = env.action_space
+        self.action_low = env.action_space.low
+        self.action_high = env.action_space.high
+        width = self.action_high.astype(float) - self.action_low
+        if not np.all((width > 0) & (width < 1e30)):  # some write 3.4e38 for infinity
+            fail(f"--env-id: the actions of {env_id} must have finite bounds")
+        self.action_dim = math.prod(env.action_space.shape)
+        self.obs_shape = env.observation_space.shape
+        self.obs_dim = math.prod(self.obs_shape)
+        # One step now, so that a mistake in the environment shows here, and not in training.
+        start = env.reset(seed=0)
+        if not isinstance(start, tuple) or len(start) != 2:
+            fail(f"--env-id: reset of {env_id} must return obs and info")
+        _, reward, *_ = env.step(env.action_space.sample())
+        if np.shape(reward) != ():
+            fail(f"--env-id: step of {env_id} must return one number as reward, not {reward!r}")
+        env.close()
+
+    def reset(self, iteration: int = 0) -> np.ndarray:
+        """Make and start every environment; return obs (N, obs_dim).
+
+        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        episodes, which are not those that it began with.
+        """
+        if iteration > 0:
+            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
+        options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+        wrappers: list[Any] = [WithoutInfo]
+        if self.vectorization == "async":
+            options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            wrappers.append(own_session)
+        how = (self.spec, self.num_envs, self.vectorization, options, wrappers)
+        self.envs: Any = gymnasium.make_vec(*how)
+        atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        obs, _ = self.envs.reset(seed=seeds)
+        self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
+        self.episode_length = np.zeros(self.num_envs, np.float32)
+        return self.flatten(obs)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Take action (N, action_dim), of which -1 to 1 spans the bounds, and the rest is clipped.
+
+        Return obs (after any restart) and a dict of results.
+        """
+        action = action.reshape(self.num_envs, *self.action_space.shape)
+        action = to_bounds(action, self.action_low, self.action_high)
+        obs, reward, terminated, truncated, _ = self.envs.step(action)
+        next_obs = self.flatten(obs)
+        episode_return = self.episode_return + reward
+        episode_length = self.episode_length + 1
+        result = {
+            "reward": reward.astype(np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": next_obs,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        done = terminated | truncated
+        self.episode_return = np.where(done, 0, episode_return)
+        self.episode_length = np.where(done, 0, episode_length)
+        if not done.any():
+            return next_obs, result
+        # At once: Gymnasium's default would spend the next step on it.
+        obs, _ = self.envs.reset(options={"reset_mask": done})
+        return self.flatten(obs), result
+
+    def flatten(self, obs: np.ndarray) -> np.ndarray:
+        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
+
+
+class WithoutInfo(gymnasium.Wrapper):
+    """Nobody here reads info, and Gymnasium's merging of it takes time and fails on mixed types."""
+
+    def reset(self, **options: Any) -> tuple:
+        obs, _ = self.env.reset(**options)
+        return obs, {}
+
+    def step(self, action: Any) -> tuple:
+        *result, _ = self.env.step(action)
+        return *result, {}
+
+
+def own_session(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which closes the environment
+    return env
+
+
+def to_bounds(action, low, high):
+    """Map actions from [-1, 1] to [low, high], and clip what lies outside."""
+    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high)
+
+
+# === Agent ======================================================================================
+class MLP(nn.Module):
+    hidden_sizes: tuple[int, ...]
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        for size in self.hidden_sizes:
+            x = nn.relu(dense(x, size))
+        return dense(x, self.num_outputs)
+
+
+class Actor(nn.Module):
+    """A Gaussian for each number of an action, before draw_action squashes it."""
+
+    hidden_sizes: tuple[int, ...]
+    action_dim: int
+
+    @nn.compact
+    def __call__(self, obs):  # (B, obs_dim) -> mean and log_std, (B, action_dim) each
+        mean, log_std = jnp.split(MLP(self.hidden_sizes, 2 * self.action_dim)(obs), 2, axis=-1)
+        # SB3 and SBX clip to the same bounds; CleanRL maps log_std into [-5, 2] by a tanh.
+        return mean, log_std.clip(-20, 2)
+
+
+class Critics(nn.Module):
+    """Two estimates of Q(obs, action), which counts rewards and the entropy of later actions."""
+
+    hidden_sizes: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, obs, action):  # (B, obs_dim), (B, action_dim) -> (2, B)
+        x = jnp.concatenate([obs, action], axis=-1)
+        return jnp.stack([MLP(self.hidden_sizes, 1)(x).squeeze(-1) for _ in range(2)])
+
+
+def dense(x, num_outputs: int):
+    """A layer with PyTorch's initial weights and biases: uniform within 1 / sqrt(inputs)."""
+    bound = 1 / math.sqrt(x.shape[-1])
+    init = partial(jax.random.uniform, minval=-bound, maxval=bound)
+    return nn.Dense(num_outputs, kernel_init=init, bias_init=init)(x)
+
+
+@struct.dataclass
+class TrainState:
+    params: dict[str, Any]  # of "actor" and "critics", and the number "log_alpha"
+    target_params: Any  # the critics' parameters, averaged over the updates so far
+    opt_state: Any
+    actor_fn: Callable = struct.field(pytree_node=False)
+    critics_fn: Callable = struct.field(pytree_node=False)
+    tx: optax.GradientTransformation = struct.field(pytree_node=False)
+
+
+def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
+    """Initialise the parameters, the target critics' copy and the optimizer."""
+    actor = Actor(args.hidden_sizes, env.action_dim)
+    critics = Critics(args.hidden_sizes)
+    actor_key, critics_key = jax.random.split(key)
+    obs = jnp.zeros((1, env.obs_dim))
+    action = jnp.zeros((1, env.action_dim))
+    params = {
+        "actor": jax.jit(actor.init)(actor_key, obs),
+        "critics": jax.jit(critics.init)(critics_key, obs, action),
+        "log_alpha": jnp.zeros(()),
+    }
+    copy = jax.tree.map(jnp.copy, params["critics"])  # another array: both are donated
+    tx = optax.scale_by_adam()  # a direction: update scales it by the plan's learning rate
+    return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
+
+
+# === Replay =====================================================================================
+class Transition(NamedTuple):
+    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
+
+    obs: jax.Array  # (N, obs_dim) float32, what the action was chosen from
+    action: jax.Array  # (N, action_dim), in [-1, 1] and not in the environment's units
+    reward: jax.Array  # (N,) float32, a result of the action, as everything below
+    terminated: jax.Array  # (N,) bool
+    next_obs: jax.Array  # (N, obs_dim), before any restart
+
+
+def make_replay(args: Args, env: VecEnv) -> Transition:
+    """An empty replay."""
+    size = args.buffer_size
+    return Transition(
+        obs=jnp.zeros((size, env.obs_dim)),
+        action=jnp.zeros((size, env.action_dim)),
+        reward=jnp.zeros(size),
+        terminated=jnp.zeros(size, bool),
+        next_obs=jnp.zeros((size, env.obs_dim)),
+    )
+
+
+def add(replay: Transition, transition: Transition, row) -> Transition:
+    """Write N steps from row on, over the oldest ones."""
+
+    def write(old, new):
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, axis=0)
+
+    return jax.tree.map(write, replay, transition)
+
+
+def sample(replay: Transition, key, num_rows, batch_size: int) -> Transition:
+    """A batch of the first num_rows rows, drawn uniformly with replacement."""
+    rows = jax.random.randint(key, (batch_size,), 0, num_rows)
+    return Transition(*(x[rows] for x in replay))
+
+
+def rows_to_save(replay: Transition, num_steps: int, args: Args) -> Transition:
+    """What a checkpoint holds of a replay with so many steps: views of the rows written so far."""
+    num_rows = min(num_steps, args.buffer_size) if args.save_replay else 0
+    return jax.tree.map(lambda x: np.asarray(x)[:num_rows], replay)
+
+
+# === Act ========================================================================================
+def act(train_state, obs, key, is_random):
+    """Actions (N, action_dim) in [-1, 1]: the actor's, or until learning starts random ones."""
+    noise_key, action_key = jax.random.split(key)
+    mean, log_std = train_state.actor_fn(train_state.params["actor"], obs)
+    action, _ = draw_action(mean, log_std, jax.random.normal(noise_key, mean.shape))
+    random_action = jax.random.uniform(action_key, mean.shape, minval=-1.0)
+    return jnp.where(is_random, random_action, action)
+
+
+def draw_action(mean, log_std, noise):
+    """The tanh of Gaussian draws, (B, action_dim), and the log of their density, (B,)."""
+    x = mean + jnp.exp(log_std) * noise
+    logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
+    # The log of tanh's slope, 1 - tanh(x)**2, which float32 rounds to 0 for x above 9. SB3 and
+    # CleanRL add 1e-6 to the slope: at x = 10 its log is then -13.8 instead of -18.6.
+    log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))
+    return jnp.tanh(x), (logprob - log_slope).sum(-1)
+
+
+# === Loss =======================================================================================
+def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
+    """What Q(obs, action) should be, (B,), from both target critics' values of the next action.
+
+    The lower one counts, since the higher one overestimates (Fujimoto et al. 2018), and entropy is
+    a reward. After a termination the future is worth 0; a truncation is none, and next_obs is what
+    the episode would have gone on with.
+    """
+    future = next_q.min(0) - alpha * next_logprob
+    return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
+
+
+def sac_loss(params, train_state, batch: Transition, noise, args: Args):
+    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and (5,).
+
+    noise (2, B, action_dim) draws the actions at next_obs and at obs. The five are for the log.
+    """
+    actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
+    fixed = jax.lax.stop_gradient(params)  # for what a loss reads, and does not train
+    alpha = jnp.exp(fixed["log_alpha"])
+
+    mean, log_std = actor_fn(fixed["actor"], batch.next_obs)
+    next_action, next_logprob = draw_action(mean, log_std, noise[0])
+    next_q = critics_fn(train_state.target_params, batch.next_obs, next_action)
+    target = td_target(next_q, next_logprob, alpha, batch, args)
+    q = critics_fn(params["critics"], batch.obs, batch.action)
+    # As SB3 and SBX. CleanRL omits the 0.5, which does not change Adam's steps.
+    td_loss = 0.5 * ((q - target) ** 2).mean(-1).sum()
+
+    mean, log_std = actor_fn(params["actor"], batch.obs)
+    action, logprob = draw_action(mean, log_std, noise[1])
+    action_q = critics_fn(fixed["critics"], batch.obs, action).min(0)
+    actor_loss = (alpha * logprob - action_q).mean()
+
+    entropy = -logprob.mean()
+    target_entropy = -action.shape[-1]
+    # As SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
+    alpha_loss = params["log_alpha"] * jax.lax.stop_gradient(entropy - target_entropy)
+    loss = td_loss + actor_loss + alpha_loss
+    return loss, jnp.stack([td_loss, q.mean(), actor_loss, entropy, alpha])
+
+
+# === Update =====================================================================================
+class Plan(NamedTuple):
+    """What an iteration does at each of its T = num_steps steps, known beforehand."""
+
+    is_random: np.ndarray  # (T,) bool, whether actions are random, as until learning starts
+    learning_rate: np.ndarray  # (T,) float32
+    row: np.ndarray  # (T,) int32, where the step goes in the replay
+    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
+    num_updates: np.ndarray  # (T,) int32, how many follow the step
+
+
+def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
+    """The iteration's schedules as arrays; counts are integers, so rounding moves no update.
+
+    replay_start says how many environment steps there were before the replay's first.
+    """
+    first = iteration * args.num_steps
+    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
+    stored = before - replay_start
+    after = stored + args.num_envs
+    num_updates = updates_after(after, args) - updates_after(stored, args)
+    learning_rate = args.learning_rate
+    if args.anneal_lr:
+        learning_rate *= 1 - iteration / args.num_iterations
+    return Plan(
+        is_random=before < args.learning_starts,
+        learning_rate=np.full(args.num_steps, learning_rate, np.float32),
+        row=(stored % args.buffer_size).astype(np.int32),
+        num_rows=np.minimum(after, args.buffer_size).astype(np.int32),
+        num_updates=num_updates.astype(np.int32),
+    )
+
+
+def updates_after(steps, args: Args):
+    """How many updates are due after so many steps in the replay, whatever num_envs is."""
+    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
+
+
+def update(train_state, batch: Transition, noise, learning_rate, args: Args):
+    """Train on a batch, and then move the target critics a little towards the critics."""
+    # At once, as brax; others in turn: SB3 alpha, critics, actor; CleanRL critics, actor, alpha.
+    loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
+    grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
+    direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
+    params = optax.tree.add_scale(train_state.params, -learning_rate, direction)
+    old = train_state.target_params
+    target_params = optax.incremental_update(params["critics"], old, args.tau)
+    train_state = train_state.replace(
+        params=params, target_params=target_params, opt_state=opt_state
+    )
+    return train_state, losses
+
+
+def learn(train_state, replay, losses, transition: Transition, key, now: Plan, args: Args):
+    """Store N steps and train on num_updates batches; losses (5,) are summed up."""
+    # Written first, read afterwards: the other way round, XLA copies the replay at each step.
+    replay = add(replay, transition, now.row)
+
+    def step(i, carry):
+        train_state, losses = carry
+        sample_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
+        batch = sample(replay, sample_key, now.num_rows, args.batch_size)
+        noise = jax.random.normal(noise_key, (2, *batch.action.shape))
+        train_state, new_losses = update(train_state, batch, noise, now.learning_rate, args)
+        return train_state, losses + new_losses
+
+    train_state, losses = jax.lax.fori_loop(0, now.num_updates, step, (train_state, losses))
+    return train_state, replay, losses
+
+
+class Episodes(NamedTuple):
+    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
+
+    terminated: jax.Array  # (T, N) bool
+    truncated: jax.Array  # (T, N) bool
+    episode_return: jax.Array  # (T, N), up to and with this step
+    episode_length: jax.Array  # (T, N)
+
+
+def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
+    done = episodes.terminated | episodes.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: VecEnv, args: Args):
+    """Act, step, store and learn num_steps times; return what goes on, and what to log."""
+    # In NumPy: to take one step's key is then no call of JAX.
+    act_keys, learn_keys = np.asarray(jax.random.split(key, (2, args.num_steps)))  # sync
+    losses = jnp.zeros(5)
+    results = []
+    for step in range(args.num_steps):
+        now = Plan(*(x[step] for x in plan))
+        action = act_fn(train_state, obs, act_keys[step], now.is_random)
+        new_obs, result = env.step(np.asarray(action))  # sync
+        results.append(result)
+        transition = Transition._make([obs, action, *(result[x] for x in Transition._fields[2:])])
+        learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
+        train_state, replay, losses = learnt
+        obs = new_obs
+
+    stacked = [np.stack([x[name] for x in results]) for name in Episodes._fields]
+    metrics = episode_statistics(Episodes(*map(jnp.asarray, stacked)))
+    metrics["charts/updates"] = plan.num_updates.sum()
+    names = ["td_loss", "q_value", "actor_loss", "entropy", "alpha"]
+    for name, x in zip(names, losses / plan.num_updates.sum(), strict=True):
+        metrics[f"losses/{name}"] = x
+    return train_state, replay, obs, metrics
+
+
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
+    device = jax.devices()[0]
+    env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
+    spaces["action_low"] = env.action_low.tolist()
+    spaces["action_high"] = env.action_high.tolist()
+    log = RunLog(args, spaces, "linen", "jit", device.device_kind)
+
+    # An iteration's keys are folded in from its number, so resuming needs none.
+    key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
+    train_state = make_agent(args, env, agent_key)
+    replay = make_replay(args, env)
+    replay_start = 0
+    if args.resume:
+        steps = log.info["iteration"] * log.steps
+        train_state, rows = log.load(
+            train_state=train_state,
+            replay=rows_to_save(replay, steps, args),
+        )
+        replay = jax.jit(add, donate_argnums=0)(replay, rows, 0)
+        del rows  # as large as the replay
+        if not args.save_replay:
+            replay_start = steps
+            print("The checkpoint has no replay: a new one is filled before updates go on.")
+    obs = env.reset(log.info["iteration"])
+
+    # args is bound: to the compiler it is a constant. What is donated is changed in place: the
+    # replay is never copied.
+    act_fn = jax.jit(act)
+    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))
+    for iteration in range(log.info["iteration"], args.num_iterations):
+        start = time.perf_counter()
+        iteration_key = jax.random.fold_in(key, iteration)
+        plan = make_plan(iteration, replay_start, args)
+        train_state, replay, obs, metrics = iterate(
+            train_state, replay, obs, iteration_key, plan, act_fn, learn_fn, env, args
+        )
+        metrics = jax.device_get(metrics)  # sync
+        log.write(metrics, start, time.perf_counter())
+        if log.must_save():  # after a signal, this is the end
+            num_steps = (iteration + 1) * log.steps - replay_start
+            log.save(
+                train_state=train_state,
+                replay=rows_to_save(replay, num_steps, args),
+            )
+    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the squashed mean action for each obs.
+
+    obs (N, *obs_shape) and actions are NumPy arrays, as the environment has them. With sample=True
+    the actions are drawn, as in training, by seed.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
+    state = {"train_state": {"params": {"actor": shapes.params["actor"]}}}
+    _, saved = load_checkpoint(folder, state)
+    params = saved["train_state"]["params"]["actor"]
+    get_gaussian = jax.jit(partial(shapes.actor_fn, params))
+    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    rng = np.random.default_rng(seed)
+
+    def policy(obs, sample=False):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        mean, log_std = get_gaussian(obs)
+        action = np.asarray(mean)
+        if sample:
+            action = action + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
+        return to_bounds(np.tanh(action).reshape(-1, *low.shape), low, high)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of DQN.
+class RunLog:
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(
+        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
+    ) -> None:
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # number of the one received; 0: none
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "spaces": spaces,  # what load_policy must know of the environment
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_info(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        try:
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.open_files()
+        except OSError as error:
+            fail(f"{self.dir} cannot be written, or a part of it is missing: {error}")
+        self.wandb = self.start_wandb() if args.track else None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        lines = []
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
+            if b"".join(lines).count(b"\n") < self.info["iteration"]:
+                fail(f"{path} has not all iterations that the checkpoint counts")
+            os.truncate(path, len(b"".join(lines)))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = EventFileWriter(str(self.dir))
+        if lines:  # TensorBoard drops what it has from this step on
+            step = json.loads(lines[-1])["global_step"] + 1
+            restart = SessionLog(status=SessionLog.START)
+            self.tensorboard.add_event(Event(step=step, session_log=restart))
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="global_step")
+        if run.offline:  # a resumed run has a folder of its own, which is to hold all of it
+            for line in (self.dir / "metrics.jsonl").read_text().splitlines():
+                row = json.loads(line)
+                run.log(row, step=row["iteration"])
+        self.info["wandb_id"] = run.id
+        return run
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
+
+    def write(self, metrics: dict, start: float, end: float) -> None:
+        """Log an iteration."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        charts = {name: x for name, x in row.items() if "/" in name and math.isfinite(x)}
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(finite) + "\n")
+        values = [Summary.Value(tag=name, simple_value=x) for name, x in charts.items()]
+        event = Event(step=row["global_step"], wall_time=time.time(), summary=Summary(value=values))
+        self.tensorboard.add_event(event)
+        if self.wandb:
+            self.wandb.log(finite, step=iteration)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            text = f"return {row['charts/episodic_return']:.4g}"
+            if row["charts/episodes"] == 0:
+                text = "no episode ended"
+            if math.isnan(row["losses/td_loss"]) and row["charts/updates"] > 0:
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
+        self.tensorboard.flush()
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        with open(self.dir / "checkpoint.new", "wb") as file:
+            np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        # Renamed, not written over: killed at any moment, a run has the old one or the new one.
+        os.replace(self.dir / "checkpoint.new", self.dir / "checkpoint.npz")
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            print(f"Stopped after {done} iterations. To go on:")
+            print(python_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
+            sys.exit(128 + self.signal)
+
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        self.metrics.close()
+        self.tensorboard.close()
+        print(f"Written to {self.dir}. To see what it learnt:")
+        print(self.next_command())
+
+    def own_environment(self) -> list[str]:
+        """--env-id for one's own environment: it is code, so each command must name it."""
+        return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+
+    def next_command(self) -> str:
+        """For the agent in motion, evaluate.py; where there is none, TensorBoard for its curves."""
+        script = os.path.relpath(__file__)
+        for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
+            if (folder / "evaluate.py").exists():
+                words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
+                return python_line(*words, *self.own_environment())
+        return python_line("-m", "tensorboard.main", "--logdir", str(self.dir))
+
+
+def python_line(*words: str) -> str:
+    """A line for the shell that runs Python with these words, as this process was run."""
+    python = [sys.executable]
+    if shutil.which("python") == sys.executable:
+        python = ["python"]
+    if "UV" in os.environ:
+        needs = os.path.relpath(__file__)
+        python = ["uv", "run", "--no-project", "--with-requirements", needs, "python"]
+    return shlex.join([*python, *words])
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    names = [name_of(place) for place, _ in jax.tree.leaves_with_path(state)]
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            info = json.loads(file["info"].item())
+            arrays = {name: file[name] for name in names if name in file}
+        script = info["script"]
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
+
+    def read(place, x):
+        array = arrays.get(name_of(place))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(place)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Return what a run's checkpoint says of it, and its arguments."""
+    info, _ = load_checkpoint(folder)
+    try:
+        return info, Args(**info["args"])
+    except (TypeError, ValueError) as error:  # of another version of this file
+        fail(f"{folder} has arguments that {Path(__file__).name} does not take: {error}")
+
+
+def args_to_resume(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume, which goes on with its own."""
+    _, args = load_info(given.resume)
+    args = replace(args, resume=given.resume)
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    flags = {word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")}
+    if flags - {"--resume", "--env-id"} or given.env_id not in (Args.env_id, args.env_id):
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
+
+
+def fail(reason: str) -> NoReturn:
+    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    train(args_to_resume(args) if args.resume else args)

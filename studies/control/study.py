@@ -1,0 +1,92 @@
+"""What continuous PPO learns, what its running statistics bring, and what an iteration costs."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import stats
+from analysis.formatting import number
+from analysis.page import Table
+from analysis.runs import load
+from analysis.tables import across, texts
+
+ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5"]
+ABLATIONS = {
+    "norm_obs": "observations not normalised",
+    "norm_reward": "rewards not scaled",
+}
+ABLATED = {  # environment -> the script in which the switches were tried
+    "Pendulum-v1": "ppo_continuous_linen",
+    "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
+}
+LIBRARY = "sb3"
+
+
+def read(source: Path) -> pd.DataFrame:
+    """Return a row per run, with its return over the last 100 episodes and its two switches."""
+    runs = load(source).runs
+    settings = runs["settings"].map(json.loads)
+    for name in ABLATIONS:
+        runs[name] = settings.map(lambda x, key=name: x[key])
+    return runs.sort_values(["env_id", "mode"], key=lambda x: x.map(order), kind="stable")
+
+
+def order(name: str) -> str:
+    """What a name is sorted by: environments as above, scripts by their names."""
+    return str(ENVIRONMENTS.index(name)) if name in ENVIRONMENTS else name
+
+
+def learning_table(source: Path) -> Table:
+    """A row per script, and a column per environment: the mean over seeds, and each worst seed."""
+    runs = read(source)
+    runs = runs[runs["norm_obs"] & runs["norm_reward"]]
+    keys = ["env_id", "mode"]
+    frame = runs.groupby(keys, sort=False)["last_100_return"].agg(["mean", "min", "count"])
+    frame = frame.reset_index().rename(columns={"mode": "script"})
+    shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
+    cells = across(frame, shown, ["script"], "env_id").fillna("-")
+    return Table("control_learning", "Return of the last 100 episodes", frame, cells)
+
+
+def ablation_table(source: Path) -> Table:
+    """A row per environment and switch: the return with and without, and Welch's interval."""
+    runs = read(source)
+    rows = []
+    for env_id, script in ABLATED.items():
+        here = runs[(runs["env_id"] == env_id) & (runs["mode"] == script)]
+        whole = here[here["norm_obs"] & here["norm_reward"]]["last_100_return"].to_numpy()
+        for name, meaning in ABLATIONS.items():
+            without = here[~here[name]]["last_100_return"].to_numpy()
+            found = stats.welch(whole, without)._asdict()
+            row = {"environment": env_id, "change": meaning, "seeds": len(without)}
+            rows.append(row | {"with": whole.mean(), "without": without.mean()} | found)
+    frame = pd.DataFrame(rows)
+    cells = frame[["environment", "change", "seeds"]].astype(str)
+    cells["with all"] = frame["with"].map(number)
+    cells["without"] = frame["without"].map(number)
+    cells["difference"] = texts(frame)
+    return Table("control_ablations", "What the running statistics bring", frame, cells)
+
+
+def cost_table(path: Path) -> Table:
+    """A row per program and setting: CPU time of an iteration, and its ratio to the library's."""
+    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    library = rows[rows["script"] == LIBRARY].set_index(["round", "setting"])["iteration"]
+    pairs = rows.join(library.rename("library"), on=["round", "setting"])
+    pairs["ratio"] = pairs["iteration"] / pairs["library"]
+    keys = ["setting", "script"]
+    frame = stats.of_groups(pairs, keys, "ratio", stats.geometric_mean)
+    frame = frame.join(pairs.groupby(keys)["iteration"].median(), on=keys)
+    frame["rounds"] = pairs["round"].nunique()
+    cells = frame[["setting", "script"]].copy()
+    cells["an iteration (CPU s)"] = frame["iteration"].map(number)
+    cells["times Stable-Baselines3"] = texts(frame)
+    return Table("control_cost", "CPU time of an iteration of 2,048 steps", frame, cells)
+
+
+BLOCKS = {
+    "control_learning": learning_table,
+    "control_ablations": ablation_table,
+    "control_cost": cost_table,
+}

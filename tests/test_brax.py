@@ -1,0 +1,173 @@
+"""Environments with brax's interface: how they restart, and brax's and MuJoCo Playground's own."""
+
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from running import main, rows, train
+
+from envs import check
+from envs.pooled import Pooled
+
+LIMIT, NUM_STARTS = 4, 3
+
+
+@struct.dataclass
+class SumState:
+    obs: jax.Array
+    reward: jax.Array
+    done: jax.Array
+    info: dict
+
+
+class Sum:
+    """Adds up its actions, from a random number on. Above 100 it is over."""
+
+    action_size = 1
+
+    def reset(self, key):
+        return SumState(jax.random.uniform(key, (1,)), jnp.zeros(()), jnp.zeros(()), {"rng": key})
+
+    def step(self, state, action):
+        obs = state.obs + action
+        return state.replace(obs=obs, reward=1.0, done=jnp.where(obs[0] > 100, 1.0, 0.0))
+
+
+def make(env_id):
+    """One of the packages' environments; skips the test where the package is missing."""
+    module, _, name = env_id.partition(":")
+    pytest.importorskip({"envs.brax": "brax", "envs.playground": "mujoco_playground"}[module])
+    return getattr(importlib.import_module(module), name)()
+
+
+@pytest.fixture(scope="module")
+def env():
+    return Pooled(Sum(), LIMIT, NUM_STARTS)
+
+
+def play(env, actions, key=0):
+    """Take the actions in one environment; return what reset gave, and what each step gave."""
+    key = jax.random.PRNGKey(key)
+    obs, state = env.reset(key)
+    start = obs, state
+    steps = []
+    for action in actions:
+        key, step_key = jax.random.split(key)
+        obs, state, *result = env.step(step_key, state, jnp.float32([action]))
+        steps.append((obs, state, *result))
+    return start, steps
+
+
+def test_only_done_terminates_and_only_the_limit_truncates(env):
+    _, steps = play(env, [0, 200, 1, 1, 1, 1, 1])
+    ends = [(bool(terminated), bool(truncated)) for _, _, _, terminated, truncated, _ in steps]
+    no, over, limit = (False, False), (True, False), (False, True)
+    assert ends == [no, over, no, no, no, limit, no]
+
+
+def test_a_restart_begins_one_of_the_starts_and_keeps_the_last_observation(env):
+    starts = {
+        float(env.env.reset(key).obs[0]) for key in jax.random.split(jax.random.PRNGKey(0), 3)
+    }
+    begun, own_keys = set(), set()
+    for number in range(20):
+        (first, _), steps = play(env, [1, 1, 1, 1, 0], number)
+        obs, state, *_, info = steps[3]
+        assert float(info["final_observation"][0]) == pytest.approx(float(first[0]) + 4)
+        assert float(steps[4][0][0]) == float(obs[0])  # so the restarted episode goes on from there
+        assert int(state.time) == 0
+        begun |= {float(first[0]), float(obs[0])}
+        own_keys.add(tuple(np.asarray(state.inner.info["rng"]).tolist()))
+    assert begun == starts
+    assert len(own_keys) == 20  # of 20 restarts from three starts
+
+
+def test_a_number_of_python_becomes_an_array_of_the_same_type(env):
+    check.check_gymnax(env)  # Sum's reward is one after each step, and an array after reset
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "env_id"),
+    [
+        ("brax", "brax==0.14.2", "envs.brax:HalfCheetah"),
+        ("mujoco_playground", "playground==0.2.0", "envs.playground:CheetahRun"),
+    ],
+)
+def test_without_the_package_a_sentence_names_it(package, command, env_id, monkeypatch, capfd):
+    module = env_id.partition(":")[0]
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that there is none
+    assert main("ppo_continuous_linen", "--env-id", env_id) == 2
+    sentence = f"--env-id: {module} needs a package: pip install {command}\n"
+    assert capfd.readouterr().err.endswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("package", "env_id"),
+    [
+        ("brax", "envs.brax:HalfCheeta"),
+        ("brax", "envs.brax:Spring"),
+        ("mujoco_playground", "envs.playground:CheetahRunn"),
+    ],
+)
+def test_a_mistyped_name_is_a_sentence(package, env_id, capfd):
+    pytest.importorskip(package)
+    assert main("ppo_continuous_linen", "--env-id", env_id) == 2
+    module, _, name = env_id.partition(":")
+    assert capfd.readouterr().err.endswith(f"--env-id: {module} has no {name}\n")
+
+
+@pytest.mark.parametrize("backend", ["Generalized", "Positional", "Spring", "MJX"])
+def test_the_name_chooses_the_robot_and_its_physics(backend, monkeypatch):
+    pytest.importorskip("brax")
+    from envs import brax
+
+    monkeypatch.setattr(brax, "Pooled", lambda env: env)
+    env = getattr(brax, f"InvertedPendulum{backend}")()
+    assert type(env).__name__ == "InvertedPendulum"
+    assert env.backend == backend.lower()
+
+
+def test_all_robots_are_braxs():
+    pytest.importorskip("brax")
+    from envs import brax
+
+    missing = set(brax.envs._envs) - set(brax.ROBOTS.values())
+    assert missing == {"fast", "swimmer"}  # one is no robot, the other one cannot be reset
+
+
+# Two small ones, which take seconds to compile.
+ENV_IDS = ["envs.brax:InvertedPendulumSpring", "envs.playground:CartpoleBalance"]
+
+
+@pytest.mark.parametrize("env_id", ENV_IDS)
+def test_all_is_the_packages_until_an_episode_ends(env_id):
+    env = make(env_id)
+    actions = np.random.default_rng(0).uniform(-1, 1, 20)
+    (_, state), steps = play(env, actions)
+    theirs = state.inner
+    step = jax.jit(env.env.step)
+    for action, (_, _, reward, terminated, _, info) in zip(actions, steps, strict=True):
+        theirs = step(theirs, jnp.float32([action]))
+        # They were compiled apart, and may differ in the last digits.
+        np.testing.assert_allclose(info["final_observation"], theirs.obs, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(reward, theirs.reward, rtol=1e-4)
+        assert terminated == (theirs.done > 0)
+        if terminated:
+            break
+
+
+@pytest.mark.parametrize("env_id", ENV_IDS)
+def test_it_is_as_the_scripts_need_it(env_id):
+    assert check.check_gymnax(make(env_id)) == "continuous"
+
+
+@pytest.mark.parametrize("env_id", ENV_IDS)
+def test_a_script_trains_in_it(env_id, tmp_path):
+    make(env_id)
+    folder = train("ppo_continuous_linen", tmp_path, "run", "--env-id", env_id, iterations=2)
+    assert len(rows(folder)) == 2

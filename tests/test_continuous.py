@@ -1,0 +1,241 @@
+"""PPO with continuous actions: what its scripts do that the others do not, against NumPy's float64.
+
+Each section is tested in one of the scripts that share it.
+"""
+
+import importlib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import tyro
+from frameworks import LEARNERS, own, random_weights, weights_in
+from probes import HIGH, LOW, best_action, nearness
+from running import AIM, BATCH, SMALL, arrays, train
+from scipy.stats import norm
+from sections import CONTINUOUS_IN_GYMNAX, CONTINUOUS_IN_JAX, CONTINUOUS_SCRIPTS, stand_ins
+from test_numerics import OTHER_FLAGS
+
+OBS_DIM, ACTION_DIM = 3, 2
+EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)
+
+
+def make_learner(name: str, **flags: Any) -> Any:
+    """With the flags of a whole run, so that it finds compiled what that has compiled."""
+    script: Any = importlib.import_module(name)
+    words = [*SMALL.split(), *AIM.split(), "--total-timesteps", str(BATCH)]
+    return LEARNERS[name](script, replace(tyro.cli(script.Args, args=words), **flags))
+
+
+def random_gaussian(seed: int) -> dict:
+    log_std = np.random.default_rng(seed).normal(-0.5, 0.3, ACTION_DIM).astype("f")
+    return random_weights(seed, OBS_DIM, (8, 8), ACTION_DIM) | {"log_std": [(log_std,)]}
+
+
+def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
+    """32 steps of 4 environments. Rewards and obs have means other than 0; some obs are clipped."""
+    rng = np.random.default_rng(seed)
+    shape = (32, 4)
+    obs, next_obs = rng.normal(5, 3, (2, *shape, OBS_DIM)) * rng.choice([1, 9], (*shape, 1))
+    return (
+        obs.astype("f"),
+        rng.normal(size=(*shape, ACTION_DIM)).astype("f"),
+        rng.normal(-2, 0.3, shape).astype("f"),
+        rng.normal(3, 2, shape).astype("f"),
+        rng.random(shape) < end_rate,
+        rng.random(shape) < end_rate,
+        next_obs.astype("f"),
+        rng.normal(size=shape).astype("f"),
+        rng.integers(1, 9, shape).astype("f"),
+        rng.normal(20, 4, shape).astype("f"),
+    )
+
+
+def watch(learner: Any, storage: tuple) -> None:
+    """Take a rollout into the statistics, as an update does, and learn nothing of it."""
+    script, (stats,) = learner.script, learner.stats
+    obs, discounted_return = own(script)(storage[0]), own(script)(storage[9])
+    both = script.merge(stats.obs, obs), script.merge(stats.discounted_return, discounted_return)
+    learner.stats = [script.Stats(*both)]
+
+
+# === Statistics =================================================================================
+@pytest.mark.parametrize("name", stand_ins("Statistics", CONTINUOUS_SCRIPTS))
+@pytest.mark.parametrize("offset", [0, 1000])
+@pytest.mark.parametrize("num_envs", [1, 64])
+def test_statistics_are_those_of_all_rows(name, offset, num_envs):
+    """However these are spread over environments, and if each rollout has another distribution."""
+    script: Any = importlib.import_module(name)
+    rng = np.random.default_rng(0)
+    rollouts = [rng.normal(offset + i, 1 + i, (256, OBS_DIM)).astype("f") for i in range(12)]
+    stats = script.RunningMeanStd(*map(own(script), (np.zeros(3, "f"), np.ones(3, "f"), 0)))
+    for rows in rollouts:
+        stats = script.merge(stats, own(script)(rows.reshape(-1, num_envs, OBS_DIM)))
+    mean, var = reference.moments([x[None] for x in rollouts])
+    np.testing.assert_allclose(stats.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(stats.var, var, rtol=1e-5)
+    assert stats.count == 12
+
+
+# === Arithmetic =================================================================================
+FLAGS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "others": OTHER_FLAGS | {"norm_obs": False, "norm_reward": False, "anneal_lr": True},
+}
+UPDATES = [(name, "usual") for name in stand_ins("Update", CONTINUOUS_SCRIPTS)]
+UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch", "others")]
+
+
+@pytest.fixture(scope="module", params=UPDATES, ids=" ".join)
+def learner(request):
+    """One for all tests of a script and flags, since making it takes seconds."""
+    name, flags = request.param
+    return make_learner(name, **FLAGS[flags])
+
+
+def test_loss_and_gradient_equal_numpy(learner):
+    weights = random_gaussian(0)
+    learner.set_weights(weights)
+    obs, action, logprob = (x.reshape(128, *x.shape[2:]) for x in random_storage(2)[:3])
+    batch = (obs / 10, action, logprob, *np.random.default_rng(1).normal(size=(3, 128)).astype("f"))
+    loss, losses, grads = learner.loss_and_grads(batch)
+    expected_loss, expected_losses = reference.ppo_loss(weights, batch, learner.args)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    assert losses == pytest.approx(expected_losses, rel=1e-5, abs=1e-6)
+    expected_grads = reference.gradient(weights, batch, learner.args)
+    np.testing.assert_allclose(reference.flatten(grads), expected_grads, rtol=1e-3, atol=1e-5)
+
+
+def test_update_equals_numpy(learner):
+    """obs and next_obs by the statistics of the rollout before; the log has returns as they are."""
+    before, storage, weights = random_storage(3), random_storage(4), random_gaussian(3)
+    learner.set_weights(weights)
+    watch(learner, before)
+    normalised = reference.normalised(storage, [before], learner.args)
+    expected, metrics = reference.update(weights, normalised, learner.orders(5), learner.args)
+    assert learner.update(storage, 5) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+    actual = reference.flatten(learner.get_weights())
+    np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
+    (stats,) = learner.stats
+    for found, place in ((stats.obs, 0), (stats.discounted_return, 9)):
+        mean, var = reference.moments([before[place], storage[place]])
+        np.testing.assert_allclose(found.mean, mean, rtol=1e-5)
+        np.testing.assert_allclose(found.var, var, rtol=1e-5)
+
+
+# === Rollouts ===================================================================================
+@cache
+def two_rollouts(name: str) -> tuple[Any, list]:
+    """A learner, and what it stored: the second time, with the statistics of the first."""
+    learner = make_learner(name)
+    learner.set_weights(random_gaussian(1))
+    storages = []
+    for seed in (1, 2):
+        storages.append(tuple(map(np.asarray, learner.rollout(seed))))
+        watch(learner, storages[0])
+    return learner, storages
+
+
+@EACH
+def test_transitions(name):
+    """VecEnv clips and maps actions. Storage has them as drawn, and obs and rewards as given."""
+    learner, storages = two_rollouts(name)
+    storage = learner.script.Storage(*map(np.concatenate, zip(*storages, strict=True)))
+    signal, far, step = np.moveaxis(storage.obs, -1, 0)
+    ended = np.arange(64)[:, None] % 2 * np.ones(4) == 1  # each second step
+    assert set(signal.ravel()) == {-1, 1} and (far == 1000 + signal).all()
+    np.testing.assert_array_equal(storage.truncated, ended)
+    assert not storage.terminated.any()
+    np.testing.assert_array_equal(step, ended)
+    final = np.stack([signal, far, step + 1], -1)  # and not the first of the next episode
+    np.testing.assert_array_equal(storage.next_obs, final)
+    assert (abs(storage.action) > 1.1).mean() > 0.1
+    in_bounds = LOW + (HIGH - LOW) * (np.clip(storage.action, -1, 1) + 1) / 2
+    reward = nearness(signal[..., None], in_bounds)
+    np.testing.assert_allclose(storage.reward, reward, atol=1e-5)
+    for found, weight in ((storage.episode_return, 1), (storage.discounted_return, 0.5)):
+        expected = reward.copy()
+        expected[1::2] += weight * reward[::2]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@EACH
+def test_actions_are_drawn_by_the_statistics_of_the_rollouts_before(name):
+    """Until the first update all ratios are 1, and a loss that clips at 1e-5 clips none."""
+    learner, storages = two_rollouts(name)
+    weights = random_gaussian(1)
+    learner.args = replace(learner.args, clip_coef=1e-5)
+    for earlier, storage in ([], storages[0]), (storages[:1], storages[1]):
+        obs, action, logprob = (x.reshape(128, -1) for x in storage[:3])
+        mean, var = reference.moments([x[0] for x in earlier]) if earlier else (0, 1)
+        obs = np.clip((obs - mean) / np.sqrt(var + 1e-8), -10, 10)
+        middle = reference.forward(weights["actor"], obs)
+        noise = (action - middle) / np.exp(weights["log_std"][0][0])
+        assert abs(noise.mean()) < 5 / np.sqrt(256) and 0.75 < noise.std() < 1.25
+        expected, _ = reference.log_prob_and_entropy(weights, obs, action)
+        np.testing.assert_allclose(logprob[:, 0], expected, atol=1e-5)
+        values = np.zeros((3, 128), "f")
+        _, losses, _ = learner.loss_and_grads((obs.astype("f"), action, logprob[:, 0], *values))
+        assert losses["losses/clip_fraction"] == 0
+
+
+def test_in_jax_rollouts_are_the_same_to_the_last_digit():
+    first, *others = (name for name in CONTINUOUS_IN_GYMNAX if name in CONTINUOUS_IN_JAX)
+    for name in others:
+        for storage, expected in zip(two_rollouts(name)[1], two_rollouts(first)[1], strict=True):
+            for values, same in zip(storage, expected, strict=True):
+                np.testing.assert_array_equal(values, same, err_msg=name)
+
+
+@pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_SCRIPTS))
+def test_to_bounds(name):
+    action = np.array([[-1, 1], [0, 0], [1, -1], [0.5, -0.5], [-7, 7]], "f")
+    found = importlib.import_module(name).to_bounds(action, LOW, HIGH)
+    np.testing.assert_allclose(found, [[-1, 10], [1, 5], [3, 0], [2, 2.5], [-1, 10]])
+
+
+# === Whole runs =================================================================================
+@EACH
+def test_the_best_actions_are_learnt(name, tmp_path):
+    """In the environment's own units, which load_policy speaks."""
+    folder = train(name, tmp_path, "run", *AIM.split(), iterations=80)
+    signal = np.array([[-1.0], [1.0]])
+    obs = np.concatenate([signal, 1000 + signal, [[0], [1]]], 1)
+    action = importlib.import_module(name).load_policy(folder)(obs)
+    assert (abs(action - best_action(signal)) < 0.1 * (HIGH - LOW)).all()
+
+
+def gaussians(folder: Path, obs: np.ndarray) -> Any:
+    """Those that a run's checkpoint has for obs (N, OBS_DIM), where -1 to 1 spans the bounds."""
+    saved, weights = arrays(folder), weights_in(folder)
+    (place,) = [x for x in saved if x.endswith("stats/obs/mean")]
+    mean, var = (saved[place.replace("mean", x)].astype(float) for x in ("mean", "var"))
+    inputs = np.clip((obs - mean) / np.sqrt(var + 1e-8), -10, 10)
+    return norm(reference.forward(weights["actor"], inputs), np.exp(weights["log_std"][0][0]))
+
+
+@EACH
+def test_a_policy_is_the_checkpoints_with_its_statistics(name, whole_run):
+    """Greedy it takes the mean, else it draws, which repeats with the seed. It changes no file."""
+    folder = whole_run(name).folder
+    before = (folder / "checkpoint.npz").read_bytes()
+    load_policy = importlib.import_module(name).load_policy
+    obs = np.random.default_rng(0).normal((0, 1000, 1), (1, 1, 1), (300, OBS_DIM)).astype("f")
+    expected = LOW + (HIGH - LOW) * (gaussians(folder, obs).mean().clip(-1, 1) + 1) / 2
+    policy = load_policy(folder)
+    for _ in range(2):
+        np.testing.assert_allclose(policy(obs), expected, atol=1e-3)
+    obs = np.tile(obs[:1], (20_000, 1))
+    draws = [load_policy(folder, seed=x)(obs, sample=True) for x in (1, 1, 2)]
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert (draws[0] != draws[2]).any()
+    assert ((draws[0] >= LOW) & (draws[0] <= HIGH)).all()
+    for bound in (-0.6, 0.0, 0.6):  # the share below it, within five standard errors
+        share = gaussians(folder, obs[:1]).cdf(bound)
+        drawn = (draws[0] < LOW + (HIGH - LOW) * (bound + 1) / 2).mean(0)
+        assert (abs(drawn - share) <= 5 * np.sqrt(share * (1 - share) / 20_000) + 1e-4).all()
+    assert (folder / "checkpoint.npz").read_bytes() == before
