@@ -6,8 +6,8 @@
 """SAC in eager PyTorch, with environments in Gymnasium on the CPU: what most of robotics uses.
 
     python sac_torch_gymnasium.py --seed 1  # Pendulum-v1
-    pip install "gymnasium[mujoco]==1.3.0"  # robots
-    python sac_torch_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
+    pip install "gymnasium[mujoco]==1.3.0"  # for HalfCheetah-v5 and other robots
+    python sac_torch_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
