@@ -9,8 +9,7 @@ usage() { # and with ALL every flag, and what each study has
   cat <<END
 Usage: ./benchmark.sh [STUDY] [FLAGS]
 
-Without a study or scripts: quick, five scripts on CartPole-v1 in 3 minutes.
-Studies:
+Studies (without one: quick, five scripts on CartPole-v1 in 3 minutes):
   $(fold -s -w 76 <<<"${names[*]%/grid.toml}" | sed '2,$s/^/  /')
 
 A grid of your own, each LIST as one,two,...:
