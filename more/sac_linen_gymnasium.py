@@ -153,7 +153,7 @@ class VecEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:  # which say what is missing
             fail(f"--env-id: {error}")
         if not isinstance(env.action_space, Box):
-            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            hint = "for Discrete, see more/dqn_*_gymnasium.py"
             fail(f"--env-id: actions must be a Box, and not {env.action_space}; {hint}")
         if not isinstance(env.observation_space, Box):
             hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
