@@ -111,6 +111,11 @@ def test_a_bench_is_of_one_platform_and_one_set_of_hyperparameters():
     runs = pd.concat([grid(THREE), grid({COMPILE: (20.0, 0.5)}, repeats=3).tail(2)])
     assert [only_experiment(runs, baseline=x).baseline for x in (None, TORCH)] == [LINEN, TORCH]
     assert only_experiment(runs[runs["mode"] != LINEN], baseline="absent").baseline == COMPILE
+    # Of scripts for continuous actions, their first, though another has more runs.
+    modes = {"ppo_continuous_linen": (6.0, 0.1), "ppo_continuous_torch": (9.0, 0.4)}
+    assert only_experiment(
+        pd.concat([grid(modes), grid(modes, repeats=3).tail(2)])
+    ).baseline == min(modes)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.2, 0.8])
