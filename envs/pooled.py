@@ -51,8 +51,6 @@ class Pooled(environment.Environment):
     def step_env(self, key: jax.Array, state: State, action: Any, params: Any) -> tuple:
         """Take an action; return obs, state, reward, terminated and info."""
         inner = self.env.step(state.inner, action)
-        # Some have Python's numbers in there, as 1.0 for the reward.
-        inner = jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), inner, state.inner)
         state = State(inner, state.time + 1)
         return inner.obs, state, inner.reward, inner.done > 0, {}
 

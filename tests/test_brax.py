@@ -86,8 +86,8 @@ def test_a_restart_begins_one_of_the_starts_and_keeps_the_last_observation(env):
     assert len(own_keys) == 20  # of 20 restarts from three starts
 
 
-def test_a_number_of_python_becomes_an_array_of_the_same_type(env):
-    check.check_gymnax(env)  # Sum's reward is one after each step, and an array after reset
+def test_it_is_as_the_scripts_need_it_where_a_reward_is_a_number_of_python(env):
+    check.check_gymnax(env)
 
 
 @pytest.mark.parametrize(
