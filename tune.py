@@ -76,7 +76,12 @@ SPACE = {
     "loss": "mse,huber",
     "hidden_sizes": "64x64,128x128,256x256",
 }
-SAC_SPACE = {  # in place of that
+CONTINUOUS_SPACE = {  # in place of that, or beside it
+    "norm_obs": "True,False",
+    "norm_reward": "True,False",
+    "ent_coef": "0.0,1e-4,1e-3,1e-2",  # the scripts' own is 0, which has no logarithm
+}
+SAC_SPACE = {
     "batch_size": "64,128,256",
     "train_frequency": "1:8:log",
     "tau": "1e-3:5e-2:log",
@@ -182,7 +187,11 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
         fail(f"--{name.replace('_', '-')} cannot be set: tune.py gives it to each run")
     if "train_frequency" in known:
         fixed.add("num_steps")  # to DQN and SAC, it is how often they log
-    space = SPACE | SAC_SPACE if "tau" in known else SPACE
+    space = SPACE
+    if "norm_obs" in known:
+        space = SPACE | CONTINUOUS_SPACE
+    if "tau" in known:
+        space = SPACE | SAC_SPACE
     ranges = {x: text for x, text in space.items() if x in known and x not in fixed}
     for word in asked:
         name, _, text = word.partition("=")

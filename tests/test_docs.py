@@ -18,6 +18,7 @@ from analysis.schema import SourceError
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
 FAULTS = {
+    "control": 8,
     "doors": 7,
     "memory": 8,
     "minatar": 3,

@@ -45,7 +45,7 @@ def test_gymnaxs_environment_is_ppos_but_for_what_it_is_made_of(name):
     assert own != ppos and ours.replace(own, ppos) == theirs
 
 
-@pytest.mark.parametrize(("name", "count"), zip(SAC_PAIRS[0], (16, 9), strict=True))
+@pytest.mark.parametrize(("name", "count"), zip(SAC_PAIRS[0], (16, 11), strict=True))
 def test_sacs_environment_is_continuous_ppos_but_for_a_few_lines(name, count):
     """No discounted returns and no gamma for them; and where gymnax's are for discrete actions."""
     ppo = name.replace("sac", "ppo_continuous")

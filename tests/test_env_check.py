@@ -78,14 +78,15 @@ def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
     sys.path.remove(str(here))  # the script looks there itself
     _, (_, *train_it), evaluate_it = words_of(1)
     (resume_it,) = words_of(3)
-    write = ppo_linen.RunLog.write
+    run_log = importlib.import_module("ppo_linen").RunLog  # that which main has: tests import anew
+    write = run_log.write
 
     def write_and_stop(log, *args):
         signal.raise_signal(signal.SIGINT)
         write(log, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ppo_linen.RunLog, "write", write_and_stop)
+        patch.setattr(run_log, "write", write_and_stop)
         assert main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGINT
     told = capsys.readouterr().out.splitlines()[-1]
     assert shlex.split(told)[1:] == resume_it

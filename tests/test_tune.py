@@ -24,7 +24,7 @@ import psutil
 import pytest
 from conftest import ROOT
 from scipy import stats
-from sections import PPO_SCRIPTS, ROWS, SAC_SCRIPTS, path_of
+from sections import CONTINUOUS_SCRIPTS, PPO_SCRIPTS, ROWS, SAC_SCRIPTS, path_of
 from test_driver import wait_for
 from tune_script import Args, greedy
 
@@ -426,7 +426,7 @@ def test_the_same_seed_proposes_the_same(tmp_path):
 
 
 def test_the_space_is_of_settings_that_scripts_have():
-    """PPO and DQN have twelve of them, SAC eight; and what tune.py gives and reads is in all."""
+    """PPO and DQN have twelve, continuous PPO two more, SAC eight; and all have tune.py's own."""
     for name in ROWS:
         path = tune.find_script(Path(name))
         assert path.samefile(path_of(name))
@@ -435,8 +435,14 @@ def test_the_space_is_of_settings_that_scripts_have():
         names = {ast.unparse(x.target) for x in found.body if isinstance(x, ast.AnnAssign)}
         assert {*tune.OURS, "env_id", "total_timesteps"} <= names
         how_often_it_logs = set() if name in PPO_SCRIPTS else {"num_steps"}
-        searched = (tune.SPACE | tune.SAC_SPACE).keys() & names - how_often_it_logs
-        assert len(searched) == (8 if name in SAC_SCRIPTS else 12), (path, searched)
+        space = tune.SPACE | tune.CONTINUOUS_SPACE | tune.SAC_SPACE
+        searched = space.keys() & names - how_often_it_logs
+        count = 12
+        if name in SAC_SCRIPTS:
+            count = 8
+        if name in CONTINUOUS_SCRIPTS:
+            count = 14
+        assert len(searched) == count, (path, searched)
 
 
 # === A real script, and MLflow ==================================================================

@@ -3,7 +3,7 @@
     python -m studies.control.cost 5 --sb3 "uv run --script" >> studies/control/cost.jsonl
 
 Each round runs every program twice in HalfCheetah-v5, one after the other: with 5 iterations and
-with 20. The difference is 15 iterations without imports and compilation. What counts is user and
+with 100. The difference is 95 iterations without imports and compilation. What counts is user and
 system time of the process and its children, on one core.
 """
 
@@ -25,7 +25,7 @@ SETTINGS = {  # the one that learns best in HalfCheetah, and one with smaller ba
     "8 x 256, batches of 64": ["--num-envs", "8", "--num-steps", "256", "--num-minibatches", "32"],
 }
 STEPS = 2048  # of an iteration
-SHORT, LONG = 5, 20  # iterations
+SHORT, LONG = 5, 100  # iterations: Linen's compilation varies by a second from run to run
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
