@@ -8,8 +8,8 @@ other, in an order drawn anew for each round. A line of JSON is a run, written a
 over. Called again after it was stopped, it measures only what is missing.
 
 "iteration" is the mean of the iterations after the first ones, in seconds by the clock. In the
-first ones the script compiles, and SAC acts at random. "rollout" and "update" are PPO's parts of it.
-"whole" is all of the process. Nothing is pinned to a core: it is what a user of the scripts waits.
+first ones the script compiles, and SAC acts at random. "rollout" and "update" are PPO's parts of
+an iteration. "whole" is all of the process. Nothing is pinned to a core, as for a user.
 """
 
 import argparse

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import stats
+from analysis import figures, stats
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import across, texts
+from studies.control import dearness_study
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5"]
 ABLATIONS = {
@@ -89,4 +90,10 @@ BLOCKS = {
     "control_learning": learning_table,
     "control_ablations": ablation_table,
     "control_cost": cost_table,
-}
+} | dearness_study.BLOCKS
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the study's figure."""
+    figure = dearness_study.draw(source / "dearness.jsonl")
+    (out / "control_dearness.png").write_bytes(figures.png(figure))
