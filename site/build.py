@@ -305,7 +305,7 @@ def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
             seconds = own[["round", "iteration", "whole"]].to_numpy().tolist()
             framework = "linen" if own["framework"].iloc[0] == "linen" else "torch"
             modes.append({"name": text(script), "framework": framework, "runs": seconds})
-        cell = {"title": text(dearness_study.training(first)), "modes": modes}
+        cell: dict[str, Any] = {"title": text(dearness_study.training(first)), "modes": modes}
         cell |= {"iterations": int(first["iterations"]), "batch": int(first["steps"])}
         cell |= {"study": "studies/control", "link": f"{link}/studies/control"}
         cell["commit"] = text(first["commit"][:7])

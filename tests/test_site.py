@@ -266,7 +266,7 @@ def test_the_answer_follows_what_is_asked(visit):
 
 @pytest.mark.browser
 def test_outside_jax_the_page_counts_by_what_a_step_takes(visit):
-    """In its made-up runs PyTorch takes 4 times as long by itself: 0.44 and 0.11 s for 512 steps."""
+    """In its made-up runs PyTorch takes 4 times as long by itself."""
     page = visit()
     said = page.locator("#outside-sentence")
     assert "819,200 steps of an environment outside JAX with 300 µs a step" in said.inner_text()

@@ -59,7 +59,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def ratios(runs: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return a row per training, framework and cost of a step, in order: the ratio, or the rule's."""
+    """Return a row per training, framework and cost of a step, in order: the ratio or rule."""
     others = runs[runs["framework"] != "linen"]
     frame = stats.of_groups(others, [*WHERE, "framework"], value, stats.geometric_mean)
     frame["x"] = pd.to_numeric(frame["microseconds"], errors="coerce").fillna(IN_JAX_AT)

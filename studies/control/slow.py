@@ -47,7 +47,7 @@ class Slow(gymnasium.Env):
 for microseconds in MICROSECONDS:
     gymnasium.register(
         f"Slow{microseconds}-v0",
-        Slow,
+        f"{__name__}:Slow",
         max_episode_steps=EPISODE,
         kwargs={"microseconds": microseconds},
     )
