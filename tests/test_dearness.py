@@ -128,8 +128,8 @@ def test_a_peers_line_is_kept_with_what_it_was_told(tmp_path):
     uv = [sys.executable, str(stand_in)]
     row = jax_peers.run("rejax_sac", uv)
     assert (row["steps"], row["iteration"]) == (7, 0.5) and row["whole"] > 0
-    row = brax_measure.measure_peer(uv, "ppo", 256, 2)
-    words = "studies/control/peers/jax_brax.py ppo --num-envs 256 --num-steps 32 --iterations 2"
+    row = brax_measure.measure_peer([*uv, "ppo"], 256, 2)
+    words = "ppo --num-envs 256 --num-steps 32 --iterations 2"
     assert row["script"] == words and row["steps_per_second"] == 14
     for word in ("peers/jax_brax.py", "peers/jax_rejax.py"):
         assert (ROOT / "studies/control" / word).exists()

@@ -12,7 +12,8 @@ all threads in the whole run. Times are by the clock: on a busy machine they say
 Without --many it is more/ppo_continuous_linen.py in several robots, with 64 steps in each
 environment. With --many it is HalfCheetahSpring alone, with 64 to 2,048 environments and 32 steps
 in each: our PPO and SAC beside brax's own, which uv runs in an environment of their own. Their
-seconds are the library's own, without its evaluations.
+seconds are the library's own, without its evaluations. With --purejaxrl ../purejaxrl, PureJaxRL's
+PPO follows, and ours with the same networks; jax_purejaxrl.py says how to get it.
 """
 
 import argparse
@@ -75,10 +76,9 @@ def measure(
     }
 
 
-def measure_peer(uv: list[str], algorithm: str, num_envs: int, iterations: int) -> dict[str, Any]:
-    """Train with brax's own agent."""
-    words = [*uv, "studies/control/peers/jax_brax.py", algorithm]
-    words += ["--num-envs", str(num_envs), "--num-steps", str(MANY_STEPS)]
+def measure_peer(command: list[str], num_envs: int, iterations: int) -> dict[str, Any]:
+    """Train with a peer's own agent; the command says which."""
+    words = [*command, "--num-envs", str(num_envs), "--num-steps", str(MANY_STEPS)]
     words += ["--iterations", str(iterations)]
     start, cpu_start = time.perf_counter(), cpu_seconds()
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
@@ -105,7 +105,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.brax.measure")
     parser.add_argument("iterations", type=int)
     parser.add_argument("--many", action="store_true", help="HalfCheetahSpring, beside brax's own")
-    parser.add_argument("--uv", default="uv run --script", help="what runs brax's own agents")
+    parser.add_argument("--uv", default="uv run --script", help="what runs the others' agents")
+    parser.add_argument("--purejaxrl", help="a checkout of it, to measure it with --many, too")
     args = parser.parse_args()
     cpu = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
     say({"cpu": cpu, "cores": os.cpu_count()})
@@ -115,14 +116,20 @@ def main() -> None:
         return
     env_id = "envs.brax:HalfCheetahSpring"
     uv = shlex.split(args.uv)
+    brax = [*uv, "studies/control/peers/jax_brax.py"]
     for num_envs in MANY:
         say(measure(PPO, env_id, num_envs, MANY_STEPS, args.iterations))
-        say(measure_peer(uv, "ppo", num_envs, args.iterations))
+        say(measure_peer([*brax, "ppo"], num_envs, args.iterations))
     steps = MANY[0] * MANY_STEPS
     # SAC's first iteration acts at random, and compiles the update as well.
     sac = [*SAC, "--learning-starts", str(steps)]
     say(measure(sac, env_id, MANY[0], MANY_STEPS, args.iterations, first=2))
-    say(measure_peer(uv, "sac", MANY[0], args.iterations))
+    say(measure_peer([*brax, "sac"], MANY[0], args.iterations))
+    if args.purejaxrl:
+        wide = [*PPO, "--hidden-sizes", "256", "256"]  # the only networks that it has
+        say(measure(wide, env_id, MANY[1], MANY_STEPS, args.iterations))
+        purejaxrl = [*uv, "studies/control/peers/jax_purejaxrl.py", "--checkout", args.purejaxrl]
+        say(measure_peer(purejaxrl, MANY[1], args.iterations))
 
 
 if __name__ == "__main__":
