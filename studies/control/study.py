@@ -1,4 +1,4 @@
-"""What continuous PPO learns, what its running statistics bring, and what an iteration costs."""
+"""What continuous PPO and SAC learn, what running statistics bring, what an iteration costs."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import across, texts
 
-ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5"]
+ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
 ABLATIONS = {
     "norm_obs": "observations not normalised",
     "norm_reward": "rewards not scaled",
@@ -23,12 +23,13 @@ ABLATED = {  # environment -> the script in which the switches were tried
 LIBRARY = "sb3"
 
 
-def read(source: Path) -> pd.DataFrame:
-    """Return a row per run, with its return over the last 100 episodes and its two switches."""
+def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
+    """Return a row per run, with what it returned and its two switches, which SAC has not."""
     runs = load(source).runs
+    runs = runs[runs["algorithm"] == algorithm].copy()
     settings = runs["settings"].map(json.loads)
     for name in ABLATIONS:
-        runs[name] = settings.map(lambda x, key=name: x[key])
+        runs[name] = settings.map(lambda x, key=name: x.get(key, True))
     return runs.sort_values(["env_id", "mode"], key=lambda x: x.map(order), kind="stable")
 
 
@@ -47,6 +48,24 @@ def learning_table(source: Path) -> Table:
     shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
     cells = across(frame, shown, ["script"], "env_id").fillna("-")
     return Table("control_learning", "Return of the last 100 episodes", frame, cells)
+
+
+def sac_table(source: Path) -> Table:
+    """A row per script and environment: what each seed's agent returns when it explores no more."""
+    runs = read(source, "sac")
+    runs["steps"] = runs["num_iterations"] * runs["batch_size"]
+    keys = ["env_id", "steps", "mode"]
+    columns = ["greedy_return", "final_return"]
+    frame = runs.sort_values("seed").groupby(keys, sort=False)[columns].agg(list).reset_index()
+    cells = frame[["mode", "env_id"]].rename(columns={"mode": "script", "env_id": "environment"})
+    cells["steps"] = frame["steps"].map("{:,.0f}".format)
+    cells["greedy, by seed"] = frame["greedy_return"].map(listed)
+    cells["last iteration of training, by seed"] = frame["final_return"].map(listed)
+    return Table("control_sac", "What SAC's agents return", frame, cells)
+
+
+def listed(values: list[float]) -> str:
+    return "; ".join(map(number, values))
 
 
 def ablation_table(source: Path) -> Table:
@@ -87,6 +106,7 @@ def cost_table(path: Path) -> Table:
 
 BLOCKS = {
     "control_learning": learning_table,
+    "control_sac": sac_table,
     "control_ablations": ablation_table,
     "control_cost": cost_table,
 }
