@@ -19,7 +19,7 @@ from typing import Any
 from analysis import page, tables
 from analysis.formatting import join
 from analysis.measures import Experiment, experiments
-from analysis.page import Table
+from analysis.page import Table, Text
 from analysis.runs import load
 from analysis.schema import SCRIPTS, SourceError
 
@@ -59,7 +59,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     own = own_blocks(source)
     if name not in own:
         raise SourceError(f"no block is called {name}")
-    return page.markdown_table(own[name](ROOT / source).cells)
+    found = own[name](ROOT / source)
+    return page.markdown(found) if isinstance(found, Text) else page.markdown_table(found.cells)
 
 
 def scripts_table() -> str:
@@ -92,7 +93,7 @@ def lines_of(script: Path, function: str) -> list[str]:
     raise SourceError(f"{script.name} has no function {function}")
 
 
-def own_blocks(source: str) -> dict[str, Callable[[Path], Table]]:
+def own_blocks(source: str) -> dict[str, Callable[[Path], Table | Text]]:
     """Return the blocks that the study of a source has of its own."""
     folder = Path(*Path(source).parts[:2])
     return study_of(folder).BLOCKS if (ROOT / folder / "study.py").exists() else {}

@@ -35,6 +35,7 @@ try:
     from scipy.stats import t as student
 
     from analysis import measures, page, runs, stats
+    from studies.control import dearness_study
 except ModuleNotFoundError as error:
     print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
     sys.exit(2)
@@ -285,18 +286,48 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
     }
 
 
+def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
+    """Return a cell per algorithm and network of an environment outside JAX whose steps are free.
+
+    The page adds what a step of the reader's own environment takes. Without the measurement there
+    is none.
+    """
+    path = root / "studies/control/dearness.jsonl"
+    if not path.exists():
+        return []
+    found = dearness_study.read(path)
+    found = found[found["microseconds"] == 0]
+    packed = []
+    for _, part in found.groupby(dearness_study.TRAINING, sort=False):
+        first = part.iloc[0]
+        modes = []
+        for script, own in part.groupby("script", sort=False):
+            seconds = own[["round", "iteration", "whole"]].to_numpy().tolist()
+            framework = "linen" if own["framework"].iloc[0] == "linen" else "torch"
+            modes.append({"name": text(script), "framework": framework, "runs": seconds})
+        cell: dict[str, Any] = {"title": text(dearness_study.training(first)), "modes": modes}
+        cell |= {"iterations": int(first["iterations"]), "batch": int(first["steps"])}
+        cell |= {"study": "studies/control", "link": f"{link}/studies/control"}
+        cell["commit"] = text(first["commit"][:7])
+        cell["device"] = text(f"{first['machine']['cpu']}, {first['machine']['cpus']} CPUs")
+        packed.append(cell)
+    return packed
+
+
 # === The page ===================================================================================
 def build(root: Path, link: str) -> str:
     """Return the page; link leads to the project's root, where files are."""
     scripts, lines = read_scripts(root)
     add_notes(root, scripts)
     cells = [pack(x, link) for x in read_cells(root)]
-    most = max([len(mode["runs"]) for x in cells for mode in x["modes"]], default=2)
+    outside = read_outside(root, link)
+    most = max([len(mode["runs"]) for x in cells + outside for mode in x["modes"]], default=2)
     data = {
         "link": link,
         "scripts": scripts,
         "lines": lines,
         "cells": cells,
+        "outside": outside,
         # Student's quantiles by degrees of freedom, from 1 on.
         "t": [round(float(student.ppf((1 + stats.CONFIDENCE) / 2, x)), 4) for x in range(1, most)],
         "farthest": measures.FARTHEST,

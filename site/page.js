@@ -170,6 +170,28 @@ function cellName(cell) {
   return `${cell.env}: ${cell.modes.length} programs, ${seeds} of ${cell.iterations} iterations (${cell.study})`;
 }
 
+// Outside JAX: the same formula, from runs in an environment whose own steps take almost nothing.
+function showOutside() {
+  const cell = DATA.outside[$("outside-cell").value];
+  const steps = STEPS[$("steps").value];
+  const microseconds = Math.max(0, Number($("microseconds").value));
+  const rows = count(cell, (run) => seconds(run, cell, steps, microseconds * 1e-6));
+  const env = `an environment outside JAX with ${microseconds.toLocaleString("en")} µs a step`;
+  const own = duration(steps * microseconds * 1e-6);
+  $("outside-sentence").innerHTML = `${sentenceOf(rows, steps, { env })} <small>The environment itself takes ${own} of it.</small>`;
+  bars($("outside-bars"), rows);
+  $("outside-batch").textContent = cell.batch.toLocaleString("en");
+  $("outside-study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit} on ${cell.device}`;
+}
+
+function startOutside() {
+  choices($("outside-cell"), DATA.outside.map((x, i) => [String(i), x.title]));
+  $("outside").addEventListener("input", showOutside);
+  $("outside").addEventListener("submit", (event) => event.preventDefault());
+  $("steps").addEventListener("input", showOutside);
+  showOutside();
+}
+
 function startAnswer() {
   const devices = [...new Map(DATA.cells.map((x) => [x.device, x.device]))];
   if (!DATA.cells.some((x) => x.on_gpu)) devices.push(["none", "an NVIDIA GPU: not measured yet"]);
@@ -448,6 +470,7 @@ function selectOf(k) {
 
 if (NARROW.matches) for (const idiom of document.querySelectorAll(".idioms details")) idiom.open = false;
 startAnswer();
+if (DATA.outside.length) startOutside();
 for (let k = 0; k < MOST; k++) $("chooser").append(selectOf(k));
 choose($("paths").firstElementChild.hash.slice(1).split(".."));
 readAddress();

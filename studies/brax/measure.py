@@ -1,26 +1,33 @@
-"""Time more/ppo_continuous_linen.py in robots of brax and of MuJoCo Playground.
+"""Time training in robots of brax and of MuJoCo Playground.
 
     pip install brax==0.14.2 playground==0.2.0
     python -m studies.brax.measure 10 > studies/brax/speed.jsonl
+    python -m studies.brax.measure 3 --many > studies/brax/many.jsonl  # 10 minutes
 
-The argument is the number of iterations, of 64 steps in each environment, after the first one. A
-line is a run: "start_seconds" is all but these iterations, so imports, the pool of starts and what
-is compiled; "steps_per_second" is the median of these iterations, updates among them;
-"cpu_seconds" are those of all threads in the whole run. Times are by the clock: on a busy machine
-they say little.
+The first argument is the number of iterations after the first one. A line is a run:
+"start_seconds" is all but these iterations, so imports, the pool of starts and what is compiled;
+"steps_per_second" is the median of these iterations, updates among them; "cpu_seconds" are those of
+all threads in the whole run. Times are by the clock: on a busy machine they say little.
+
+Without --many it is more/ppo_continuous_linen.py in several robots, with 64 steps in each
+environment. With --many it is HalfCheetahSpring alone, with 64 to 2,048 environments and 32 steps
+in each: our PPO and SAC beside brax's own, which uv runs in an environment of their own. Their
+seconds are the library's own, without its evaluations.
 """
 
+import argparse
 import json
 import os
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-NUM_STEPS = 64
 RUNS = [
     ("envs.brax:HalfCheetahSpring", 64),
     ("envs.brax:HalfCheetahSpring", 256),
@@ -29,6 +36,11 @@ RUNS = [
     ("envs.playground:CheetahRun", 64),
     ("envs.playground:CheetahRun", 256),
 ]
+MANY = (64, 256, 1_024, 2_048)
+MANY_STEPS = 32
+# As jax_brax.py has them: 8 minibatches, whatever the number of environments, and 10 epochs.
+PPO = ["more/ppo_continuous_linen.py", "--num-minibatches", "8"]
+SAC = ["more/sac_linen.py", "mujoco", "--train-frequency", "8", "--buffer-size", "102400"]
 
 
 def cpu_seconds() -> float:
@@ -36,21 +48,25 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(env_id: str, num_envs: int, iterations: int) -> dict[str, object]:
-    steps = num_envs * NUM_STEPS
-    words = [sys.executable, "more/ppo_continuous_linen.py", "--env-id", env_id]
-    words += ["--num-envs", str(num_envs), "--num-steps", str(NUM_STEPS)]
-    words += ["--total-timesteps", str(steps * (iterations + 1)), "--run-name", "run"]
+def measure(
+    script: list[str], env_id: str, num_envs: int, num_steps: int, iterations: int, first: int = 1
+) -> dict[str, Any]:
+    """Train with a script of ours; its first iterations, where it compiles, belong to the start."""
+    steps = num_envs * num_steps
+    words = [sys.executable, *script, "--env-id", env_id]
+    words += ["--num-envs", str(num_envs), "--num-steps", str(num_steps)]
+    words += ["--total-timesteps", str(steps * (iterations + first)), "--run-name", "run"]
     with tempfile.TemporaryDirectory() as folder:
         start, cpu_start = time.perf_counter(), cpu_seconds()
         subprocess.run([*words, "--runs-dir", folder], check=True, stdout=sys.stderr)
         seconds = time.perf_counter() - start
         lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
-    later = [json.loads(line)["time/iteration"] for line in lines[1:]]
+    later = [json.loads(line)["time/iteration"] for line in lines[first:]]
     return {
+        "script": Path(script[0]).stem,
         "env_id": env_id,
         "num_envs": num_envs,
-        "num_steps": NUM_STEPS,
+        "num_steps": num_steps,
         "iterations": iterations,
         "start_seconds": round(seconds - sum(later), 1),
         "steps_per_second": round(steps / statistics.median(later)),
@@ -59,8 +75,55 @@ def measure(env_id: str, num_envs: int, iterations: int) -> dict[str, object]:
     }
 
 
-if __name__ == "__main__":
+def measure_peer(uv: list[str], algorithm: str, num_envs: int, iterations: int) -> dict[str, Any]:
+    """Train with brax's own agent."""
+    words = [*uv, "studies/control/peers/jax_brax.py", algorithm]
+    words += ["--num-envs", str(num_envs), "--num-steps", str(MANY_STEPS)]
+    words += ["--iterations", str(iterations)]
+    start, cpu_start = time.perf_counter(), cpu_seconds()
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    seconds = time.perf_counter() - start
+    row = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "script": row["script"],
+        "env_id": row["env_id"],
+        "num_envs": num_envs,
+        "num_steps": MANY_STEPS,
+        "iterations": iterations,
+        "start_seconds": round(seconds - iterations * row["iteration"], 1),
+        "steps_per_second": row["steps_per_second"],
+        "cpu_seconds": round(cpu_seconds() - cpu_start, 1),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def say(row: dict[str, Any]) -> None:
+    print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.brax.measure")
+    parser.add_argument("iterations", type=int)
+    parser.add_argument("--many", action="store_true", help="HalfCheetahSpring, beside brax's own")
+    parser.add_argument("--uv", default="uv run --script", help="what runs brax's own agents")
+    args = parser.parse_args()
     cpu = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
-    print(json.dumps({"cpu": cpu, "cores": os.cpu_count()}), flush=True)
-    for env_id, num_envs in RUNS:
-        print(json.dumps(measure(env_id, num_envs, int(sys.argv[1]))), flush=True)
+    say({"cpu": cpu, "cores": os.cpu_count()})
+    if not args.many:
+        for env_id, num_envs in RUNS:
+            say(measure(PPO[:1], env_id, num_envs, 64, args.iterations))
+        return
+    env_id = "envs.brax:HalfCheetahSpring"
+    uv = shlex.split(args.uv)
+    for num_envs in MANY:
+        say(measure(PPO, env_id, num_envs, MANY_STEPS, args.iterations))
+        say(measure_peer(uv, "ppo", num_envs, args.iterations))
+    steps = MANY[0] * MANY_STEPS
+    # SAC's first iteration acts at random, and compiles the update as well.
+    sac = [*SAC, "--learning-starts", str(steps)]
+    say(measure(sac, env_id, MANY[0], MANY_STEPS, args.iterations, first=2))
+    say(measure_peer(uv, "sac", MANY[0], args.iterations))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import stats
+from analysis import figures, stats
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import across, texts
+from studies.control import dearness_study
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
 ABLATIONS = {
@@ -109,4 +110,10 @@ BLOCKS = {
     "control_sac": sac_table,
     "control_ablations": ablation_table,
     "control_cost": cost_table,
-}
+} | dearness_study.BLOCKS
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the study's figure."""
+    figure = dearness_study.draw(source / "dearness.jsonl")
+    (out / "control_dearness.png").write_bytes(figures.png(figure))

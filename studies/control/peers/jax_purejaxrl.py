@@ -1,0 +1,98 @@
+# /// script
+# requires-python = ">=3.11,<3.13"
+# dependencies = ["jax==0.7.2", "flax==0.12.0", "optax==0.2.6", "distrax==0.1.7", "gymnax==0.0.9",
+#   "brax==0.14.2", "navix==0.7.4", "mujoco==3.3.7", "mujoco-mjx==3.3.7"]
+# ///
+"""A peer: PureJaxRL's ppo_continuous_action.py itself, from your own checkout, by our sizes.
+
+    git clone https://github.com/luchris429/purejaxrl ../purejaxrl
+    git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
+    uv run --script studies/control/peers/jax_purejaxrl.py --checkout ../purejaxrl --num-envs 256
+
+It trains in brax's HalfCheetah. The file has no other environments than brax's, and always their
+positional physics; here its wrapper's default is set to spring. Its networks have two layers of
+256 units, which cannot be changed, so ours beside it needs --hidden-sizes 256 256. It differs in
+these: a truncation counts as a termination; statistics are merged at each step.
+
+It prints a line of JSON. The whole training is one compiled call, whose time is divided by the
+number of iterations; "first" is the compiling.
+"""
+
+import argparse
+import json
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
+FILE = "purejaxrl/ppo_continuous_action.py"
+
+
+def find(checkout: Path) -> Path:
+    """Return the file in an unchanged checkout of COMMIT, or end."""
+    git = ["git", "-C", str(checkout)]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True).returncode
+    if head.stdout.strip() != COMMIT or changed:
+        print(f"--checkout: {checkout} is no unchanged checkout of {COMMIT[:9]}", file=sys.stderr)
+        sys.exit(2)
+    return checkout / FILE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkout", type=Path, default=Path("../purejaxrl"))
+    parser.add_argument("--num-envs", type=int, default=64)
+    parser.add_argument("--num-steps", type=int, default=32)
+    parser.add_argument("--iterations", type=int, default=3)
+    args = parser.parse_args()
+    file = find(args.checkout)
+    sys.path.append(str(file.parent))  # it imports its wrappers
+    import wrappers
+
+    wrappers.BraxGymnaxWrapper.__init__.__defaults__ = ("spring",)
+    make_train = runpy.run_path(str(file))["make_train"]
+    steps = args.num_envs * args.num_steps
+    config = {
+        "LR": 3e-4,
+        "NUM_ENVS": args.num_envs,
+        "NUM_STEPS": args.num_steps,
+        "TOTAL_TIMESTEPS": steps * args.iterations,
+        "UPDATE_EPOCHS": 10,
+        "NUM_MINIBATCHES": 8,
+        "GAMMA": 0.99,
+        "GAE_LAMBDA": 0.95,
+        "CLIP_EPS": 0.2,
+        "ENT_COEF": 0.0,
+        "VF_COEF": 0.5,
+        "MAX_GRAD_NORM": 0.5,
+        "ACTIVATION": "tanh",
+        "ENV_NAME": "halfcheetah",
+        "ANNEAL_LR": True,
+        "NORMALIZE_ENV": True,
+        "DEBUG": False,
+    }
+    key = jax.random.PRNGKey(1)
+    start = time.perf_counter()
+    program = jax.jit(make_train(config)).lower(key).compile()
+    compiled = time.perf_counter()
+    jax.block_until_ready(program(key))
+    iteration = (time.perf_counter() - compiled) / args.iterations
+    row = {
+        "script": "purejaxrl_ppo",
+        "env_id": "halfcheetah, spring",
+        "num_envs": args.num_envs,
+        "num_steps": args.num_steps,
+        "first": round(compiled - start, 3),
+        "iteration": round(iteration, 5),
+        "steps_per_second": round(steps / iteration),
+    }
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""An environment whose step computes for as many microseconds as its name says: Slow300-v0.
+
+    python more/ppo_continuous_linen_gymnasium.py --env-id studies.control.slow:Slow300-v0
+
+Its observations and actions have the shapes of HalfCheetah-v5's. A step moves 17 numbers, which
+takes a few microseconds, and then computes until the microseconds are over. It stands for a
+simulator of that speed: what it learns does not matter here. dearness.py measures training in it.
+"""
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+MICROSECONDS = (0, 30, 100, 300, 1_000, 10_000)
+OBS_DIM, ACTION_DIM = 17, 6
+EPISODE = 1_000  # steps
+
+
+class Slow(gymnasium.Env):
+    """Each number keeps most of its value; the actions push the first ones and are its price."""
+
+    def __init__(self, microseconds: float) -> None:
+        self.seconds = microseconds * 1e-6
+        self.observation_space = Box(-np.inf, np.inf, (OBS_DIM,))
+        self.action_space = Box(-1.0, 1.0, (ACTION_DIM,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple:
+        super().reset(seed=seed)
+        self.obs = self.np_random.standard_normal(OBS_DIM, np.float32)
+        return self.obs, {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        obs = self.obs * np.float32(0.9)
+        obs[:ACTION_DIM] += action
+        self.obs = obs
+        reward = -float(obs @ obs)
+        # Counted from here, so that a step takes longer than one of Slow0 by just that.
+        end = time.perf_counter() + self.seconds
+        while time.perf_counter() < end:
+            pass
+        return obs, reward, False, False, {}
+
+
+for microseconds in MICROSECONDS:
+    gymnasium.register(
+        f"Slow{microseconds}-v0",
+        f"{__name__}:Slow",
+        max_episode_steps=EPISODE,
+        kwargs={"microseconds": microseconds},
+    )

@@ -1,0 +1,159 @@
+"""studies/control: what is left of the difference where a step of the environment costs more."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from conftest import ROOT
+
+from studies.control import dearness, dearness_study, slow
+
+OWN = {"linen": 0.1, "torch_compile": 0.15, "torch": 0.4}  # seconds of an iteration
+
+
+def made_up(path: Path, rounds: int = 3, **changes: float) -> Path:
+    """Runs that follow the rule, each round on a machine of another speed; changes are factors."""
+    lines = []
+    for number in range(rounds):
+        for cell in dearness.cells():
+            for script in cell.scripts:
+                framework = script.removesuffix("_gymnasium").partition("_")[2]
+                framework = framework.removeprefix("continuous_")
+                own = OWN[framework] * (1 + 0.1 * number)
+                steps = dearness.STEPS[cell.algorithm]
+                cost = 0.0 if cell.microseconds == dearness.IN_JAX else float(cell.microseconds)
+                iteration = own + steps * cost * 1e-6
+                iteration *= changes.get(f"{framework}_{cell.microseconds}", 1.0)
+                row: dict[str, Any] = {"round": number, "script": script} | cell._asdict()
+                del row["scripts"]
+                row |= {"steps": steps, "iteration": iteration, "iterations": 13}
+                row |= {"rollout": own / 4, "update": own * 3 / 4, "whole": 10 + 13 * iteration}
+                row |= {"commit": "abc1234" * 5, "machine": {"cpu": "Fast <b>", "cpus": 2}}
+                lines.append(json.dumps(row))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+# === The environment ============================================================================
+def test_a_step_takes_as_long_as_its_name_says():
+    """On top of a step of Slow0; the least of many, since a busy machine only adds."""
+
+    def least(name, steps):
+        env = gymnasium.make(f"studies.control.slow:{name}").unwrapped
+        env.reset(seed=1)
+        action = env.action_space.sample()
+        found = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            env.step(action)
+            found.append(time.perf_counter() - start)
+        return min(found) * 1e6
+
+    free = least("Slow0-v0", 1_000)
+    assert free < 100
+    for microseconds in (300, 10_000):
+        costs = least(f"Slow{microseconds}-v0", 30) - free
+        assert costs == pytest.approx(microseconds, rel=0.1)
+
+
+def test_its_shapes_are_those_of_the_robot_that_it_stands_for():
+    env = gymnasium.make("studies.control.slow:Slow0-v0", microseconds=0)
+    obs, _ = env.reset(seed=1)
+    assert obs in env.observation_space
+    assert env.get_wrapper_attr("spec").max_episode_steps == slow.EPISODE
+    after, reward, *_ = env.step(env.action_space.sample())
+    assert after in env.observation_space and (after != obs).any() and isinstance(reward, float)
+
+
+# === The measurement ============================================================================
+def test_killed_it_goes_on_with_what_is_missing(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def measure(command, first):
+        calls.append(tuple(command))
+        return {"iteration": 1.0}
+
+    monkeypatch.setattr(dearness, "measure", measure)
+    out = tmp_path / "measured.jsonl"
+    monkeypatch.setattr(sys, "argv", ["dearness", "2", "--out", str(out)])
+    dearness.main()
+    whole = out.read_text()
+    all_calls = list(calls)
+    assert (
+        len(set(all_calls)) * 2
+        == len(all_calls)
+        == 2 * sum(len(x.scripts) for x in dearness.cells())
+    )
+    first, second, *_ = whole.splitlines(keepends=True)
+    out.write_text(first + second[:-20])  # as a kill may leave it
+    calls.clear()
+    dearness.main()
+    assert calls == all_calls[1:]
+    assert [dearness.key_of(json.loads(x)) for x in out.read_text().splitlines()] == [
+        dearness.key_of(json.loads(x)) for x in whole.splitlines()
+    ]
+    monkeypatch.setattr(dearness, "git_commit", lambda path: "another")
+    with pytest.raises(SystemExit, match="2"):
+        dearness.main()
+    assert "begin another --out" in capsys.readouterr().err
+
+
+def test_what_is_timed_are_the_iterations_after_the_first_ones(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    _, cell, *_ = dearness.cells()
+    command = dearness.command_of(cell, cell.scripts[0])
+    first = dearness.FIRST[cell.algorithm]
+    steps = int(command[command.index("--total-timesteps") + 1])
+    command[-1] = str((first + 1) * dearness.STEPS[cell.algorithm])
+    row = dearness.measure(command, first)
+    assert row["iterations"] == first + 1 < steps / dearness.STEPS[cell.algorithm]
+    assert 0 < row["iteration"] < row["whole"]
+    assert row["rollout"] + row["update"] == pytest.approx(row["iteration"])
+
+
+# === What it says ===============================================================================
+def test_the_rule_gives_what_was_measured_of_runs_that_follow_it(tmp_path):
+    path = made_up(tmp_path / "runs.jsonl")
+    cells = dearness_study.ratio_table(path).cells.set_index(["training", "script", "how"])
+    small = cells.loc["PPO, 2 x 64", "PyTorch"]
+    assert small.loc["measured", "0 µs"] == small.loc["measured", "gymnax"] == "4.00 [4.00, 4.00]"
+    # In the middle round the scripts take 0.44 and 0.11 s, and 300 µs are 0.1536 s an iteration.
+    assert float(small.loc["measured", "300 µs"].split()[0]) == pytest.approx(2.25, abs=0.01)
+    for column in ("30 µs", "300 µs", "10,000 µs"):
+        assert small.loc["measured", column].split()[0] == small.loc["by the rule", column]
+    assert cells.loc[("SAC, 2 x 256", "compiled PyTorch", "measured"), "0 µs"].startswith("1.50")
+    said = dearness_study.rule(path).text
+    assert "PPO in PyTorch takes at most 2.25 times as long as in Linen" in said
+    assert "at most 0.0%" in said
+    own = dearness_study.own_table(path).cells.set_index(["training", "script"])
+    assert own.loc[("PPO, 3 x 256", "Linen"), "own time of a step (µs)"] == "215"
+
+
+def test_what_does_not_follow_the_rule_is_said(tmp_path):
+    path = made_up(tmp_path / "runs.jsonl", torch_1000=1.2)
+    assert "at most 16.7%" in dearness_study.rule(path).text
+
+
+def test_from_when_on_little_is_left():
+    end = dearness_study.left_from(torch=500e-6, linen=100e-6, most=1.1)
+    assert (500e-6 + end) / (100e-6 + end) == pytest.approx(1.1)
+    assert dearness_study.left_from(torch=1.0, linen=1.0, most=1.1) == 0
+
+
+def test_a_round_that_is_half_done_and_a_file_that_has_no_rule_are_drawn(tmp_path):
+    path = made_up(tmp_path / "runs.jsonl", rounds=1)
+    lines = [x for x in path.read_text().splitlines() if '"microseconds": 0' not in x]
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    assert len(dearness_study.draw(path).axes) == 3
+    assert "measured" in set(dearness_study.ratio_table(path).cells["how"])
+
+
+def test_without_rounds_it_says_how_it_is_called():
+    words = [sys.executable, "-m", "studies.control.dearness"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "rounds" in done.stderr
