@@ -15,7 +15,7 @@ from pathlib import Path
 from studies.peers.peer import fail
 
 RUN = ["uv", "run", "--quiet", "--offline", "--script"]
-SYNC = ["uv", "sync", "--quiet"]
+SYNC = ["uv", "sync", "--quiet", "--compile-bytecode"]  # which is no part of a first start
 
 
 def peers(folder: Path) -> list[Path]:
