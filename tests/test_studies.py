@@ -22,6 +22,7 @@ import ppo_linen
 from analysis.runs import load, save
 from analysis.schema import SourceError
 from studies.agents import study as agents
+from studies.control import study as control
 from studies.doors import study as doors
 from studies.limits import measure as limits_measure
 from studies.limits import study as limits
@@ -50,6 +51,26 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
     save(data._replace(runs=runs[runs["mode"] == "ppo_linen"]), tmp_path)
     with pytest.raises(SourceError, match="no run is of a program of many agents"):
         agents.costs(tmp_path)
+
+
+# === Control ====================================================================================
+def test_costs_are_ratios_within_a_round(tmp_path):
+    """A round twice as slow as the other, for all alike, changes no ratio."""
+    seconds = {"PPO": {"linen_gymnasium": 0.5, "sb3": 2}, "SAC": {"linen_gymnasium": 0.01}}
+    rows = []
+    for round_number, slowness in enumerate([1, 2, 4]):
+        for setting, scripts in seconds.items():
+            for script, each in scripts.items():
+                row = {"round": round_number, "setting": f"{setting}, small", "script": script}
+                rows.append(row | {"cpu_each": each * slowness, "cpu_start": 3 * slowness})
+    path = tmp_path / "cost.jsonl"
+    path.write_text("".join(json.dumps(x) + "\n" for x in rows))
+    assert control.ppo_costs(path).cells.to_numpy().tolist() == [
+        ["PPO, small", "linen_gymnasium", "6.00", "1.00", "1.00", "0.250 [0.250, 0.250]"],
+        ["PPO, small", "sb3", "6.00", "4.00", "4.00 [4.00, 4.00]", "1.00"],
+    ]
+    [sac] = control.sac_costs(path).cells.to_numpy().tolist()
+    assert sac[:4] == ["linen_gymnasium", "6.00", "20.0", "1.00"]
 
 
 # === Doors ======================================================================================
