@@ -11,7 +11,8 @@ import gymnasium
 import pytest
 from conftest import ROOT
 
-from studies.control import dearness, dearness_study, slow
+from studies.brax import measure as brax_measure
+from studies.control import dearness, dearness_study, jax_peers, slow
 
 OWN = {"linen": 0.1, "torch_compile": 0.15, "torch": 0.4}  # seconds of an iteration
 
@@ -114,6 +115,24 @@ def test_what_is_timed_are_the_iterations_after_the_first_ones(monkeypatch):
     assert row["iterations"] == first + 1 < steps / dearness.STEPS[cell.algorithm]
     assert 0 < row["iteration"] < row["whole"]
     assert row["rollout"] + row["update"] == pytest.approx(row["iteration"])
+
+
+def test_a_peers_line_is_kept_with_what_it_was_told(tmp_path):
+    """Each peer's last line is JSON; the stand-in for uv and the peer says its words in it, too."""
+    stand_in = tmp_path / "uv.py"
+    stand_in.write_text(
+        "import json, sys\nprint('warning')\n"
+        "row = {'script': ' '.join(sys.argv[1:]), 'env_id': 'x', 'steps': 7}\n"
+        "print(json.dumps(row | {'iteration': 0.5, 'steps_per_second': 14}))\n"
+    )
+    uv = [sys.executable, str(stand_in)]
+    row = jax_peers.run("rejax_sac", uv)
+    assert (row["steps"], row["iteration"]) == (7, 0.5) and row["whole"] > 0
+    row = brax_measure.measure_peer(uv, "ppo", 256, 2)
+    words = "studies/control/peers/jax_brax.py ppo --num-envs 256 --num-steps 32 --iterations 2"
+    assert row["script"] == words and row["steps_per_second"] == 14
+    for word in ("peers/jax_brax.py", "peers/jax_rejax.py"):
+        assert (ROOT / "studies/control" / word).exists()
 
 
 # === What it says ===============================================================================

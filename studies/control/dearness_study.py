@@ -138,11 +138,12 @@ def rule(path: Path) -> Text:
     for algorithm, own in owns(runs).groupby(level="algorithm"):
         here = asked[asked["algorithm"] == algorithm].groupby("framework")["estimate"].max()
         for framework in [x for x in LOOKS if x in here]:
-            ends = [left_from(x[framework], x["linen"], LEFT) for _, x in own.iterrows()]
+            end = max(left_from(x[framework], x["linen"], LEFT) for _, x in own.iterrows())
+            since = f"from {number(end * 1e3)} ms on" if end else "whatever a step takes"
             parts.append(
                 f"{str(algorithm).upper()} in {NAMES[framework]} takes at most "
-                f"{number(here[framework])} times as long as in Linen, and from "
-                f"{number(max(ends) * 1e3)} ms on at most {LEFT} times."
+                f"{number(here[framework])} times as long as in Linen, and {since} at most "
+                f"{LEFT} times."
             )
     both = runs.dropna(subset=["rule"])
     both = both[(both["microseconds"] != 0) & (both["framework"] != "linen")]
