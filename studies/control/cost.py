@@ -214,7 +214,7 @@ def main() -> None:
             lengths = (program.short, program.long)
             commands = [command_of(program, python, length, args) for length in lengths]
             short, long = (measure(command, args.core) for command in commands)
-            row = {
+            row: dict[str, Any] = {
                 "round": round_number,
                 "setting": program.setting,
                 "script": program.name,
