@@ -9,9 +9,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dqn
@@ -348,7 +348,7 @@ def test_random_steps_count_as_start():
 @pytest.mark.parametrize("program", cost.PROGRAMS, ids=lambda x: f"{x.setting} {x.name}")
 def test_a_programs_flags_are_known_to_it(program):
     """Of peers, by their own parsers alone: their libraries are not here."""
-    args = SimpleNamespace(cleanrl="/c", leanrl="/l")
+    args = Namespace(cleanrl="/c", leanrl="/l")
     words = cost.command_of(program, sys.executable, 600, args)[2:]
     if not cost.is_ours(program):
         namespace = runpy.run_path(str(ROOT / "studies/control/peers/flags.py"))

@@ -53,31 +53,31 @@ class Program(NamedTuple):
 
 PROGRAMS = (
     Program(PPO_BIG, "linen_gymnasium", "more/ppo_continuous_linen_gymnasium.py", OURS_PPO, 3, 43),
-    Program(PPO_BIG, "torch_gymnasium", "more/ppo_continuous_torch_gymnasium.py", OURS_PPO, 2, 14),
-    Program(PPO_BIG, "sb3", "ppo_sb3.py", "", 2, 10),
-    Program(PPO_BIG, "sbx", "ppo_sbx.py", "", 2, 14),
-    Program(PPO_BIG, "cleanrl", "ppo_cleanrl.py", "--checkout {cleanrl}", 2, 10),
-    Program(PPO_BIG, "leanrl", "ppo_leanrl.py", "--checkout {leanrl}", 2, 10),
-    Program(PPO_BIG, "leanrl_compile", "ppo_leanrl.py", "--checkout {leanrl} --compile", 3, 15),
-    Program(PPO_BIG, "skrl_torch", "ppo_skrl_torch.py", "", 2, 10),
-    Program(PPO_BIG, "skrl_jax", "ppo_skrl_jax.py", "", 2, 10),
+    Program(PPO_BIG, "torch_gymnasium", "more/ppo_continuous_torch_gymnasium.py", OURS_PPO, 2, 12),
+    Program(PPO_BIG, "sb3", "ppo_sb3.py", "", 2, 8),
+    Program(PPO_BIG, "sbx", "ppo_sbx.py", "", 2, 12),
+    Program(PPO_BIG, "cleanrl", "ppo_cleanrl.py", "--checkout {cleanrl}", 2, 8),
+    Program(PPO_BIG, "leanrl", "ppo_leanrl.py", "--checkout {leanrl}", 2, 8),
+    Program(PPO_BIG, "leanrl_compile", "ppo_leanrl.py", "--checkout {leanrl} --compile", 2, 12),
+    Program(PPO_BIG, "skrl_torch", "ppo_skrl_torch.py", "", 2, 8),
+    Program(PPO_BIG, "skrl_jax", "ppo_skrl_jax.py", "", 2, 8),
     Program(
-        PPO_SMALL, "linen_gymnasium", "more/ppo_continuous_linen_gymnasium.py", OURS_PPO, 3, 43
+        PPO_SMALL, "linen_gymnasium", "more/ppo_continuous_linen_gymnasium.py", OURS_PPO, 3, 28
     ),
     Program(PPO_SMALL, "torch_gymnasium", "more/ppo_continuous_torch_gymnasium.py", OURS_PPO, 2, 8),
     Program(PPO_SMALL, "sb3", "ppo_sb3.py", "", 2, 6),
-    Program(SAC, "linen_gymnasium", "more/sac_linen_gymnasium.py", OURS_SAC, 600, 1600),
-    Program(SAC, "torch_gymnasium", "more/sac_torch_gymnasium.py", OURS_SAC, 600, 1200),
+    Program(SAC, "linen_gymnasium", "more/sac_linen_gymnasium.py", OURS_SAC, 600, 1500),
+    Program(SAC, "torch_gymnasium", "more/sac_torch_gymnasium.py", OURS_SAC, 600, 1100),
     Program(
-        SAC, "torch_compile_gymnasium", "more/sac_torch_compile_gymnasium.py", OURS_SAC, 600, 1600
+        SAC, "torch_compile_gymnasium", "more/sac_torch_compile_gymnasium.py", OURS_SAC, 600, 1500
     ),
-    Program(SAC, "sb3", "sac_sb3.py", "", 600, 1200),
-    Program(SAC, "sbx", "sac_sbx.py", "", 600, 1600),
-    Program(SAC, "cleanrl", "sac_cleanrl.py", "--checkout {cleanrl}", 600, 1200),
-    Program(SAC, "leanrl", "sac_leanrl.py", "--checkout {leanrl}", 600, 1200),
-    Program(SAC, "leanrl_compile", "sac_leanrl.py", "--checkout {leanrl} --compile", 600, 1600),
-    Program(SAC, "skrl_torch", "sac_skrl_torch.py", "", 600, 1200),
-    Program(SAC, "skrl_jax", "sac_skrl_jax.py", "", 600, 1200),
+    Program(SAC, "sb3", "sac_sb3.py", "", 600, 1100),
+    Program(SAC, "sbx", "sac_sbx.py", "", 600, 1500),
+    Program(SAC, "cleanrl", "sac_cleanrl.py", "--checkout {cleanrl}", 600, 1100),
+    Program(SAC, "leanrl", "sac_leanrl.py", "--checkout {leanrl}", 600, 1100),
+    Program(SAC, "leanrl_compile", "sac_leanrl.py", "--checkout {leanrl} --compile", 600, 1500),
+    Program(SAC, "skrl_torch", "sac_skrl_torch.py", "", 600, 1100),
+    Program(SAC, "skrl_jax", "sac_skrl_jax.py", "", 600, 1100),
 )
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -214,7 +214,7 @@ def main() -> None:
             lengths = (program.short, program.long)
             commands = [command_of(program, python, length, args) for length in lengths]
             short, long = (measure(command, args.core) for command in commands)
-            row = {
+            row: dict[str, Any] = {
                 "round": round_number,
                 "setting": program.setting,
                 "script": program.name,

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "tensordict==0.11.0", "gymnasium[mujoco]==0.29.1",
+# dependencies = ["torch==2.13.0", "tensordict==0.6.2", "gymnasium[mujoco]==0.29.1",
 #   "mujoco==4.0.0", "numpy==1.26.4", "tyro==1.0.17", "tqdm==4.70.1", "wandb==0.31.0"]
 #
 # [tool.uv.sources]  # the build without CUDA's gigabytes
@@ -21,8 +21,8 @@ Without --compile it is ppo_continuous_action.py, with it ppo_continuous_action_
 It differs in these: a truncation counts as a termination; a learning rate that falls per iteration;
 each environment has wrappers and running statistics of its own, which change at each step. CUDA
 graphs are off, since there is no GPU, and W&B is disabled. Both files take Gymnasium 0.29, which
-has HalfCheetah-v4 and not v5, the same robot. The file that compiles takes a TensorDict before
-0.14, in which parameters that are data of another network's want no gradient.
+has HalfCheetah-v4 and not v5, the same robot, and the TensorDict of their time: with a newer one
+the file that compiles fails.
 """
 
 import checkout

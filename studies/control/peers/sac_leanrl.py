@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "tensordict==0.11.0", "torchrl==0.11.0",
+# dependencies = ["torch==2.13.0", "tensordict==0.6.2", "torchrl==0.6.0",
 #   "stable-baselines3==2.9.2", "gymnasium[mujoco]==0.29.1", "mujoco==4.0.0", "numpy==1.26.4",
 #   "tyro==1.0.17", "tqdm==4.70.1", "wandb==0.31.0"]
 #
@@ -21,8 +21,8 @@
 Without --compile it is sac_continuous_action.py, with it sac_continuous_action_torchcompile.py.
 It differs in these: at every second step the actor is updated twice, and not once at each; learning
 rates of critics and alpha are 1e-3. CUDA graphs are off, since there is no GPU, and W&B is
-disabled. Both files take Gymnasium 0.29, which has HalfCheetah-v4 and not v5, the same robot. The
-file that compiles takes a TensorDict before 0.14.
+disabled. Both files take Gymnasium 0.29, which has HalfCheetah-v4 and not v5, the same robot. They
+take the TensorDict and TorchRL of their time: with newer ones the file that compiles fails.
 """
 
 import checkout
