@@ -450,7 +450,7 @@ def train(args: Args) -> None:
         train_state, obs, env_state = saved
     specs = jax.P(), jax.P("devices"), jax.P(None, "devices")
     whole, rows, columns = (jax.NamedSharding(mesh, spec) for spec in specs)
-    places = whole, rows, EnvState(whole, rows, rows, rows)
+    places = whole, rows, jax.tree.map(lambda x: rows, env_state)._replace(key=whole)
     state = jax.device_get((train_state, obs, env_state))
     train_state, obs, env_state = jax.device_put(state, places)
 
