@@ -22,7 +22,6 @@ $(sed -nE 's/^(\w+) = \[(.+)\]$/                      \1 (\2)/p' analysis/sizes.
 
   --iterations N    of 8192 steps each; default 100, or what the study says
   --repeats N       each run with N seeds; default 1, or what the study says
-  --devices N       each run on N devices; for linen_sharded and torch_ddp
   --only REGEX      keep the commands that match
   --list, --count   print the commands, or how many they are, and run nothing
   --dry-run         print which runs are missing, and how long they take
@@ -38,6 +37,7 @@ More flags:
   --scripts LIST    also what else scripts.toml has, PPO's without their ppo_; and torch-none,
                     linen-none, nnx-none and equinox-none, which compile less
   --iterations N    scripts.toml says how many steps an iteration of each has
+  --devices N       each run on N devices; for linen_sharded and torch_ddp alone
   --sync            wait for the device after each rollout, to time both phases
   --seed N          seed of the order inside each (environment, size) block; default 1
   --from I, --to I  the first and last line of the list to run

@@ -41,8 +41,12 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
 
-import gymnax
 import jax
+
+if __name__ == "__main__" and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    jax.distributed.initialize()  # srun's tasks, as one program; before gymnax, which asks JAX
+
+import gymnax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -425,8 +429,6 @@ def aside(args: Args) -> Args:
 
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:  # srun's processes become one program
-        jax.distributed.initialize()
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)

@@ -3,8 +3,8 @@
     python -m studies.devices.measure --minutes 8 > studies/devices/measured.jsonl
 
 Each round trains with both scripts, both networks, and one and two devices, in an order that
-changes from round to round. No round begins that may not end in time. A run's iteration is the median of
-its iterations but for the first two. One device may use all cores, as it does without this study.
+changes from round to round. No round begins that may not end in time. A run's iteration is the
+median of its iterations but for the first two. One device may use all cores.
 """
 
 import argparse
