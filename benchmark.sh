@@ -37,6 +37,7 @@ More flags:
   --scripts LIST    also what else scripts.toml has, PPO's without their ppo_; and torch-none,
                     linen-none, nnx-none and equinox-none, which compile less
   --iterations N    scripts.toml says how many steps an iteration of each has
+  --devices N       each run on N devices; for linen_sharded and torch_ddp alone
   --sync            wait for the device after each rollout, to time both phases
   --seed N          seed of the order inside each (environment, size) block; default 1
   --from I, --to I  the first and last line of the list to run
@@ -94,7 +95,7 @@ quote() { # WORDS...: print them so that a shell reads them as they are
   echo "${line# }"
 }
 
-action=run runs_dir=runs timeout=86400 gpus=("") track="" notes="" report=yes grid_flags=()
+action=run runs_dir=runs timeout=86400 gpus=("") devices="" track="" notes="" report=yes grid_flags=()
 invocation=$(quote "$0" "$@")
 here=$(readlink -f -- "$0")
 here=${here%/*}/
@@ -108,7 +109,7 @@ while (($# > 0)); do
   --track) track=yes grid_flags+=("$1") ;;
   --no-report) report="" ;;
   --list | --count | --dry-run) action=${1#--} ;;
-  --scripts | --envs | --sizes | --iterations | --repeats | --seed | --only | --from | --to | \
+  --scripts | --envs | --sizes | --iterations | --repeats | --devices | --seed | --only | --from | --to | \
     --runs-dir | --timeout | --gpus | --notes)
     if (($# < 2)); then fail "$1 needs a value."; fi
     case $1 in
@@ -119,7 +120,10 @@ while (($# > 0)); do
       if [[ ! $2 =~ ^[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*$ ]]; then fail "--gpus must be as 0,1; not '$2'."; fi
       IFS=, read -ra gpus <<<"$2"
       ;;
-    *) grid_flags+=("$1=$2") ;; # studies/grid.py checks these
+    *) # studies/grid.py checks these
+      if [[ $1 == --devices ]]; then devices=$2; fi
+      grid_flags+=("$1=$2")
+      ;;
     esac
     shift
     ;;
@@ -128,6 +132,7 @@ while (($# > 0)); do
   esac
   shift
 done
+if [[ $devices && ${gpus[0]} ]]; then fail "--devices takes the GPUs of CUDA_VISIBLE_DEVICES, so leave out --gpus."; fi
 if [[ ! $runs_dir || $runs_dir == -* ]]; then fail "--runs-dir must name a folder, not '$runs_dir'."; fi
 if [[ ! $timeout =~ ^[1-9][0-9]{0,8}$ ]]; then fail "--timeout must be a positive whole number, not '$timeout'."; fi
 for tool in flock timeout; do
@@ -280,10 +285,11 @@ progress() { # NAME GPU: say which run starts, and about how long the rest takes
 }
 
 run() { # I GPU: run its command; set `code`
-  local name=${names[$1]} path=${paths[$1]} words word script=benchmark.sh
+  local name=${names[$1]} path=${paths[$1]} words word script=benchmark.sh i=0
   eval "words=(${commands[$1]})"
   if is_stopped "$1"; then
-    words=("${words[@]:0:2}" --resume "$path")
+    while [[ ${words[$i]} != *.py ]]; do i=$((i + 1)); done
+    words=("${words[@]:0:i+1}" --resume "$path")
   elif [[ -e $path || -L $path ]]; then # what a killed run had measured
     mkdir -p "$state/partial"
     mv "$path" "$state/partial/$name.$(date +%s%N)"

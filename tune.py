@@ -125,6 +125,10 @@ class TrialError(Exception):
     """Why a trial failed, in a sentence."""
 
 
+class Refused(TrialError):
+    """A script says that its command is a mistake."""
+
+
 class Stopped(Exception):
     """A signal ended a run, with a checkpoint; somebody goes on with it."""
 
@@ -315,7 +319,8 @@ def run(command: Command, words: list[str], log: Path, look: Callable) -> None:
         raise Stopped
     if status != 0:
         said = sentence_of(log.read_text(errors="replace"))
-        raise TrialError(f"{Path(words[0]).name} ended by {status}: {said}")
+        kind = Refused if status == 2 else TrialError
+        raise kind(f"{Path(words[0]).name} ended by {status}: {said}")
     log.unlink()
 
 
@@ -414,6 +419,9 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
     except optuna.TrialPruned:
         ended = study.tell(trial, state=TrialState.PRUNED)
     except TrialError as error:
+        own = {x: command.own[x] for x in command.space}
+        if isinstance(error, Refused) and trial.params == own:
+            raise  # so do all: as where a package is missing
         trial.set_user_attr("error", str(error))
         ended = study.tell(trial, state=TrialState.FAIL)
     with command.lock:
@@ -731,6 +739,8 @@ def main() -> None:
     except Stopped:
         print("Stopped. The same command goes on.")
         sys.exit(status)
+    except Refused as error:
+        fail(str(error))
     except TrialError as error:
         sys.exit(str(error))
 

@@ -64,11 +64,14 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
 
 
 def scripts_table() -> str:
-    """Return a link to each script, and what it teaches."""
-    lines = ["| script | what it teaches |", "|---|---|"]
+    """Return a link to each script, what its actions and environments are, and what it teaches."""
+    lines = ["| script | actions | environments | what it teaches |", "|---|---|---|---|"]
     for name, row in SCRIPTS.items():
         file = f"{name}.py" if (ROOT / f"{name}.py").exists() else f"more/{name}.py"
-        lines.append(f"| [{name}]({file}) | {row['teaches']} |")
+        continuous = row["algorithm"] == "sac" or row["family"].startswith("continuous")
+        actions = "continuous" if continuous else "discrete"
+        environments = "Gymnasium" if row["family"].endswith("Gymnasium") else "JAX"
+        lines.append(f"| [{name}]({file}) | {actions} | {environments} | {row['teaches']} |")
     return "\n".join(lines)
 
 

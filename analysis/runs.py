@@ -352,6 +352,8 @@ def name_mode(info: dict[str, Any]) -> str:
         if value != usual:
             parts.append(f"--{name}" if value is True else f"--{name} {value}")
     name = " ".join(parts)
+    if info.get("devices", 1) > 1:  # one training on all of them
+        return f"{name}, {info['devices']} devices"
     if info.get("side_by_side"):  # how many processes shared the machine
         return f"{name}, {info['side_by_side']} side by side"
     return name if len(parts) > 1 else ""

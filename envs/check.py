@@ -4,8 +4,9 @@
     python ~/ppo-rosetta/envs/check.py my_module:MyEnv-v0    # in Gymnasium: a registered id
 
 Types and shapes are checked first, and then what random actions lead to. A broken rule is a
-sentence, with exit status 2. What may be meant as it is, is a sentence, too, with exit status 0. An
-error in your code is shown as Python shows it. Random actions do not come everywhere.
+sentence, with exit status 2, and so is a package that is missing. What may be meant as it is, is a
+sentence, too, with exit status 0. An error in your code is shown as Python shows it. Random actions
+do not come everywhere.
 """
 
 import os
@@ -184,7 +185,10 @@ def check_gymnasium(name: str) -> str:
     """Return which actions it has, discrete or continuous."""
     # Without Gymnasium's own wrappers, whose errors say less.
     make: Any = partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
-    env = make()
+    try:
+        env = make()
+    except gymnasium.error.DependencyNotInstalled as error:  # which says how to install it
+        fail(str(error))
     for part in ("action_space", "observation_space"):
         must(hasattr(env, part), f"{name} has no {part}, which Gymnasium's environments have")
     actions = env.action_space
@@ -353,7 +357,7 @@ def main(env_id: str) -> None:
     except ModuleNotFoundError as error:
         rule = f"there is no module {module} in {os.getcwd()} or the packages"
         must(error.name not in (module, module.partition(".")[0]), rule)
-        raise  # it is one that yours imports
+        fail(str(error))  # a package that it imports is missing
     in_gymnasium = name in gymnasium.registry
     if in_gymnasium:
         kind = check_gymnasium(name)

@@ -33,8 +33,9 @@ try:  # not among the project's requirements: it brings a game engine and a plot
     from craftax.craftax_classic.envs.craftax_symbolic_env import (
         CraftaxClassicSymbolicEnvNoAutoReset,
     )
-except ImportError as error:
-    raise ImportError("Craftax needs a package: pip install craftax==1.6.1") from error
+except ModuleNotFoundError as error:
+    reason = "envs.craftax_symbolic needs a package: pip install craftax==1.6.1"
+    raise ModuleNotFoundError(reason) from error
 
 
 class CraftaxSymbolic(environment.Environment):

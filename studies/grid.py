@@ -121,6 +121,7 @@ OPTIONS: dict[str, Check] = {
     "repeats": is_number,
     "iterations": is_number,
     "steps": is_number,  # of an iteration
+    "devices": is_number,  # of a run
     "seconds": is_number,
     "wrapper": is_name,  # a module that runs the script
     "seeds": is_numbers,
@@ -238,7 +239,7 @@ def parse_args() -> argparse.Namespace:
     for name in ("scripts", "envs", "sizes"):
         parser.add_argument(f"--{name}", type=items)
     parser.add_argument("--sync", action="store_true")
-    for name in ("iterations", "repeats", "to"):
+    for name in ("iterations", "repeats", "to", "devices"):
         parser.add_argument(f"--{name}", type=positive)
     parser.add_argument("--seed", type=positive, default=1)
     parser.add_argument("--from", type=positive, default=1, dest="first")
@@ -247,7 +248,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--python", default="python")
     args = parser.parse_args()
-    own = [f"--{x}" for x in ("scripts", "envs", "sizes", "sync") if getattr(args, x)]
+    own = [f"--{x}" for x in ("scripts", "envs", "sizes", "sync", "devices") if getattr(args, x)]
     if own and args.study:
         fail(f"{own[0]} makes a grid of your own, so leave out '{args.study}', or use --only")
     args.study = "custom" if own else args.study or "quick"
@@ -273,6 +274,13 @@ def make_grid(args: argparse.Namespace) -> Grid:
         "envs": args.envs or [default_env(scripts)],
         "sizes": args.sizes or ["small"],
     }
+    if args.devices:
+        for script in scripts:
+            if full_name(script) not in SCRIPTS or not is_on_many_devices(script):
+                fail(
+                    f"--devices: {script} trains on one device; linen_sharded and torch_ddp do not"
+                )
+        row["devices"] = args.devices
     if args.sync:
         row["label"] = "sync"
         row["flags"] = {"sync-for-timing": True}
@@ -398,6 +406,11 @@ def is_continuous(short: str) -> bool:
     return row["algorithm"] == "sac" or row["family"].startswith("continuous")
 
 
+def is_on_many_devices(short: str) -> bool:
+    """Whether a script of this project trains one agent on many devices."""
+    return SCRIPTS[full_name(short)]["family"] == "many devices"
+
+
 def steps_of(short: str) -> int:
     """Those of an iteration; one's own script is taken for the first whose algorithm it names."""
     if full_name(short) in SCRIPTS:
@@ -445,7 +458,9 @@ def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
     parts = [label, env.replace(":", ".")]
     if is_configuration:  # a label says more
         parts = [label or env[1:]]
-    name = "__".join(filter(None, [*parts, size, script, f"{iterations}it", f"seed{seed}"]))
+    devices = row.get("devices", 0)
+    parts += [size, script, f"{devices}devices" if devices else ""]
+    name = "__".join(filter(None, [*parts, f"{iterations}it", f"seed{seed}"]))
 
     words = list(grid.programs.get(script) or [file_of(script)])
     runner = [args.python]
@@ -453,6 +468,17 @@ def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
     if ":" in env and Path.cwd() != ROOT:
         runner = ["env", f"--chdir={Path.cwd()}", args.python]
         words[0] = str(ROOT / words[0])
+    if devices and SCRIPTS[full_name(script)]["framework"] == "torch":
+        # A port that is free, so that several can run beside each other.
+        words = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={devices}",
+            *words,
+        ]
+    elif devices:  # of a CPU; of GPUs JAX takes those that it sees
+        runner = ["env", f"JAX_NUM_CPU_DEVICES={devices}", *runner]
     if "wrapper" in row:
         words = ["-m", row["wrapper"], *words]
     words += [env[1:]] if is_configuration else ["--env-id", env]

@@ -35,6 +35,7 @@ SCRIPTS = scripts("ppo", "plain")
 TORCH_SCRIPTS = scripts("ppo", "plain", "torch")
 JAX_SCRIPTS = but(SCRIPTS, *TORCH_SCRIPTS)
 VMAP_SCRIPTS = scripts("ppo", "many agents")
+DEVICES_SCRIPTS = scripts("ppo", "many devices")
 RNN_SCRIPTS = scripts("ppo", "memory")
 GYMNASIUM_SCRIPTS = scripts("ppo", "Gymnasium")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
@@ -63,7 +64,7 @@ CONTINUOUS_IN_TORCH = but(CONTINUOUS_SCRIPTS, *CONTINUOUS_IN_JAX)
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
     "Arguments": [
-        SCRIPTS,
+        (*SCRIPTS, *DEVICES_SCRIPTS),
         GYMNASIUM_SCRIPTS,
         VMAP_SCRIPTS,
         RNN_SCRIPTS,
@@ -75,7 +76,7 @@ SHARED = {
         scripts("sac", "Gymnasium"),
     ],
     "Environment": [
-        (*SCRIPTS, *VMAP_SCRIPTS),
+        (*SCRIPTS, *VMAP_SCRIPTS, *DEVICES_SCRIPTS),
         but(scripts("Gymnasium"), *SAC_SCRIPTS),
         RNN_SCRIPTS,
         CONTINUOUS_IN_GYMNAX,
@@ -85,11 +86,18 @@ SHARED = {
         scripts("sac", "Gymnasium"),
     ],
     "Statistics": [CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
-    "Agent": [TORCH_PAIR, IN_LINEN, IN_NNX, *CONTINUOUS_PAIRS, *DQN_PAIRS, *SAC_PAIRS],
+    "Agent": [
+        (*TORCH_PAIR, "ppo_torch_ddp"),
+        IN_LINEN,
+        IN_NNX,
+        *CONTINUOUS_PAIRS,
+        *DQN_PAIRS,
+        *SAC_PAIRS,
+    ],
     "Replay": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
     "Act": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
     "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX, CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
-    "Rollout": [TORCH_SCRIPTS, but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
+    "Rollout": [(*TORCH_SCRIPTS, "ppo_torch_ddp"), but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
     "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX)],
     "Loss": [
         IN_TORCH,
@@ -103,7 +111,7 @@ SHARED = {
     ],
     "Update": [
         TORCH_PAIR,
-        IN_LINEN,
+        but(IN_LINEN, "ppo_linen_sharded"),
         but(IN_NNX, "ppo_nnx_tree"),
         *CONTINUOUS_PAIRS,
         *DQN_PAIRS,

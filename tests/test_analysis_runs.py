@@ -63,6 +63,7 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
     for mode in MODES:
         write_plain(tmp_path, mode=mode)
     write_plain(tmp_path / "two", side_by_side=2)
+    write_plain(tmp_path / "shared", script="ppo_torch_ddp", devices=4)
     flags = {"vectorization": "async", "compile": True, "threads": 0}
     write_plain(tmp_path / "flags", args=flags)
     write_plain(tmp_path / "copy", script="mine", args={"target_network_frequency": 1})
@@ -70,12 +71,18 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
     write_plain(tmp_path / "sticky", args={"env_id": "Pong", "sticky_actions": 0.2})
     runs = load(tmp_path).runs
     assert set(runs["mode"]) == {
-        *("mine", "ppo_linen", "ppo_linen --no-jit", "ppo_linen --vectorization async --compile"),
+        *(
+            "mine",
+            "mine, 4 devices",
+            "ppo_linen",
+            "ppo_linen --no-jit",
+            "ppo_linen --vectorization async --compile",
+        ),
         *("ppo_linen, 2 side by side", "ppo_nnx", "ppo_nnx --no-jit", "ppo_nnx_cached"),
         *("ppo_torch", "ppo_torch --no-jit-env", "ppo_torch_compile"),
     }
     assert set(runs["env_id"]) == {"CartPole-v1", "Doors-v0", "Pong, sticky_actions 0.2"}
-    assert runs["algorithm"].value_counts().to_dict() == {"ppo": 12, "dqn": 1}
+    assert runs["algorithm"].value_counts().to_dict() == {"ppo": 13, "dqn": 1}
 
 
 def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):

@@ -91,19 +91,21 @@ def test_it_is_as_the_scripts_need_it_where_a_reward_is_a_number_of_python(env):
 
 
 @pytest.mark.parametrize(
-    ("package", "command", "env_id"),
+    ("module", "package", "command"),
     [
-        ("brax", "brax==0.14.2", "envs.brax:HalfCheetah"),
-        ("mujoco_playground", "playground==0.2.0", "envs.playground:CheetahRun"),
+        ("envs.brax", "brax", "brax==0.14.2"),
+        ("envs.craftax_symbolic", "craftax", "craftax==1.6.1"),
+        ("envs.playground", "mujoco_playground", "playground==0.2.0"),
     ],
 )
-def test_without_the_package_a_sentence_names_it(package, command, env_id, monkeypatch, capfd):
-    module = env_id.partition(":")[0]
+def test_without_the_package_a_sentence_names_it(module, package, command, monkeypatch, capsys):
+    """The check says it. Scripts also say what this exception says: test_bad_input.py."""
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that there is none
-    assert main("ppo_continuous_linen", "--env-id", env_id) == 2
-    sentence = f"--env-id: {module} needs a package: pip install {command}\n"
-    assert capfd.readouterr().err.endswith(sentence)
+    with pytest.raises(SystemExit) as stopped:
+        check.main(f"{module}:Any")
+    sentence = f"{module} needs a package: pip install {command}\n"
+    assert (stopped.value.code, capsys.readouterr().err) == (2, sentence)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,21 @@ def test_the_table_of_ease_counts_right(name):
     assert f"| {row} |" in words_of("docs/ease.md")
 
 
+@pytest.mark.parametrize("name", ["linen", "nnx", "equinox", "torch"])
+def test_ease_counts_the_lines_of_continuous_actions_right(name):
+    added = changed_lines(f"ppo_{name}", f"ppo_continuous_{name}")
+    others = changed_lines("ppo_continuous_linen", f"ppo_continuous_{name}")
+    assert f"| ppo_continuous_{name} | {added} | {others} |" in words_of("docs/ease.md")
+
+
+def test_ease_counts_the_lines_of_sac_right():
+    page = words_of("docs/ease.md")
+    linen, torch = changed_lines("dqn_linen", "sac_linen"), changed_lines("dqn_torch", "sac_torch")
+    assert f"SAC differs from DQN in {linen} lines in Linen and in {torch} in PyTorch." in page
+    compiled = changed_lines("sac_torch_gymnasium", "sac_torch_compile_gymnasium")
+    assert f"Compiling SAC changes {compiled} lines" in page
+
+
 def test_ease_counts_the_lines_of_gymnasiums_lessons_right():
     scripts = ("ppo_torch_gymnasium", "ppo_linen_gymnasium")
     torch, linen = (len(read(x).partition("# === Run log")[0].splitlines()) for x in scripts)
@@ -176,7 +191,7 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
     assert "| sb3 | 10 | 5.99 |" in (tmp_path / "README.md").read_text()
     monkeypatch.setitem(docs.SCRIPTS, "ppo_yours", ROWS["ppo_linen"] | {"teaches": "nothing"})
     table = docs.renewed("<!-- table of scripts.toml -->\n<!-- end -->").splitlines()
-    assert table[-2] == "| [ppo_yours](more/ppo_yours.py) | nothing |"
+    assert table[-2] == "| [ppo_yours](more/ppo_yours.py) | discrete | JAX | nothing |"
     with pytest.raises(SourceError, match="no block is called"):
         docs.renewed("<!-- nothing of studies/peers -->\n<!-- end -->")
 

@@ -279,6 +279,24 @@ def test_each_script_is_named_for_one_kind_of_environment():
 
 
 def test_an_error_in_ones_own_code_is_shown_as_it_is():
-    Path("broken.py").write_text("import no_such_package")
-    with pytest.raises(ModuleNotFoundError):
+    Path("broken.py").write_text("1 / 0")
+    with pytest.raises(ZeroDivisionError):
         check.main("broken:MyEnv")
+
+
+# A package that one's own code needs.
+MISSING = [
+    ("import no_such_package", "No module named 'no_such_package'"),
+    (
+        "def make(**options): raise gymnasium.error.DependencyNotInstalled('pip install mujoco')",
+        "pip install mujoco",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), MISSING)
+def test_a_missing_package_is_a_sentence(line, sentence, capsys):
+    Path("given.py").write_text(f"import gymnasium\n{line}\ngymnasium.register('MyEnv-v0', make)\n")
+    with pytest.raises(SystemExit) as stopped:
+        check.main("given:MyEnv-v0")
+    assert (stopped.value.code, capsys.readouterr().err) == (2, f"{sentence}\n")

@@ -134,3 +134,20 @@ def test_the_gpus_steps_have_each_run_of_their_grid_once(env):
     for step in re.findall(r"^runs: (.+)$", said, re.MULTILINE):
         names += names_of(ROOT, "gpu", "--only", f"run-name {step}", env=env)
     assert sorted(names) == sorted(names_of(ROOT, "gpu", env=env))
+
+
+def test_devices_start_one_training_on_as_many(env):
+    """In PyTorch by torchrun, in JAX by a variable; their names tell such runs from others."""
+    flags = ("--scripts", "linen_sharded,torch_ddp", "--devices", "2")
+    lines = succeed(ROOT, *flags, "--list", env=env).splitlines()
+    jax, torch = sorted(map(shlex.split, lines), key=len)
+    assert jax[:2] == ["env", "JAX_NUM_CPU_DEVICES=2"] and jax[3] == "more/ppo_linen_sharded.py"
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert torch[1:6] == [*launch, "more/ppo_torch_ddp.py"]
+    assert all("__2devices__" in words[words.index("--run-name") + 1] for words in (jax, torch))
+    for others, said in [
+        (("--scripts", "linen"), "linen trains on one device"),
+        (("--scripts", "torch_ddp", "--gpus", "0"), "leave out --gpus"),
+    ]:
+        process = bench(ROOT, "--devices", "2", *others, "--list", env=env)
+        assert process.returncode == 2 and said in process.stderr

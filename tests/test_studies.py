@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +23,9 @@ import ppo_linen
 from analysis.runs import load, save
 from analysis.schema import SourceError
 from studies.agents import study as agents
+from studies.control import study as control
+from studies.devices import measure as devices_measure
+from studies.devices import study as devices
 from studies.doors import study as doors
 from studies.limits import measure as limits_measure
 from studies.limits import study as limits
@@ -50,6 +54,26 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
     save(data._replace(runs=runs[runs["mode"] == "ppo_linen"]), tmp_path)
     with pytest.raises(SourceError, match="no run is of a program of many agents"):
         agents.costs(tmp_path)
+
+
+# === Control ====================================================================================
+def test_costs_are_ratios_within_a_round(tmp_path):
+    """A round twice as slow as the other, for all alike, changes no ratio."""
+    seconds = {"PPO": {"linen_gymnasium": 0.5, "sb3": 2}, "SAC": {"linen_gymnasium": 0.01}}
+    rows = []
+    for round_number, slowness in enumerate([1, 2, 4]):
+        for setting, scripts in seconds.items():
+            for script, each in scripts.items():
+                row = {"round": round_number, "setting": f"{setting}, small", "script": script}
+                rows.append(row | {"cpu_each": each * slowness, "cpu_start": 3 * slowness})
+    path = tmp_path / "cost.jsonl"
+    path.write_text("".join(json.dumps(x) + "\n" for x in rows))
+    assert control.ppo_costs(path).cells.to_numpy().tolist() == [
+        ["PPO, small", "linen_gymnasium", "6.00", "1.00", "1.00", "0.250 [0.250, 0.250]"],
+        ["PPO, small", "sb3", "6.00", "4.00", "4.00 [4.00, 4.00]", "1.00"],
+    ]
+    [sac] = control.sac_costs(path).cells.to_numpy().tolist()
+    assert sac[:4] == ["linen_gymnasium", "6.00", "20.0", "1.00"]
 
 
 # === Doors ======================================================================================
@@ -157,3 +181,29 @@ def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
     parts = minatar.frames(tmp_path).frame.set_index("way")
     found = parts.loc[["PyTorch on Gymnasium's copy", "MinAtar's own example"], ["low", "high"]]
     np.testing.assert_allclose(found, [[0.5, 0.5], [0.25, 0.25]])
+
+
+# === Devices ====================================================================================
+def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
+    networks = devices_measure.NETWORKS
+    scripts = devices_measure.SCRIPTS
+    rows = []
+    for network, script, count, k in product(networks, scripts, (1, 2), range(3)):
+        row = {"round": k, "network": network, "script": script, "devices": count}
+        row["iteration"] = (1 + k) * (0.8 if count == 1 else 0.6)  # rounds are paired
+        row |= {"minibatches": 80, "gradient_bytes": devices_measure.gradient_bytes(network)}
+        rows.append(row)
+    rows.append(rows[0] | {"round": 3, "iteration": 99})  # cut off before its partner
+    path = tmp_path / "measured.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    gain = devices.gain_table(path)
+    assert len(gain.frame) == 4 and set(gain.frame["rounds"]) == {3}
+    assert set(gain.cells["times one"]) == {"0.7500 [0.7500, 0.7500]"}
+    estimate = devices.estimate_table(path).frame.set_index("network")
+    size = ppo_linen.Args(hidden_sizes=networks["3 x 256"])
+    env = ppo_linen.VecEnv(size.env_id, 1)
+    params = ppo_linen.make_agent(size, env, jax.random.PRNGKey(0)).params
+    assert estimate["gradient_bytes"]["3 x 256"] == sum(x.nbytes for x in jax.tree.leaves(params))
+    reduce = 20e-6 + estimate["gradient_bytes"] / 100e9
+    np.testing.assert_allclose(estimate["least"], 2 * reduce)
+    assert estimate["step"]["3 x 256"] == pytest.approx(1.6 / 80)

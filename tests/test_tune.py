@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -334,6 +333,17 @@ def test_where_all_trials_fail_one_sentence_says_so(project):
     assert "trial 0: an agent's return is no number" in out
 
 
+def test_what_the_scripts_own_settings_cannot_run_ends_the_study(project):
+    """With the script's sentence; once it is mended, the same command goes on."""
+    words = [*QUICK, "--trials", 2]
+    sentence = "fake.py ended by 2: --env-id: a package is missing\n"
+    assert run(project, *words, **{"0000-": "refused"})[::2] == (2, sentence)
+    assert run(project, *words, **{"0002-": "refused"})[::2] == (0, "")
+    own, another = tune.counted(load(project))
+    assert own.params["learning_rate"] == 0.1 and own.state == TrialState.COMPLETE
+    assert another.user_attrs["error"] == sentence.strip()
+
+
 # === What a user gets wrong, and may well do ====================================================
 @pytest.mark.parametrize(
     "words, sentence",
@@ -446,29 +456,50 @@ def test_the_space_is_of_settings_that_scripts_have():
 
 
 # === A real script, and MLflow ==================================================================
-def test_a_real_study(tmp_path, compiled):
-    """Of ppo_linen, by the command itself."""
-    words = "ppo_linen --trials 1 --num-seeds 1 --fresh-seeds 1 --episodes 8 --workers 2"
+@pytest.fixture
+def begun(monkeypatch):
+    """A function: tune.py's words -> its command, in this process, before a trial runs."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def begun(folder, *words):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["tune.py", *map(str, words)])
+        return tune.begin()
+
+    yield begun
+    sys.modules.pop("fake", None)
+
+
+def test_a_trial_of_a_real_script(tmp_path, compiled, begun, monkeypatch):
+    """It trains, and evaluate.py judges it."""
+    for name, value in compiled.items():
+        monkeypatch.setenv(name, value)
+    words = "ppo_linen --trials 1 --num-seeds 1 --episodes 8"
     words += " --num-envs 4 --num-steps 64 --total-timesteps 2048 --update-epochs 2"
     words += " --hidden-sizes 8"
-    words = [sys.executable, ROOT / "tune.py", *words.split()]
-    subprocess.run(words, cwd=tmp_path, env=os.environ | compiled, check=True)
-    (folder,) = (tmp_path / "tuned").iterdir()
-    args = [json.loads(path.read_text())["args"] for path in folder.rglob("run.json")]
-    assert {(x["num_envs"], x["total_timesteps"]) for x in args} == {(4, 2048)}
-    assert {x["seed"] for x in args} == {1, 1001}
-    assert 1 <= json.loads((folder / "best.json").read_text())["own"]["iqm"] <= 500
+    command = begun(tmp_path, *words.split())
+    tune.work(command)
+    (trial,) = command.study.trials
+    assert 1 <= trial.value <= 500
+    args = json.loads((command.trials / "0000-seed-1/run.json").read_text())["args"]
+    assert (args["num_envs"], args["total_timesteps"], args["seed"]) == (4, 2048, 1)
 
 
-def test_mlflow_has_all_of_a_study_once(project):
+def test_mlflow_has_all_of_a_study_once(project, begun, monkeypatch):
     """Also where a command had no server, and where another comes after the copy."""
     mlflow = pytest.importorskip("mlflow")
-    words = [*QUICK, "--trials", 2, "--mlflow"]
-    status, _, err = run(project, *words, mlflow="http://127.0.0.1:9", **{"0001-": "crash"})
-    assert status == 1 and err.startswith("--mlflow: ") and err.count("\n") == 1
+    words = [*QUICK, "--trials", 2]
+    assert run(project, *words, **{"0001-": "crash"})[::2] == (0, "")
+    monkeypatch.setattr(tune, "draw", lambda *_: None)
+    command = begun(project, *words, "--mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(SystemExit, match=r"^--mlflow: .*the same command tries again$"):
+        tune.finish(command)
     server = f"sqlite:///{project}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     for _ in range(2):
-        assert run(project, *words, mlflow=server)[::2] == (0, "")
+        tune.finish(command)
     client = mlflow.MlflowClient(server)
     experiment = client.get_experiment_by_name("ppo-rosetta")
     found = client.search_runs([experiment.experiment_id])

@@ -92,6 +92,9 @@ def train(args: Args) -> None:
     lock.execute("BEGIN EXCLUSIVE")
     signal.signal(signal.SIGTERM, lambda x, _: signals.append(x))
     trace(folder, "start", first=first, settings=asdict(args))
+    if plan == "refused":
+        print("--env-id: a package is missing", file=sys.stderr)
+        sys.exit(2)
     for iteration in range(first, ITERATIONS):
         time.sleep(args.seconds / ITERATIONS)
         row = {"charts/episodic_return": recent(asdict(args)), "charts/episodes": 100.0}

@@ -1,6 +1,7 @@
-"""What continuous PPO learns, what its running statistics bring, and what an iteration costs."""
+"""What continuous PPO and SAC learn, what running statistics bring, what an iteration costs."""
 
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -9,10 +10,10 @@ from analysis import figures, stats
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.runs import load
-from analysis.tables import across, texts
+from analysis.tables import across, span, table_of, text, texts, value
 from studies.control import dearness_study
 
-ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5"]
+ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
 ABLATIONS = {
     "norm_obs": "observations not normalised",
     "norm_reward": "rewards not scaled",
@@ -21,15 +22,16 @@ ABLATED = {  # environment -> the script in which the switches were tried
     "Pendulum-v1": "ppo_continuous_linen",
     "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
 }
-LIBRARY = "sb3"
+LINEN, LIBRARY = "linen_gymnasium", "sb3"
 
 
-def read(source: Path) -> pd.DataFrame:
-    """Return a row per run, with its return over the last 100 episodes and its two switches."""
+def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
+    """Return a row per run, with what it returned and its two switches, which SAC has not."""
     runs = load(source).runs
+    runs = runs[runs["algorithm"] == algorithm].copy()
     settings = runs["settings"].map(json.loads)
     for name in ABLATIONS:
-        runs[name] = settings.map(lambda x, key=name: x[key])
+        runs[name] = settings.map(lambda x, key=name: x.get(key, True))
     return runs.sort_values(["env_id", "mode"], key=lambda x: x.map(order), kind="stable")
 
 
@@ -48,6 +50,24 @@ def learning_table(source: Path) -> Table:
     shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
     cells = across(frame, shown, ["script"], "env_id").fillna("-")
     return Table("control_learning", "Return of the last 100 episodes", frame, cells)
+
+
+def sac_table(source: Path) -> Table:
+    """A row per script and environment: what each seed's agent returns when it explores no more."""
+    runs = read(source, "sac")
+    runs["steps"] = runs["num_iterations"] * runs["batch_size"]
+    keys = ["env_id", "steps", "mode"]
+    columns = ["greedy_return", "final_return"]
+    frame = runs.sort_values("seed").groupby(keys, sort=False)[columns].agg(list).reset_index()
+    cells = frame[["mode", "env_id"]].rename(columns={"mode": "script", "env_id": "environment"})
+    cells["steps"] = frame["steps"].map("{:,.0f}".format)
+    cells["greedy, by seed"] = frame["greedy_return"].map(listed)
+    cells["last iteration of training, by seed"] = frame["final_return"].map(listed)
+    return Table("control_sac", "What SAC's agents return", frame, cells)
+
+
+def listed(values: list[float]) -> str:
+    return "; ".join(map(number, values))
 
 
 def ablation_table(source: Path) -> Table:
@@ -70,26 +90,55 @@ def ablation_table(source: Path) -> Table:
     return Table("control_ablations", "What the running statistics bring", frame, cells)
 
 
-def cost_table(path: Path) -> Table:
-    """A row per program and setting: CPU time of an iteration, and its ratio to the library's."""
+def costs(path: Path, algorithm: str) -> pd.DataFrame:
+    """A row per setting and script: its start, an iteration or a step, and two ratios."""
     rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
-    library = rows[rows["script"] == LIBRARY].set_index(["round", "setting"])["iteration"]
-    pairs = rows.join(library.rename("library"), on=["round", "setting"])
-    pairs["ratio"] = pairs["iteration"] / pairs["library"]
+    rows = rows[rows["setting"].str.startswith(algorithm)]
     keys = ["setting", "script"]
-    frame = stats.of_groups(pairs, keys, "ratio", stats.geometric_mean)
-    frame = frame.join(pairs.groupby(keys)["iteration"].median(), on=keys)
-    frame["rounds"] = pairs["round"].nunique()
-    cells = frame[["setting", "script"]].copy()
-    cells["an iteration (CPU s)"] = frame["iteration"].map(number)
-    cells["times Stable-Baselines3"] = texts(frame)
-    return Table("control_cost", "CPU time of an iteration of 2,048 steps", frame, cells)
+    frame = rows.groupby(keys, sort=False)["cpu_start"].median().rename("start").reset_index()
+    each = stats.of_groups(rows, keys, "cpu_each", stats.geometric_mean).set_index(keys)
+    frame = frame.join(each["estimate"].rename("each"), on=keys)
+    for of in (LINEN, LIBRARY):
+        baseline = rows[rows["script"] == of].set_index(["round", "setting"])["cpu_each"]
+        pairs = rows.join(baseline.rename("baseline"), on=["round", "setting"])
+        pairs["ratio"] = pairs["cpu_each"] / pairs["baseline"]
+        found = stats.of_groups(pairs, keys, "ratio", stats.geometric_mean).set_index(keys)
+        frame = frame.join(found.add_prefix(f"{of}_"), on=keys)
+        frame.loc[frame["script"] == of, [f"{of}_low", f"{of}_high"]] = math.nan  # itself
+    return frame
+
+
+def ppo_costs(path: Path) -> Table:
+    columns = {
+        "setting": text("setting"),
+        "script": text("script"),
+        "start (CPU s)": value("start"),
+        "an iteration (CPU s)": value("each"),
+        f"times as long as {LINEN}": span(f"{LINEN}_"),
+        f"as {LIBRARY}": span(f"{LIBRARY}_"),
+    }
+    caption = "CPU time of an iteration of 2,048 steps by PPO"
+    return table_of("control_cost_ppo", caption, costs(path, "PPO"), columns)
+
+
+def sac_costs(path: Path) -> Table:
+    columns = {
+        "script": text("script"),
+        "start (CPU s)": value("start"),
+        "a step and its update (CPU ms)": value("each", 1000),
+        f"times as long as {LINEN}": span(f"{LINEN}_"),
+        f"as {LIBRARY}": span(f"{LIBRARY}_"),
+    }
+    caption = "CPU time of a step by SAC, with its update"
+    return table_of("control_cost_sac", caption, costs(path, "SAC"), columns)
 
 
 BLOCKS = {
     "control_learning": learning_table,
+    "control_sac": sac_table,
     "control_ablations": ablation_table,
-    "control_cost": cost_table,
+    "control_cost_ppo": ppo_costs,
+    "control_cost_sac": sac_costs,
 } | dearness_study.BLOCKS
 
 

@@ -12,9 +12,15 @@ def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> P
 
     args lose the checkout: it is no setting of the algorithm's.
     """
-    checkout = Path(vars(args).pop("checkout")).absolute()
+    checkout = Path(vars(args).pop("checkout"))
     if args.hidden_sizes != [64, 64]:
         fail(f"The networks of {file} have two layers of 64 units: --hidden-sizes 64 64")
+    return unchanged(checkout, repository, commit, file)
+
+
+def unchanged(checkout: Path, repository: str, commit: str, file: str) -> Path:
+    """Return the file in the checkout, at this commit and unchanged, or end."""
+    checkout = checkout.absolute()
     git = ["git", "-C", str(checkout)]
     done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", file]).returncode

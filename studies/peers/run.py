@@ -15,7 +15,13 @@ from pathlib import Path
 from studies.peers.peer import fail
 
 RUN = ["uv", "run", "--quiet", "--offline", "--script"]
-SYNC = ["uv", "sync", "--quiet"]
+SYNC = ["uv", "sync", "--quiet", "--compile-bytecode"]  # which is no part of a first start
+
+
+def peers(folder: Path) -> list[Path]:
+    """Its files that name what they need in their first lines."""
+    files = sorted(folder.glob("*.py"))
+    return [file for file in files if file.read_text().startswith("# /// script\n")]
 
 
 def is_installed(file: str) -> bool:
@@ -50,7 +56,7 @@ def main() -> None:
     os.environ["UV_PYTHON"] = sys.executable
     if sys.argv[1:2] != ["install"]:
         os.execvp("uv", [*RUN, *sys.argv[1:]])
-    files = sorted(str(x) for folder in sys.argv[2:] for x in Path(folder).glob("ppo_*.py"))
+    files = [str(x) for folder in sys.argv[2:] for x in peers(Path(folder))]
     if not files:
         fail(f"install: there is no peer in '{' '.join(sys.argv[2:])}'")
     for file in files:

@@ -39,6 +39,9 @@ steps() {
   tests memory 300 tests/gpu/test_handover.py -k memory
   runs "CartPole-v1__medium"
   runs "Breakout-MinAtar__own"
+  runs "Pendulum-v1"
+  tests robots 400 tests/test_continuous.py tests/test_sac.py \
+    -k "best_actions or killed_run or nothing_compiles"
   runs "rnn"
   tests resume 300 tests/gpu/test_gpu.py -k goes_on
   runs "(Acrobot-v1|Breakout-MinAtar)__(small|medium|large)"
@@ -102,6 +105,7 @@ rehearse() { # two runs of each step
   git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$copy"
   if [[ -d $wheels ]]; then cp -r "$wheels" "$copy/tests/gpu"; fi
   sed -i -E -e 's/^iterations = .*/iterations = 10/' \
+    -e 's/^(steps|num-steps|learning-starts) = 1000/\1 = 64/' \
     -e '1a steps = 64\nflags = { num-envs = 8, num-steps = 8 }' "$copy/studies/gpu/grid.toml"
   exec "$copy/tests/gpu/run.sh" 3600 --repeats 1 --to 2
 }

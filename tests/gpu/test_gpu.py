@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 from running import info, metrics
-from sections import path_of
+from sections import ROWS, path_of
 
 pytestmark = pytest.mark.skipif(
     "TEST_DEVICE" not in os.environ or not torch.cuda.is_available(),
     reason="tests/gpu/run.sh runs these, on a GPU",
 )
-TORCH = ["ppo_torch", "ppo_torch_compile", "ppo_torch_vmap"]
+TORCH = ["ppo_torch", "ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_torch", "sac_torch"]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def start(tmp_path_factory):
     return start
 
 
-def folder_flags(folder, iterations):
-    steps = 8192 * iterations
+def folder_flags(name, folder, iterations):
+    steps = ROWS[name]["steps"] * iterations
     return ["--total-timesteps", steps, "--runs-dir", folder.parent, "--run-name", folder.name]
 
 
 def run(start, name, folder, *flags, iterations=5, **variables):
     """Train to the end; the metrics."""
-    process = start(name, *folder_flags(folder, iterations), *flags, **variables)
+    process = start(name, *folder_flags(name, folder, iterations), *flags, **variables)
     process.communicate(timeout=300)
     assert process.returncode == 0
     return metrics(folder)
@@ -64,7 +64,7 @@ def test_learns_and_a_stopped_run_goes_on_to_the_last_digit(name, start, tmp_pat
     done = info(tmp_path / "whole")
     assert done["device"] != "cpu" and done["peak_device_bytes"] > 0
     folder = tmp_path / "stopped"
-    process = start(name, *folder_flags(folder, iterations=20))
+    process = start(name, *folder_flags(name, folder, iterations=20))
     for _ in range(6):  # the first says that it compiles
         process.stdout.readline()
     process.send_signal(signal.SIGTERM)

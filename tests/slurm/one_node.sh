@@ -79,6 +79,18 @@ submit
 expect "runs started after one was lost" "$(starts)" 5
 expect "complete runs at the end" "$(find "$runs" -name run.json | wc -l)" 4
 
+# One training in two tasks, and by the driver on two devices.
+runs=$folder/devices
+words=(--total-timesteps 16384 --runs-dir "$runs")
+srun --ntasks=2 python more/ppo_linen_sharded.py "${words[@]}" --run-name sharded
+srun --ntasks=2 python -m torch.distributed.run --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d \
+  --rdzv-endpoint="$host:29400" more/ppo_torch_ddp.py "${words[@]}" --run-name ddp
+expect "runs of two tasks" "$(cat "$runs"/*/run.json | grep -c '"devices": 2')" 2
+runs=$folder/driver
+grid=(--scripts "linen_sharded,torch_ddp" --devices 2 --iterations 2 --runs-dir "$runs")
+submit
+expect "runs of the driver on two devices" "$(cat "$runs"/*/run.json | grep -c '"devices": 2')" 2
+
 # Stopped from outside while it trains: by hand, and by a scheduler that wants the node for others.
 runs=$folder/stopped
 grid=(--scripts linen --iterations 300 --repeats 1 --runs-dir "$runs")

@@ -1,7 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco]==1.3.0",
-#   "numpy==2.4.6"]
+# dependencies = ["sbx-rl==0.28.0", "stable-baselines3==2.9.2", "torch==2.13.0",
+#   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6", "jax==0.10.2", "flax==0.12.8",
+#   "optax==0.2.8", "tfp-nightly==0.26.0.dev20261027"]
 #
 # [tool.uv.sources]  # the build without CUDA's gigabytes
 # torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
@@ -11,29 +12,26 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: Stable-Baselines3's PPO with VecNormalize, by the settings that cost.py gives all.
+"""A peer: PPO of SBX, Stable-Baselines3 in JAX, with VecNormalize, by the settings of cost.py.
 
-uv run studies/control/sb3_ppo.py --total-timesteps 20480
+    uv run studies/control/peers/ppo_sbx.py --total-timesteps 20480
+
+It differs in these: a value loss without the factor 1/2, which is not clipped, since SBX does not
+read its clip_range_vf; a learning rate that falls per iteration; statistics of observations that
+change at each step.
 """
 
-import argparse
-
+import flags
+import flax.linen as nn
 import torch
-from stable_baselines3 import PPO
+from sbx import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--env-id", default="HalfCheetah-v5")
-    parser.add_argument("--total-timesteps", type=int, default=20_480)
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-steps", type=int, default=256)
-    parser.add_argument("--num-minibatches", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = flags.ppo().parse_args()
     torch.set_num_threads(1)
     envs = VecNormalize(make_vec_env(args.env_id, args.num_envs, seed=args.seed))
     model = PPO(
@@ -43,9 +41,13 @@ def main() -> None:
         n_steps=args.num_steps,
         batch_size=args.num_envs * args.num_steps // args.num_minibatches,
         n_epochs=10,
-        clip_range_vf=0.2,
         ent_coef=0.0,
-        policy_kwargs={"net_arch": [64, 64], "optimizer_kwargs": {"eps": 1e-5}},
+        policy_kwargs={
+            "net_arch": {"pi": [64, 64], "vf": [64, 64]},
+            "activation_fn": nn.tanh,
+            "ortho_init": True,
+            "optimizer_kwargs": {"eps": 1e-5},
+        },
         seed=args.seed,
         device="cpu",
     )

@@ -1,0 +1,753 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO in JAX and Flax Linen on many devices: sharded arrays, and an all-reduce per minibatch.
+
+    JAX_NUM_CPU_DEVICES=2 python more/ppo_linen_sharded.py --env-id CartPole-v1 --seed 1
+
+Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
+- The code is for arrays of all devices, which XLA splits: environments, their draws, metrics. In
+  train_on_share alone, shapes are a device's own. It shuffles and takes gradients of its share.
+- Gradients and advantages' statistics are means over all devices, so parameters stay the same.
+- A number of devices goes on from any other's checkpoint, which one process writes.
+Diff me with ppo_linen.py to see what many devices ask for, with ppo_torch_ddp.py to see PyTorch.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import atexit
+import difflib
+import importlib
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
+
+import jax
+
+if __name__ == "__main__" and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    jax.distributed.initialize()  # srun's tasks, as one program; before gymnax, which asks JAX
+
+import gymnax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import linen as nn
+from flax.training.train_state import TrainState
+from gymnax.environments.spaces import Discrete
+from jax.experimental.multihost_utils import process_allgather
+from jax.nn.initializers import orthogonal
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of all random numbers
+    env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
+    total_timesteps: int = 819_200  # environment steps, in whole rollouts
+    learning_rate: float = 2.5e-4  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    num_envs: int = 32  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
+    num_minibatches: int = 8  # minibatches per epoch
+    update_epochs: int = 10  # passes over each rollout
+    norm_adv: bool = True  # normalise advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of ratio and value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
+    matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
+    jit: bool = True  # compile with XLA; off: run op by op
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases, too
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
+
+    def __post_init__(self) -> None:
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
+        if self.num_iterations == 0:
+            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if not self.run_name:
+            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
+            self.run_name = name.replace("/", "-").replace(":", "-")
+
+
+# === Environment ================================================================================
+class EnvState(NamedTuple):
+    key: jax.Array  # split at every step
+    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the running episode
+    episode_length: jax.Array  # (N,)
+
+
+class VecEnv:
+    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+
+    def __init__(self, env_id: str, num_envs: int) -> None:
+        if ":" in env_id:  # one's own, which envs/check.py checks
+            module, _, name = env_id.rpartition(":")
+            if not module or module.startswith("."):  # ./my_module.py:MyEnv
+                fail(f"--env-id: name it as an import does, my_module:MyEnv, not {env_id}")
+            sys.path.append(os.getcwd())
+            try:
+                make = getattr(importlib.import_module(module), name, None)
+            except ModuleNotFoundError as error:  # the module, or a package that it needs
+                fail(f"--env-id: {error}")
+            if make is None:
+                fail(f"--env-id: {module} has no {name}")
+            self.env = make()
+            self.params = self.env.default_params
+        elif env_id in gymnax.registered_envs:
+            self.env, self.params = gymnax.make(env_id)
+        else:
+            (closest,) = difflib.get_close_matches(env_id, gymnax.registered_envs, 1, cutoff=0)
+            fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
+        self.action_space = self.env.action_space(self.params)
+        if not isinstance(self.action_space, Discrete):
+            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        self.num_envs = num_envs
+        self.num_actions = self.action_space.n
+        self.obs_shape = self.env.observation_space(self.params).shape
+        self.obs_dim = math.prod(self.obs_shape)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
+        """Start every environment; return obs (N, obs_dim) and the state."""
+        key, reset_key = jax.random.split(key)
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
+        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
+        # so what takes the state would compile twice. astype makes all of them strong.
+        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        zeros = jnp.zeros(self.num_envs)
+        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
+
+    def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
+        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
+        key, step_key = jax.random.split(state.key)
+        keys = jax.random.split(step_key, self.num_envs)
+        step = jax.vmap(partial(self.env.step, params=self.params))
+        obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
+        if reward.shape != (self.num_envs,):
+            fail(f"--env-id: step must return one number as reward, not {reward.shape[1:]}")
+        reward = reward.astype(jnp.float32)
+        episode_return = state.episode_return + reward
+        episode_length = state.episode_length + 1
+        result = {
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": self.flatten(info["final_observation"]),
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        done = terminated | truncated
+        episode_return = jnp.where(done, 0, episode_return)
+        episode_length = jnp.where(done, 0, episode_length)
+        return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
+
+    def flatten(self, obs: jax.Array) -> jax.Array:
+        return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
+
+
+# === Agent ======================================================================================
+class MLP(nn.Module):
+    hidden_sizes: tuple[int, ...]
+    num_outputs: int
+    output_scale: float
+
+    @nn.compact
+    def __call__(self, x):
+        for size in self.hidden_sizes:
+            x = nn.tanh(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
+        return nn.Dense(self.num_outputs, kernel_init=orthogonal(self.output_scale))(x)
+
+
+class Agent(nn.Module):
+    obs_shape: tuple[int, ...]  # obs comes flat; a CNN would first restore this shape
+    hidden_sizes: tuple[int, ...]
+    num_actions: int
+
+    def setup(self):
+        self.actor = MLP(self.hidden_sizes, self.num_actions, output_scale=0.01)
+        self.critic = MLP(self.hidden_sizes, 1, output_scale=1.0)
+
+    def get_logits(self, obs):
+        return self.actor(obs)  # (..., obs_dim) -> (..., num_actions)
+
+    def get_value(self, obs):
+        return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
+
+    def __call__(self, obs):
+        return self.get_logits(obs), self.get_value(obs)
+
+
+def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
+    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
+    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
+    learning_rate = decay if args.anneal_lr else args.learning_rate
+    adam = optax.adam(learning_rate, eps=args.adam_eps)
+    tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
+    train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
+    return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout of T = num_steps in N = num_envs environments."""
+
+    obs: jax.Array  # (T, N, obs_dim), what the action was drawn from
+    action: jax.Array  # (T, N) int32
+    logprob: jax.Array  # (T, N)
+    reward: jax.Array  # (T, N), a result of the action, as everything below
+    terminated: jax.Array  # (T, N) bool
+    truncated: jax.Array  # (T, N) bool
+    next_obs: jax.Array  # (T, N, obs_dim), before any restart
+    episode_return: jax.Array  # (T, N), up to and with this step
+    episode_length: jax.Array  # (T, N)
+
+
+class Batch(NamedTuple):
+    """What the loss reads; B = batch_size or minibatch_size."""
+
+    obs: jax.Array  # (B, obs_dim)
+    action: jax.Array  # (B,) int32
+    logprob: jax.Array  # (B,)
+    value: jax.Array  # (B,)
+    advantage: jax.Array  # (B,)
+    target: jax.Array  # (B,), what the critic should say
+
+
+# === Rollout ====================================================================================
+def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
+    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
+    # takes less time.
+    noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
+
+    def step(carry, step_noise):
+        obs, env_state = carry
+        logits = train_state.apply_fn(train_state.params, obs, method="get_logits")
+        action = (logits + step_noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
+        new_obs, env_state, result = env.step(env_state, action)
+        return (new_obs, env_state), (obs, action, logits, result)
+
+    # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
+    (obs, env_state), steps = jax.lax.scan(step, (obs, env_state), noise)
+    all_obs, action, logits, result = steps
+    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
+    return obs, env_state, Storage(all_obs, action, logprob, **result)
+
+
+def log_prob_of(action, log_probs):
+    """(...), (..., num_actions) -> (...)."""
+    return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
+    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+
+    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
+    step is another episode's, and its advantage does not count.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * jnp.where(no_future, 0.0, next_value) - value
+    decay = jnp.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    def step(next_advantage, inputs):
+        step_delta, step_decay = inputs
+        advantage = step_delta + step_decay * next_advantage
+        return advantage, advantage
+
+    last = jnp.zeros(args.num_envs)
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # back in time
+    return advantages
+
+
+# === Loss =======================================================================================
+def ppo_loss(params, apply_fn, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
+    logits, value = apply_fn(params, batch.obs)
+    log_probs = jax.nn.log_softmax(logits)
+    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    ratio = jnp.exp(log_ratio)
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).mean(),
+    }
+
+
+# === Update =====================================================================================
+def update(train_state, storage: Storage, key, args: Args, mesh):
+    """Train on a rollout for update_epochs; return the next train_state and what to log."""
+    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
+    both_obs = jnp.stack([storage.obs, storage.next_obs])
+    value, next_value = train_state.apply_fn(train_state.params, both_obs, method="get_value")
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
+    share = replace(args, num_envs=args.num_envs // mesh.size, norm_adv=False)
+    on_each = partial(train_on_share, args=share, norm_adv=args.norm_adv)
+    specs = jax.P(), jax.P(None, "devices"), jax.P()  # of a batch, a device has some columns
+    on_all = partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=jax.P(), check_vma=False)
+    train_state, losses = on_all(on_each)(train_state, batch, key)
+    metrics = losses | episode_statistics(storage)
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return train_state, metrics
+
+
+def train_on_share(train_state, batch: Batch, key, args: Args, norm_adv: bool):
+    """Train on a device's share of a batch; return the next train_state and losses."""
+    key = jax.random.fold_in(key, jax.lax.axis_index("devices"))  # each shuffles otherwise
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
+
+    def minibatch_step(train_state, minibatch):
+        loss_fn = partial(ppo_loss, apply_fn=train_state.apply_fn, batch=minibatch, args=args)
+        grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
+        grads = jax.lax.pmean(grads, "devices")  # one all-reduce of all arrays
+        return train_state.apply_gradients(grads=grads), losses
+
+    def epoch(train_state, key):
+        order = shuffle(key, args.batch_size)  # one gather per epoch beats one per minibatch
+        shape = (args.num_minibatches, args.minibatch_size)
+        minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
+        if norm_adv:
+            minibatches = minibatches._replace(advantage=normalise(minibatches.advantage))
+        return jax.lax.scan(minibatch_step, train_state, minibatches)
+
+    keys = jax.random.split(key, args.update_epochs)
+    train_state, losses = jax.lax.scan(epoch, train_state, keys)
+    return train_state, jax.lax.pmean(jax.tree.map(jnp.mean, losses), "devices")
+
+
+def normalise(advantage) -> jax.Array:
+    """Normalise (num_minibatches, minibatch_size), each row over all devices."""
+    mean = jax.lax.pmean(advantage.mean(1, keepdims=True), "devices")
+    variance = jax.lax.pmean(((advantage - mean) ** 2).mean(1, keepdims=True), "devices")
+    return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
+
+
+def shuffle(key, size: int) -> jax.Array:
+    """A random order of the indices 0 to size - 1, (size,) uint32.
+
+    Sorts random numbers whose low bits hold the index, in a sixth of the time that
+    jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
+    sort to the order 1, 2, 0. Equal random bits, 1 in 64 neighbours of 8192, keep their order.
+    """
+    index_bits = (size - 1).bit_length()
+    numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
+    return jnp.sort(numbers | jnp.arange(size, dtype=jnp.uint32)) & (2**index_bits - 1)
+
+
+def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, these are NaN and infinite, which the log leaves out.
+    """
+    done = storage.terminated | storage.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def aside(args: Args) -> Args:
+    """For all processes but the first: they log, and so save and stop, as it does; for nobody."""
+    folder = Path(tempfile.mkdtemp(), "run")
+    atexit.register(shutil.rmtree, folder.parent)
+    sys.stdout = open(os.devnull, "w")
+    resume = str(shutil.copytree(args.resume, folder)) if args.resume else ""
+    return replace(args, runs_dir=str(folder.parent), run_name="run", resume=resume, track=False)
+
+
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    precision = "default" if args.matmul_precision == "high" else "highest"
+    jax.config.update("jax_default_matmul_precision", precision)
+    device = jax.local_devices()[0]
+    mesh = jax.make_mesh((jax.device_count(),), ("devices",), (jax.sharding.AxisType.Auto,))
+    if args.num_envs % mesh.size or args.minibatch_size % mesh.size:
+        fail(f"--num-envs: {mesh.size} devices cannot share environments and minibatches evenly")
+    env = VecEnv(args.env_id, args.num_envs)
+    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
+    log_args = args if jax.process_index() == 0 else aside(args)
+    log = RunLog(log_args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
+    log.info["devices"] = mesh.size
+
+    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
+    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
+    train_state = make_agent(args, env, agent_key)
+    obs, env_state = jax.jit(env.reset)(env_key)
+    if args.resume:
+        saved = log.load(train_state=train_state, obs=obs, env_state=env_state)
+        train_state, obs, env_state = saved
+    specs = jax.P(), jax.P("devices"), jax.P(None, "devices")
+    whole, rows, columns = (jax.NamedSharding(mesh, spec) for spec in specs)
+    places = whole, rows, jax.tree.map(lambda x: rows, env_state)._replace(key=whole)
+    state = jax.device_get((train_state, obs, env_state))
+    train_state, obs, env_state = jax.device_put(state, places)
+
+    # To the compiler, env and args are constants. Donating the arguments would save no time.
+    rollout_fn = jax.jit(partial(rollout, env=env, args=args), out_shardings=(*places[1:], columns))
+    update_fn = jax.jit(partial(update, args=args, mesh=mesh))
+    with jax.disable_jit(not args.jit):
+        for iteration in range(log.info["iteration"], args.num_iterations):
+            start = time.perf_counter()
+            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
+            if args.sync_for_timing:
+                jax.block_until_ready(storage)  # sync
+            middle = time.perf_counter()
+            train_state, metrics = update_fn(train_state, storage, update_key)
+            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+            log.write(metrics, start, middle, time.perf_counter())
+            log.signal = int(process_allgather(np.array(log.signal)).max())  # any process's
+            if log.must_save():  # after a signal, this is the end
+                envs = process_allgather((obs, env_state), tiled=True)
+                log.save(train_state=train_state, obs=envs[0], env_state=envs[1])
+    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+
+    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. With
+    sample=True the actions are drawn with their probabilities, as in training, by seed.
+    """
+    info, args = load_info(folder)
+    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
+    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
+    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    params = saved["train_state"]["params"]
+    get_logits = jax.jit(partial(shapes.apply_fn, params, method="get_logits"))
+    rng = np.random.default_rng(seed)
+
+    def policy(obs, sample=False):
+        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        logits = np.asarray(get_logits(obs))
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
+        return logits.argmax(-1)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest is plumbing without any algorithm, the same in all of PPO.
+class RunLog:
+    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(
+        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
+    ) -> None:
+        self.args = args
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.signal = 0  # number of the one received; 0: none
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        if (self.dir / "run.json").exists():
+            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+
+        self.info: dict[str, Any] = {
+            "args": asdict(args),
+            "spaces": spaces,  # what load_policy must know of the environment
+            "script": Path(__file__).stem,
+            "framework": framework,
+            "compile_mode": compile_mode,
+            "device": device,
+            "python": platform.python_version(),
+            "versions": {x.name: x.version for x in metadata.distributions()},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many are done
+            "resumed": [],
+            "wandb_id": None,
+            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+        }
+        if args.resume:
+            self.info, _ = load_info(self.dir)
+            self.info["resumed"].append(self.info["iteration"])
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.start = time.perf_counter() - self.info["durations"]["total"]
+        try:
+            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
+            self.open_files()
+        except OSError as error:
+            fail(f"{self.dir} cannot be written, or a part of it is missing: {error}")
+        self.wandb = self.start_wandb() if args.track else None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+
+    def open_files(self) -> None:
+        path = self.dir / "metrics.jsonl"
+        lines = []
+        if self.args.resume:  # forget what came after the checkpoint
+            lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
+            if b"".join(lines).count(b"\n") < self.info["iteration"]:
+                fail(f"{path} has not all iterations that the checkpoint counts")
+            os.truncate(path, len(b"".join(lines)))
+        self.metrics = open(path, "a", buffering=1)  # a line at a time
+        self.tensorboard = EventFileWriter(str(self.dir))
+        if lines:  # TensorBoard drops what it has from this step on
+            step = json.loads(lines[-1])["global_step"] + 1
+            restart = SessionLog(status=SessionLog.START)
+            self.tensorboard.add_event(Event(step=step, session_log=restart))
+
+    def start_wandb(self) -> Any:
+        import wandb  # half a second that only --track pays
+
+        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info["wandb_id"],
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="global_step")
+        if run.offline:  # a resumed run has a folder of its own, which is to hold all of it
+            for line in (self.dir / "metrics.jsonl").read_text().splitlines():
+                row = json.loads(line)
+                run.log(row, step=row["iteration"])
+        self.info["wandb_id"] = run.id
+        return run
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
+
+    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+        """Log an iteration, in which the rollout went over to the update at middle."""
+        args = self.args
+        iteration = self.info["iteration"]
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/learning_rate"] = args.learning_rate
+        if args.anneal_lr:
+            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if args.sync_for_timing:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        charts = {name: x for name, x in row.items() if "/" in name and math.isfinite(x)}
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(finite) + "\n")
+        values = [Summary.Value(tag=name, simple_value=x) for name, x in charts.items()]
+        event = Event(step=row["global_step"], wall_time=time.time(), summary=Summary(value=values))
+        self.tensorboard.add_event(event)
+        if self.wandb:
+            self.wandb.log(finite, step=iteration)
+        self.info["iteration"] = iteration + 1
+        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
+            text = f"return {row['charts/episodic_return']:.4g}"
+            if row["charts/episodes"] == 0:
+                text = "no episode ended"
+            if math.isnan(row["losses/value_loss"]):
+                text += ", diverged: the loss is not a number"
+            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
+            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+
+    def must_save(self) -> bool:
+        done = self.info["iteration"]
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.signal > 0
+
+    def save(self, **state: Any) -> None:
+        """Write a checkpoint to go on from; if a signal came, end there."""
+        self.tensorboard.flush()
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
+        with open(self.dir / "checkpoint.new", "wb") as file:
+            np.savez(file, info=json.dumps(self.info), **arrays)  # sync
+        # Renamed, not written over: killed at any moment, a run has the old one or the new one.
+        os.replace(self.dir / "checkpoint.new", self.dir / "checkpoint.npz")
+        done = self.info["iteration"]
+        if self.signal and done < self.args.num_iterations:
+            print(f"Stopped after {done} iterations. To go on:")
+            print(python_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
+            sys.exit(128 + self.signal)
+
+    def load(self, **state: Any) -> list[Any]:
+        """Return the parts of state, with the checkpoint's numbers in them."""
+        _, saved = load_checkpoint(self.dir, state)
+        return [saved[name] for name in state]  # in their order, which a tree forgets
+
+    def finish(self, peak_device_bytes: int | None) -> None:
+        """Write run.json: the run is complete."""
+        self.info["status"] = "completed"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.info["peak_device_bytes"] = peak_device_bytes
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        self.metrics.close()
+        self.tensorboard.close()
+        print(f"Written to {self.dir}. To see what it learnt:")
+        print(self.next_command())
+
+    def own_environment(self) -> list[str]:
+        """--env-id for one's own environment: it is code, so each command must name it."""
+        return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
+
+    def next_command(self) -> str:
+        """For the agent in motion, evaluate.py; where there is none, TensorBoard for its curves."""
+        script = os.path.relpath(__file__)
+        for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
+            if (folder / "evaluate.py").exists():
+                words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
+                return python_line(*words, *self.own_environment())
+        return python_line("-m", "tensorboard.main", "--logdir", str(self.dir))
+
+
+def python_line(*words: str) -> str:
+    """A line for the shell that runs Python with these words, as this process was run."""
+    python = [sys.executable]
+    if shutil.which("python") == sys.executable:
+        python = ["python"]
+    if "UV" in os.environ:
+        needs = os.path.relpath(__file__)
+        python = ["uv", "run", "--no-project", "--with-requirements", needs, "python"]
+    return shlex.join([*python, *words])
+
+
+def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
+    path = Path(folder, "checkpoint.npz")
+    names = [name_of(place) for place, _ in jax.tree.leaves_with_path(state)]
+    try:
+        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
+            info = json.loads(file["info"].item())
+            arrays = {name: file[name] for name in names if name in file}
+        script = info["script"]
+    except Exception as error:  # a damaged file can raise anything
+        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if script != Path(__file__).stem:
+        fail(f"{folder} is a run of {script}.py")
+
+    def read(place, x):
+        array = arrays.get(name_of(place))
+        if array is None or array.shape != tuple(x.shape):
+            fail(f"{folder} has no {name_of(place)} of shape {tuple(x.shape)} in its checkpoint")
+        return array
+
+    return info, jax.tree.map_with_path(read, state)
+
+
+def name_of(path: Any) -> str:
+    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Return what a run's checkpoint says of it, and its arguments."""
+    info, _ = load_checkpoint(folder)
+    try:
+        return info, Args(**info["args"])
+    except (TypeError, ValueError) as error:  # of another version of this file
+        fail(f"{folder} has arguments that {Path(__file__).name} does not take: {error}")
+
+
+def args_to_resume(given: Args) -> Args:
+    """The arguments of the run in the folder given.resume, which goes on with its own."""
+    _, args = load_info(given.resume)
+    args = replace(args, resume=given.resume)
+    if ":" in args.env_id and given.env_id != args.env_id:
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
+    flags = {word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")}
+    if flags - {"--resume", "--env-id"} or given.env_id not in (Args.env_id, args.env_id):
+        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    return args
+
+
+def fail(reason: str) -> NoReturn:
+    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    train(args_to_resume(args) if args.resume else args)

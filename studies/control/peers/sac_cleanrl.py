@@ -1,0 +1,41 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "gymnasium[mujoco]==0.29.1", "mujoco==4.0.0", "numpy==1.26.4",
+#   "tyro==1.0.17", "tensorboard==2.21.0"]
+#
+# [tool.uv.sources]  # the build without CUDA's gigabytes
+# torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
+#
+# [[tool.uv.index]]
+# name = "pytorch-cpu"
+# url = "https://download.pytorch.org/whl/cpu"
+# explicit = true
+# ///
+"""A peer: CleanRL's sac_continuous_action.py itself, from your own checkout, by cost.py's settings.
+
+    git clone https://github.com/vwxyzjn/cleanrl ../cleanrl
+    git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb
+    uv run studies/control/peers/sac_cleanrl.py --total-timesteps 1000
+
+It differs in these: at every second step the actor is updated twice, and not once at each; learning
+rates of critics and alpha are 1e-3. It takes Gymnasium 0.29, since under 1.x it fails at the first
+truncation; that has HalfCheetah-v4 and not v5, the same robot. PyTorch and MuJoCo are those of the
+other peers, not those of its own list. It writes for TensorBoard into ./runs.
+"""
+
+import checkout
+import flags
+
+REPOSITORY = "vwxyzjn/cleanrl"
+COMMIT = "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
+FILE = "cleanrl/sac_continuous_action.py"
+
+
+def main() -> None:
+    parser = flags.sac(env_id="HalfCheetah-v4")
+    parser.add_argument("--checkout", default="../cleanrl", help="of CleanRL at the commit")
+    checkout.become(parser.parse_args(), REPOSITORY, COMMIT, FILE, [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["sbx-rl==0.28.0", "stable-baselines3==2.9.2", "torch==2.13.0",
+#   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6", "jax==0.10.2", "flax==0.12.8",
+#   "optax==0.2.8", "tfp-nightly==0.26.0.dev20261027"]
+#
+# [tool.uv.sources]  # the build without CUDA's gigabytes
+# torch = { index = "pytorch-cpu", marker = "sys_platform == 'linux'" }
+#
+# [[tool.uv.index]]
+# name = "pytorch-cpu"
+# url = "https://download.pytorch.org/whl/cpu"
+# explicit = true
+# ///
+"""A peer: SAC of SBX, Stable-Baselines3 in JAX, by its own settings, which are those of cost.py.
+
+    uv run studies/control/peers/sac_sbx.py --total-timesteps 1000
+
+Two layers of 256 units, batches of 256, a replay of a million, and an update for each step are its
+defaults. It updates critics, actor and alpha one after the other.
+"""
+
+import flags
+import torch
+from sbx import SAC
+from stable_baselines3.common.env_util import make_vec_env
+
+
+def main() -> None:
+    args = flags.sac().parse_args()
+    torch.set_num_threads(1)
+    envs = make_vec_env(args.env_id, seed=args.seed)
+    starts = args.learning_starts
+    model = SAC("MlpPolicy", envs, learning_starts=starts, seed=args.seed, device="cpu")
+    model.learn(args.total_timesteps)
+
+
+if __name__ == "__main__":
+    main()

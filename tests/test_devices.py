@@ -1,0 +1,306 @@
+"""One training on many devices: it is that of one device, it goes on, and it ends as a whole.
+
+JAX's devices are those of one CPU, by JAX_NUM_CPU_DEVICES, or of two processes that believe to be
+Slurm's. PyTorch's are processes of torchrun.
+"""
+
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import psutil
+import pytest
+import torch
+from conftest import ROOT, start_process
+from flax.training.train_state import TrainState
+from frameworks import make_args
+from running import BATCH, arrays, assert_close, change, command, info, main, metrics, train
+from sections import path_of
+
+import evaluate
+import ppo_linen
+import ppo_linen_sharded
+import ppo_torch
+
+SHARDED, DDP = "ppo_linen_sharded", "ppo_torch_ddp"
+# 4 environments, 32 steps, 2 epochs of 2 minibatches; a step is large enough to tell mistakes.
+FLAGS = ["--learning-rate", "1e-2", "--matmul-precision", "highest"]
+COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+
+
+def start(devices, name, *words, **variables):
+    """A script on so many devices of this machine, from the list that command() returns."""
+    program = [sys.executable]
+    own = {"JAX_COMPILATION_CACHE_DIR": jax.config.read("jax_compilation_cache_dir")}
+    own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    if name == SHARDED:
+        own["JAX_NUM_CPU_DEVICES"] = str(devices)
+    else:
+        program += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+    return start_process([*program, *words], ROOT, os.environ | own | variables)
+
+
+def run(devices, name, *words, **variables):
+    process = start(devices, name, *words, **variables)
+    said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+
+
+def wait_for_iterations(folder, process):
+    path = folder / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """By script: the folder of four iterations, of 4 devices in JAX and of 2 ranks in PyTorch.
+
+    JAX's program lies beside it as text. A copy named half has the checkpoint after two iterations.
+    """
+    folders = {}
+    for name, devices in ((SHARDED, 4), (DDP, 2)):
+        runs_dir = tmp_path_factory.mktemp(name)
+        variables = {}
+        if name == SHARDED:
+            flags = "--xla_dump_hlo_as_text --xla_backend_optimization_level=0"
+            variables = {"XLA_FLAGS": f"--xla_dump_to={runs_dir}/program {flags}"}
+            variables["JAX_ENABLE_COMPILATION_CACHE"] = (
+                "false"  # what is found there leaves no text
+            )
+        for iterations, run_name in ((4, "run"), (2, "half")):
+            words = command(name, run_name, iterations, "--runs-dir", runs_dir, *FLAGS)[1:]
+            run(devices, name, *words, "--no-anneal-lr", **variables)
+            variables = {}
+        half = runs_dir / "half"
+        (half / "run.json").unlink()
+        change(half, args={"total_timesteps": 4 * BATCH})
+        folders[name] = runs_dir / "run"
+    return folders
+
+
+# === The gradient of the whole batch ============================================================
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_jaxs_devices_take_the_gradient_of_the_whole_minibatch(devices):
+    """By vmap, which gives the collectives their meaning on one device; SGD shows gradients."""
+    args = make_args(ppo_linen, num_envs=8, update_epochs=1, max_grad_norm=1e9)
+    share = replace(args, num_envs=8 // devices, norm_adv=False)
+    env = ppo_linen.VecEnv(args.env_id, args.num_envs)
+    params = ppo_linen.make_agent(args, env, jax.random.PRNGKey(0)).params
+    agent = ppo_linen.Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
+    state = TrainState.create(apply_fn=agent.apply, params=params, tx=optax.sgd(0.1))
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(4, 16, 8)).astype("f")
+    obs = rng.normal(size=(16, 8, 4)).astype("f")
+    rows[0] -= 1  # logprob
+    action = jnp.array(rng.integers(0, 2, (16, 8)), jnp.int32)
+    batch = ppo_linen.Batch(jnp.array(obs), action, *jnp.array(rows))
+    key = jax.random.PRNGKey(7)
+
+    # (T, N, ...) -> (devices, T, N / devices, ...)
+    parts = jax.tree.map(lambda x: jnp.stack(jnp.split(x, devices, axis=1)), batch)
+    on_share = partial(ppo_linen_sharded.train_on_share, args=share, norm_adv=True)
+    on_all = jax.vmap(on_share, in_axes=(None, 0, None), axis_name="devices", axis_size=devices)
+    found, _ = jax.jit(on_all)(state, parts, key)
+
+    keys = [jax.random.split(jax.random.fold_in(key, i), 1)[0] for i in range(devices)]
+    orders = [ppo_linen.shuffle(x, share.batch_size) for x in keys]
+    assert devices == 1 or (orders[0] != orders[1]).any()
+    minibatches = [
+        jax.tree.map(lambda x, i=i: x[i].reshape(-1, *x.shape[3:])[orders[i]], parts)
+        for i in range(devices)
+    ]
+    loss = partial(ppo_linen.ppo_loss, apply_fn=agent.apply, args=args)
+    grad = jax.jit(jax.grad(loss, has_aux=True))
+    for rows in np.split(np.arange(share.batch_size), args.num_minibatches):
+        taken = [jax.tree.map(lambda x, rows=rows: x[rows], part) for part in minibatches]
+        whole = jax.tree.map(lambda *x: jnp.concatenate(x), *taken)
+        grads, _ = grad(state.params, batch=whole)
+        state = state.apply_gradients(grads=grads)
+    for device in range(devices):
+        ours = jax.tree.map(lambda x, device=device: x[device], found.params)
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), ours, state.params)
+
+
+def one_rank_for_all(ranks, iterations, args):
+    """What so many ranks do, in one: their rollouts, whose minibatches are put together."""
+    share = replace(args, num_envs=args.num_envs // ranks)
+    whole, env = (ppo_torch.VecEnv(args.env_id, x.num_envs) for x in (args, share))
+    torch.manual_seed(args.seed)
+    agent, optimizer, scheduler = ppo_torch.make_agent(args, whole, torch.device("cpu"))
+    obs, state = jax.jit(whole.reset)(jax.random.PRNGKey(args.seed))
+    state = state._replace(key=None)
+    pick = [slice(i * share.num_envs, (i + 1) * share.num_envs) for i in range(ranks)]
+    carries = [jax.tree.map(lambda x, rows=rows: x[rows], (obs, state)) for rows in pick]
+    carries = [(ppo_torch.to_torch(x), y) for x, y in carries]
+    step = jax.jit(env.step)
+    policy = partial(ppo_torch.policy, agent)
+    returns = []
+    for iteration in range(iterations):
+        parts = []
+        episodes = []
+        for i, (x, y) in enumerate(carries):
+            seeds = np.random.SeedSequence([args.seed, iteration, i]).generate_state(2)
+            torch.manual_seed(int(seeds[0]))
+            y = y._replace(key=jnp.array(seeds))
+            x, y, storage = ppo_torch.rollout(policy, x, y, step, env, share)
+            carries[i] = (x, y)
+            with torch.no_grad():
+                value = agent.get_value(storage.obs)
+                next_value = agent.get_value(storage.next_obs)
+            advantage = ppo_torch.compute_gae(storage, value, next_value, share)
+            batch = [*storage[:3], value, advantage, advantage + value]
+            batch = [x.reshape(share.batch_size, *x.shape[2:]) for x in batch]
+            orders = [torch.randperm(share.batch_size) for _ in range(args.update_epochs)]
+            epochs = [[x[order].chunk(args.num_minibatches) for x in batch] for order in orders]
+            parts.append(epochs)
+            episodes += storage.episode_return[storage.terminated | storage.truncated].tolist()
+        for epoch in range(args.update_epochs):
+            for k in range(args.num_minibatches):
+                columns = zip(*(part[epoch] for part in parts), strict=True)
+                minibatch = [torch.cat([x[k] for x in column]) for column in columns]
+                batch = ppo_torch.Batch(*minibatch)
+                ppo_torch.minibatch_step(agent, optimizer, scheduler, batch, args)
+        returns.append((len(episodes), np.mean(episodes)))
+    return agent, returns
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pytorchs_ranks_learn_as_one_that_has_all_their_minibatches(ranks, whole, tmp_path):
+    folder = whole[DDP]
+    if ranks == 4:
+        words = command(DDP, "run", 4, "--runs-dir", tmp_path, *FLAGS)[1:]
+        run(ranks, DDP, *words, "--no-anneal-lr")
+        folder = tmp_path / "run"
+    args = replace(ppo_torch.Args(**info(folder)["args"]), matmul_precision="highest")
+    agent, returns = one_rank_for_all(ranks, 4, args)
+    logged = [(row["charts/episodes"], row["charts/episodic_return"]) for row in metrics(folder)]
+    np.testing.assert_allclose(logged, returns, rtol=1e-6)
+    found = arrays(folder)
+    for name, x in agent.state_dict().items():
+        np.testing.assert_allclose(found[f"tensors/agent/{name}"], x, atol=1e-5)
+    assert info(folder)["devices"] == ranks
+
+
+def test_jaxs_devices_learn_as_one_whose_minibatch_is_the_whole_batch(tmp_path):
+    """For which no order counts, so ppo_linen's numbers are those to have."""
+    flags = [*FLAGS, "--num-minibatches", "1", "--update-epochs", "2"]
+    alone = train("ppo_linen", tmp_path, "alone", *flags, iterations=4)
+    words = command(SHARDED, "two", 4, "--runs-dir", tmp_path, *flags)[1:]
+    run(2, SHARDED, *words)
+    assert_close(metrics(tmp_path / "two"), metrics(alone))
+    ours, theirs = arrays(tmp_path / "two"), arrays(alone)
+    assert ours.keys() == theirs.keys()
+    for name in ours.keys() - {"info"}:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
+
+
+def test_jax_reduces_once_a_minibatch_and_gathers_nothing(whole):
+    """In the compiled program of four devices."""
+    texts = {}
+    for name in ("rollout", "update"):
+        [path] = (whole[SHARDED].parent / "program").glob(f"*jit_{name}*after_optimizations.txt")
+        texts[name] = path.read_text()
+    assert not re.findall(COLLECTIVE, texts["rollout"])
+    assert set(re.findall(COLLECTIVE, texts["update"])) == {"all-reduce"}
+    results = re.findall(r" = (.*?) all-reduce\(", texts["update"])
+    sizes = [sorted(map(size_of, re.findall(r"\[([\d,]*)\]", x))) for x in results]
+    # All arrays of the gradient, and numbers, of which each of two minibatches has one.
+    gradient = sorted([4 * 8, 8, 8 * 8, 8, 8 * 2, 2, 4 * 8, 8, 8 * 8, 8, 8 * 1, 1])
+    assert [x for x in sizes if max(x) > 2] == [gradient]
+    assert len(sizes) == 9
+
+
+def size_of(shape):
+    return math.prod(int(x) for x in shape.split(",") if x)
+
+
+# === Going on ===================================================================================
+@pytest.mark.parametrize(("name", "devices"), [(SHARDED, 4), (DDP, 2)])
+def test_as_many_devices_go_on_to_the_last_digit(name, devices, whole, tmp_path):
+    folder = shutil.copytree(whole[name].parent / "half", tmp_path / "half")
+    run(devices, name, path_of(name), "--resume", folder)
+    assert metrics(folder) == metrics(whole[name])
+    ours, theirs = arrays(folder), arrays(whole[name])
+    for array in ours.keys() - {"info"}:
+        np.testing.assert_array_equal(ours[array], theirs[array], strict=True)
+
+
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_one_device_goes_on_from_the_checkpoint_of_many(name, whole, tmp_path, monkeypatch, capsys):
+    """From the same parameters and the same episodes."""
+    folder = shutil.copytree(whole[name].parent / "half", tmp_path / "half")
+    assert main(name, "--resume", folder) == 0
+    ours, theirs = metrics(folder), metrics(whole[name])
+    assert ours[:2] == theirs[:2] and len(ours) == 4
+    assert (info(folder)["resumed"], info(folder)["devices"]) == ([2], 1)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(folder), "--episodes", "2"])
+    evaluate.main()
+    assert f"{folder}: {name}, CartPole-v1" in capsys.readouterr().out
+
+
+# === Ending =====================================================================================
+def start_two(name, tmp_path):
+    """Two processes of a long run that trains: what waits for them, and both."""
+    words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS)[1:]
+    if name == DDP:
+        waiting = start(2, name, *words)
+        wait_for_iterations(tmp_path / "run", waiting)
+        children = psutil.Process(waiting.pid).children()
+        both = sorted(children, key=lambda x: int(x.environ()["RANK"]))
+        return [waiting], both
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    slurm |= {"SLURM_STEP_NUM_TASKS": "2", "JAX_COORDINATOR_ADDRESS": f"localhost:{port}"}
+    both = []
+    for i in range(2):
+        own = {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}
+        both.append(start(1, name, *words, **slurm, **own))
+    wait_for_iterations(tmp_path / "run", both[0])
+    return both, [psutil.Process(x.pid) for x in both]
+
+
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_a_killed_process_ends_the_others_with_an_error(name, tmp_path):
+    waiting, both = start_two(name, tmp_path)
+    both[1].kill()
+    for process in waiting:
+        process.communicate(timeout=60)
+        assert process.returncode != 0
+    assert not psutil.wait_procs(both, timeout=10)[1]
+    assert not (tmp_path / "run/run.json").exists()
+
+
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
+    """To torchrun, as Ctrl-C has it, and of JAX's processes to the second."""
+    waiting, both = start_two(name, tmp_path)
+    waiting[-1].send_signal(signal.SIGINT)
+    said = [process.communicate(timeout=60)[0] for process in waiting]
+    assert "Stopped after" in said[0]
+    assert all(process.returncode != 0 for process in waiting)
+    assert not psutil.wait_procs(both, timeout=10)[1]
+    assert len(metrics(tmp_path / "run")) > 2
+    assert (tmp_path / "run/checkpoint.npz").exists()
+
+
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_what_devices_cannot_share_is_said(name, tmp_path):
+    words = command(name, "run", 4, "--runs-dir", tmp_path, "--num-envs", "3")[1:]
+    process = start(2, name, *words, "--total-timesteps", "960")
+    assert "cannot share environments and minibatches evenly" in process.communicate(timeout=60)[1]
+    assert process.returncode in (1, 2) and not (tmp_path / "run").exists()
