@@ -44,7 +44,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s,
 import jax
 
 if __name__ == "__main__" and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-    jax.distributed.initialize()  # srun's tasks, as one program; before gymnax, which asks JAX
+    # Makes srun's tasks one program. Before gymnax, whose import would start JAX for each alone.
+    jax.distributed.initialize(heartbeat_timeout_seconds=15)  # then a task counts as dead
 
 import gymnax
 import jax.numpy as jnp

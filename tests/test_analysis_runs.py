@@ -73,7 +73,7 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
     assert set(runs["mode"]) == {
         *(
             "mine",
-            "mine, 4 devices",
+            "ppo_torch_ddp, 4 devices",
             "ppo_linen",
             "ppo_linen --no-jit",
             "ppo_linen --vectorization async --compile",

@@ -83,7 +83,7 @@ def changed_lines(first, second):
         ("ppo_linen", "ppo_linen_vmap", 117),
         ("ppo_nnx", "ppo_nnx_vmap", 119),
         ("ppo_torch_compile", "ppo_torch_vmap", 254),
-        ("ppo_linen", "ppo_linen_sharded", 83),
+        ("ppo_linen", "ppo_linen_sharded", 84),
         ("ppo_torch", "ppo_torch_ddp", 122),
         ("ppo_linen", "ppo_linen_gymnasium", 264),
         ("ppo_torch", "ppo_torch_gymnasium", 302),
