@@ -36,7 +36,9 @@ from studies.vectorization.others import OtherVecEnv
 PNG = b"\x89PNG"
 
 
-@pytest.mark.parametrize("name", ["agents", "doors", "limits", "memory", "tuning", "vectorization"])
+@pytest.mark.parametrize(
+    "name", ["agents", "control", "doors", "limits", "memory", "tuning", "vectorization"]
+)
 def test_a_studys_figure_is_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
     study.update(ROOT / "studies" / name, tmp_path)
