@@ -58,7 +58,7 @@ PROGRAMS = (
     Program(PPO_BIG, "sbx", "ppo_sbx.py", "", 2, 12),
     Program(PPO_BIG, "cleanrl", "ppo_cleanrl.py", "--checkout {cleanrl}", 2, 8),
     Program(PPO_BIG, "leanrl", "ppo_leanrl.py", "--checkout {leanrl}", 2, 8),
-    Program(PPO_BIG, "leanrl_compile", "ppo_leanrl.py", "--checkout {leanrl} --compile", 2, 12),
+    Program(PPO_BIG, "leanrl_compile", "ppo_leanrl.py", "--checkout {leanrl} --compile", 2, 42),
     Program(PPO_BIG, "skrl_torch", "ppo_skrl_torch.py", "", 2, 8),
     Program(PPO_BIG, "skrl_jax", "ppo_skrl_jax.py", "", 2, 8),
     Program(
@@ -69,13 +69,13 @@ PROGRAMS = (
     Program(SAC, "linen_gymnasium", "more/sac_linen_gymnasium.py", OURS_SAC, 600, 1500),
     Program(SAC, "torch_gymnasium", "more/sac_torch_gymnasium.py", OURS_SAC, 600, 1100),
     Program(
-        SAC, "torch_compile_gymnasium", "more/sac_torch_compile_gymnasium.py", OURS_SAC, 600, 1500
+        SAC, "torch_compile_gymnasium", "more/sac_torch_compile_gymnasium.py", OURS_SAC, 600, 2100
     ),
     Program(SAC, "sb3", "sac_sb3.py", "", 600, 1100),
     Program(SAC, "sbx", "sac_sbx.py", "", 600, 1500),
     Program(SAC, "cleanrl", "sac_cleanrl.py", "--checkout {cleanrl}", 600, 1100),
     Program(SAC, "leanrl", "sac_leanrl.py", "--checkout {leanrl}", 600, 1100),
-    Program(SAC, "leanrl_compile", "sac_leanrl.py", "--checkout {leanrl} --compile", 600, 1500),
+    Program(SAC, "leanrl_compile", "sac_leanrl.py", "--checkout {leanrl} --compile", 600, 2100),
     Program(SAC, "skrl_torch", "sac_skrl_torch.py", "", 600, 1100),
     Program(SAC, "skrl_jax", "sac_skrl_jax.py", "", 600, 1100),
 )
