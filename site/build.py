@@ -243,6 +243,7 @@ def read_cells(root: Path) -> list[Cell]:
             every = measures.timed(experiment.runs).dropna(subset=["steady", "process"])
             alone = every["num_agents"].isna() & ~every["mode"].str.contains("side by side")
             every = every[alone & ~every["sync"] & (every["algorithm"] == "ppo")]
+            every = every.drop(measures.under_load(every).index)  # their seconds are of no use
             for _, part in every.groupby(["env_id", "size"]):
                 part = stats.of_length(part)
                 if part["mode"].nunique() > 1:

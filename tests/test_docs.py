@@ -112,10 +112,10 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     assert f"In Acrobot-v1 an iteration takes {acrobot} times as long" in page
     startup = column("answer", "startup (s)", "studies/peers")
     eager, compiled = startup[["ppo_torch", "ppo_torch_compile"]]
-    assert f"starts in {eager} s, and compiled PyTorch in {compiled} s" in page
-    assert f"is ahead after {crossing('studies/peers', 'small')} iterations" in page
+    assert f"starts in {eager} s, and `ppo_torch_compile.py` in {compiled} s" in page
+    assert f"has caught up after {crossing('studies/peers', 'small')} iterations" in page
     medium = crossing("studies/cpu", "medium")
-    assert f"With three layers of 256 units it is ahead after {medium} iterations" in page
+    assert f"units it has caught up after {medium} iterations" in page
     study = words_of("studies/cpu/README.md")
     assert f"after {medium} iterations" in study
     assert f"takes {cartpole} times as long as `ppo_linen_gymnasium.py`" in study

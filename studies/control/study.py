@@ -4,7 +4,10 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis import figures, stats
 from analysis.formatting import number
@@ -12,6 +15,7 @@ from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import across, span, table_of, text, texts, value
 from studies.control import dearness_study
+from studies.control.cost import PPO_BIG, SAC
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
 ABLATIONS = {
@@ -23,6 +27,7 @@ ABLATED = {  # environment -> the script in which the switches were tried
     "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
 }
 LINEN, LIBRARY = "linen_gymnasium", "sb3"
+SHOWN = (PPO_BIG, SAC)  # the settings in the figure
 
 
 def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
@@ -133,6 +138,44 @@ def sac_costs(path: Path) -> Table:
     return table_of("control_cost_sac", caption, costs(path, "SAC"), columns)
 
 
+@figures.styled
+def draw_costs(path: Path) -> Figure:
+    """Plot what an iteration of PPO and a step of SAC take, a panel each, the shortest on top.
+
+    An interval is that of the ratio to Linen.
+    """
+    titles = ["PPO: an iteration of 2,048 steps (CPU s)", "SAC: a step and its update (CPU ms)"]
+    figure, panels = figures.make_panels(titles, 2, 3.2, figures.LONE, sharey=False)
+    for axes, algorithm, factor in zip(panels, ("PPO", "SAC"), (1, 1000), strict=True):
+        frame = costs(path, algorithm)
+        frame = frame[frame["setting"].isin(SHOWN)].sort_values("each", ascending=False)
+        frame["framework"] = frame["script"].map(framework_of)
+        looks = figures.looks(frame.rename(columns={"script": "mode"}))
+        places = range(len(frame))
+        length = frame["each"] * factor
+        colours = [looks[script]["color"] for script in frame["script"]]
+        axes.barh(places, length, 0.62, color=colours)
+        linen = length[frame["script"] == LINEN].iloc[0]
+        ends = frame[[f"{LINEN}_low", f"{LINEN}_high"]].to_numpy(float).T * linen
+        axes.plot(ends, [places, places], color=figures.DARK, linewidth=1)
+        farthest = np.fmax(length.to_numpy(), np.nan_to_num(ends[1]))
+        for place, value, end in zip(places, length, farthest, strict=True):
+            axes.annotate(number(value), (end, place), (5, 0), textcoords="offset points", va="center")
+        axes.set_yticks(places, list(frame["script"]))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlim(0, 1.15 * farthest.max())
+    line = Line2D([], [], color=figures.DARK)
+    figures.add_legend(figure, [(line, "95% interval of the ratio to linen_gymnasium")])
+    return figure
+
+
+def framework_of(script: str) -> str:
+    """Whose colour a script has: ours by framework, each peer its own."""
+    first = script.split("_")[0]
+    return script if first not in ("linen", "torch", "sb3", "sbx") else first
+
+
 BLOCKS = {
     "control_learning": learning_table,
     "control_sac": sac_table,
@@ -143,6 +186,8 @@ BLOCKS = {
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the study's figures."""
     figure = dearness_study.draw(source / "dearness.jsonl")
     (out / "control_dearness.png").write_bytes(figures.png(figure))
+    figure = draw_costs(source / "cost.jsonl")
+    (out / "control_cost.png").write_bytes(figures.png(figure))
