@@ -14,6 +14,7 @@ from analysis import docs, stats, tables
 from analysis.checks import problems
 from analysis.runs import load
 from analysis.schema import SourceError
+from studies.control import dearness_study
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
@@ -121,6 +122,17 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     assert f"takes {cartpole} times as long as `ppo_linen_gymnasium.py`" in study
     assert f"for an iteration, and {whole} times for all 20" in study
     assert f"Acrobot-v1 ({acrobot}) and MountainCar-v0 ({mountain_car})" in study
+
+
+def test_the_readme_says_of_robots_what_the_study_measured():
+    page = words_of("README.md")
+    cells = dearness_study.ratio_table(ROOT / "studies/control/dearness.jsonl").cells
+    cells = cells.set_index(["training", "script", "how"])
+    ppo = cells.loc[("PPO, 2 x 64", "PyTorch", "measured")]
+    sac = cells.loc[("SAC, 2 x 256", "PyTorch", "measured"), "300 µs"]
+    assert f"PPO takes {ppo['300 µs']} times as long in PyTorch as in Linen" in page
+    assert f"an iteration of SAC {sac} times as long" in page
+    assert f"PPO takes {ppo['10,000 µs']} times as long" in page
 
 
 def torch_over_linen_in_gymnasium(env_id, value="steady"):
