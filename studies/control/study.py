@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -142,9 +143,9 @@ def sac_costs(path: Path) -> Table:
 def draw_costs(path: Path) -> Figure:
     """Plot what an iteration of PPO and a step of SAC take, a panel each, the shortest on top.
 
-    An interval is that of the ratio to Linen.
+    An interval is that of the ratio to Linen, cut and marked where it goes far beyond all bars.
     """
-    titles = ["PPO: an iteration of 2,048 steps (CPU s)", "SAC: a step and its update (CPU ms)"]
+    titles = ["PPO: an iteration (CPU s)", "SAC: a step (CPU ms)"]
     figure, panels = figures.make_panels(titles, 2, 3.2, figures.LONE, sharey=False)
     for axes, algorithm, factor in zip(panels, ("PPO", "SAC"), (1, 1000), strict=True):
         frame = costs(path, algorithm)
@@ -156,17 +157,24 @@ def draw_costs(path: Path) -> Figure:
         colours = [looks[script]["color"] for script in frame["script"]]
         axes.barh(places, length, 0.62, color=colours)
         linen = length[frame["script"] == LINEN].iloc[0]
-        ends = frame[[f"{LINEN}_low", f"{LINEN}_high"]].to_numpy(float).T * linen
-        axes.plot(ends, [places, places], color=figures.DARK, linewidth=1)
-        farthest = np.fmax(length.to_numpy(), np.nan_to_num(ends[1]))
-        for place, value, end in zip(places, length, farthest, strict=True):
-            axes.annotate(number(value), (end, place), (5, 0), textcoords="offset points", va="center")
+        low, high = frame[[f"{LINEN}_low", f"{LINEN}_high"]].to_numpy(float).T * linen
+        cut = figures.FARTHEST_WHISKER * length.max()
+        ends = np.minimum(high, cut)
+        leaves = high > cut
+        axes.plot([low, ends], [places, places], color=figures.DARK, linewidth=1)
+        axes.plot(ends[leaves], np.flatnonzero(leaves), ">", color=figures.DARK, markersize=4)
+        farthest = np.fmax(length.to_numpy(), np.nan_to_num(ends))
+        for place, seconds, end in zip(places, length, farthest, strict=True):
+            at = (end, place)
+            axes.annotate(number(seconds), at, (5, 0), textcoords="offset points", va="center")
         axes.set_yticks(places, list(frame["script"]))
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlim(0, 1.15 * farthest.max())
     line = Line2D([], [], color=figures.DARK)
-    figures.add_legend(figure, [(line, "95% interval of the ratio to linen_gymnasium")])
+    mark = Line2D([], [], color=figures.DARK, marker=">", linestyle="", markersize=4)
+    entries: list[tuple[Any, str]] = [(line, "95% interval of the ratio to linen_gymnasium")]
+    figures.add_legend(figure, [*entries, (mark, figures.GOES_ON)])
     return figure
 
 
