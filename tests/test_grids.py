@@ -140,7 +140,7 @@ def test_devices_start_one_training_on_as_many(env):
     """In PyTorch by torchrun, in JAX by a variable; their names tell such runs from others."""
     flags = ("--scripts", "linen_sharded,torch_ddp", "--devices", "2")
     lines = succeed(ROOT, *flags, "--list", env=env).splitlines()
-    jax, torch = sorted(map(shlex.split, lines), key=len)
+    jax, torch = sorted((shlex.split(x) for x in lines), key=len)
     assert jax[:2] == ["env", "JAX_NUM_CPU_DEVICES=2"] and jax[3] == "more/ppo_linen_sharded.py"
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     assert torch[1:6] == [*launch, "more/ppo_torch_ddp.py"]
