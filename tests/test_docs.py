@@ -19,7 +19,7 @@ from studies.control import dearness_study
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
 FAULTS = {
-    "control": 8,
+    "control": 16,
     "doors": 7,
     "memory": 8,
     "minatar": 3,

@@ -39,12 +39,14 @@ PNG = b"\x89PNG"
 @pytest.mark.parametrize(
     "name", ["agents", "control", "doors", "limits", "memory", "tuning", "vectorization"]
 )
-def test_a_studys_figure_is_drawn(name, tmp_path):
+def test_a_studys_figures_are_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
     study.update(ROOT / "studies" / name, tmp_path)
-    [path] = tmp_path.iterdir()
-    assert path.read_bytes().startswith(PNG)
-    assert (ROOT / "studies" / name / path.name).exists()
+    paths = list(tmp_path.iterdir())
+    assert paths
+    for path in paths:
+        assert path.read_bytes().startswith(PNG)
+        assert (ROOT / "studies" / name / path.name).exists()
 
 
 # === Agents =====================================================================================
