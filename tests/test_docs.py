@@ -131,7 +131,7 @@ def test_the_readme_says_of_robots_what_the_study_measured():
     ppo = cells.loc[("PPO, 2 x 64", "PyTorch", "measured")]
     sac = cells.loc[("SAC, 2 x 256", "PyTorch", "measured"), "300 µs"]
     assert f"iteration of PPO takes {ppo['300 µs']} times as long in PyTorch as in Linen" in page
-    assert f"an iteration of SAC {sac} times as long" in page
+    assert f"an iteration of SAC takes {sac} times as long" in page
     assert f"PPO takes {ppo['10,000 µs']} times as long" in page
 
 
