@@ -568,7 +568,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is plumbing without any algorithm, the same in all of DQN.
+# You may stop reading here. The rest is plumbing without any algorithm. DQN and SAC share it.
 class RunLog:
     """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
 

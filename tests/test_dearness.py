@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from studies.brax import measure as brax_measure
-from studies.control import dearness, dearness_study, jax_peers, slow
+from studies.control import dearness, dearness_study, scan, slow, study
 
 OWN = {"linen": 0.1, "torch_compile": 0.15, "torch": 0.4}  # seconds of an iteration
 
@@ -126,13 +127,38 @@ def test_a_peers_line_is_kept_with_what_it_was_told(tmp_path):
         "print(json.dumps(row | {'iteration': 0.5, 'steps_per_second': 14}))\n"
     )
     uv = [sys.executable, str(stand_in)]
-    row = jax_peers.run("rejax_sac", uv)
+    row = scan.run(scan.Program("sac", scan.SMALL, "rejax_sac"), uv)
     assert (row["steps"], row["iteration"]) == (7, 0.5) and row["whole"] > 0
     row = brax_measure.measure_peer([*uv, "ppo"], 256, 2)
     words = "ppo --num-envs 256 --num-steps 32 --iterations 2"
     assert row["script"] == words and row["steps_per_second"] == 14
     for word in ("peers/jax_brax.py", "peers/jax_rejax.py"):
         assert (ROOT / "studies/control" / word).exists()
+
+
+def test_an_iteration_of_the_scans_has_the_steps_of_the_scripts_defaults():
+    for program in scan.programs():
+        if program.script.startswith("rejax"):
+            continue
+        args = import_module(program.script).Args()
+        assert args.num_envs * args.num_steps == scan.STEPS[program.algorithm]
+        assert args.hidden_sizes == (64, 64)
+
+
+def test_the_scans_table_compares_within_rounds(tmp_path):
+    """Each round on a machine of another speed; one scan takes half and a fifth."""
+    path = tmp_path / "scan.jsonl"
+    factors = {"sac_linen": 1, "sac_torch": 2, "sac_torch_gymnasium": 5}
+    rows = []
+    for number in range(3):
+        for script, factor in factors.items():
+            row: dict[str, Any] = {"round": number, "algorithm": "sac", "network": scan.SMALL}
+            rows.append(row | {"script": script, "steps": 800, "iteration": factor * (1 + number)})
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    cells = study.scan_table(path).cells.set_index("script")
+    ratios = cells["times as long as one scan"]
+    assert list(ratios) == ["1.00", "2.00 [2.00, 2.00]", "5.00 [5.00, 5.00]"]
+    assert cells.loc["sac_linen", "a step (µs)"] == "2,500"
 
 
 # === What it says ===============================================================================

@@ -139,6 +139,36 @@ def sac_costs(path: Path) -> Table:
     return table_of("control_cost_sac", caption, costs(path, "SAC"), columns)
 
 
+def scan_table(path: Path) -> Table:
+    """A row per algorithm, network and script: a step, and how many times it takes of one scan's.
+
+    The last is the ratio to the script in Linen whose environments, acting and learning are one
+    compiled call.
+    """
+    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    keys = ["algorithm", "network", "script"]
+    rows["step"] = rows["iteration"] / rows["steps"]
+    scans = {"ppo": "ppo_continuous_linen", "sac": "sac_linen"}
+    is_scan = rows["script"] == rows["algorithm"].map(scans)
+    where = ["round", "algorithm", "network"]
+    rows = rows.join(rows[is_scan].set_index(where)["step"].rename("scan"), on=where)
+    rows["ratio"] = rows["step"] / rows["scan"]
+    frame = stats.of_groups(rows, keys, "ratio", stats.geometric_mean)
+    frame.loc[frame["script"] == frame["algorithm"].map(scans), ["low", "high"]] = math.nan
+    frame = frame.join(rows.groupby(keys)["step"].median(), on=keys)
+    frame = frame.sort_values(["algorithm", "network", "step"], ascending=[True, False, True])
+    frame["training"] = frame["algorithm"].str.upper() + ", " + frame["network"]
+    columns = {
+        "training": text("training"),
+        "script": text("script"),
+        "a step (µs)": value("step", 1e6),
+        "times as long as one scan": span(),
+    }
+    return table_of(
+        "control_scan", "A step in Pendulum-v1, with its updates", frame, columns
+    )
+
+
 @figures.styled
 def draw_costs(path: Path) -> Figure:
     """Plot what an iteration of PPO and a step of SAC take, a panel each, the shortest on top.
@@ -190,6 +220,7 @@ BLOCKS = {
     "control_ablations": ablation_table,
     "control_cost_ppo": ppo_costs,
     "control_cost_sac": sac_costs,
+    "control_scan": scan_table,
 } | dearness_study.BLOCKS
 
 
