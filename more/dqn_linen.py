@@ -284,11 +284,11 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters, the target network's copy and the optimizer."""
     network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions)
     params = jax.jit(network.init)(key, jnp.zeros((1, env.obs_dim)))
-    if args.optimizer == "adam":  # a direction: update scales it by the plan's learning rate
+    if args.optimizer == "adam":  # without a rate: update multiplies by the plan's
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
     else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
-    copy = jax.tree.map(jnp.copy, params)  # another array: both are donated
+    copy = jax.tree.map(jnp.copy, params)  # own memory: training overwrites both
     state = TrainState.create(apply_fn=network.apply, params=params, target_params=copy, tx=tx)
     return state.replace(step=jnp.int32(0))  # an array, as after every update
 
@@ -523,7 +523,7 @@ def train(args: Args) -> None:
 
     # env and args are bound: to the compiler they are constants. What is donated is changed in
     # place: the replay is never copied.
-    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))
+    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))  # in place
     for iteration in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
         iteration_key = jax.random.fold_in(key, iteration)

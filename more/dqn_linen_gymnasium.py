@@ -299,11 +299,11 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
     """Initialise the parameters, the target network's copy and the optimizer."""
     network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions)
     params = jax.jit(network.init)(key, jnp.zeros((1, env.obs_dim)))
-    if args.optimizer == "adam":  # a direction: update scales it by the plan's learning rate
+    if args.optimizer == "adam":  # without a rate: update multiplies by the plan's
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
     else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
-    copy = jax.tree.map(jnp.copy, params)  # another array: both are donated
+    copy = jax.tree.map(jnp.copy, params)  # own memory: training overwrites both
     state = TrainState.create(apply_fn=network.apply, params=params, target_params=copy, tx=tx)
     return state.replace(step=jnp.int32(0))  # an array, as after every update
 
@@ -492,11 +492,12 @@ def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: Ve
     losses = jnp.zeros(2)
     results = []
     for step in range(args.num_steps):
-        now = Plan(*(x[step] for x in plan))
+        now = Plan(*(x[step] for x in plan))  # this step's entry of each array
         action = np.asarray(act_fn(train_state, obs, act_keys[step], now.epsilon))  # sync
         new_obs, result = env.step(action)
         results.append(result)
-        transition = Transition._make([obs, action, *(result[x] for x in Transition._fields[2:])])
+        end = result["terminated"]
+        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
         learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
         train_state, replay, losses = learnt
         obs = new_obs
@@ -532,7 +533,7 @@ def train(args: Args) -> None:
     # env and args are bound: to the compiler they are constants. What is donated is changed in
     # place: the replay is never copied.
     act_fn = jax.jit(partial(act, env=env))
-    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))
+    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))  # in place
     for iteration in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
         iteration_key = jax.random.fold_in(key, iteration)

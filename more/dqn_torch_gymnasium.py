@@ -41,7 +41,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnasium
-import jax
+import jax  # for jax.tree, which maps over tuples and dicts; JAX computes nothing here
 import numpy as np
 import torch
 import tyro

@@ -7,11 +7,11 @@
 
     python ppo_continuous_linen.py --env-id Pendulum-v1 --seed 1
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
+Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
-- VecEnv.step clips actions to the bounds, but PPO learns from them as they were drawn. With the
-  density of clipped actions, which were not drawn from it, the gradient would be wrong.
-- normalise uses the statistics of the rollouts before, so the first rollout has raw observations.
+- VecEnv.step maps [-1, 1] to the bounds, and clips the rest. PPO learns from actions as they were
+  drawn: a clipped action has another density than the Gaussian's, and a wrong gradient by it.
+- normalise uses the statistics of the rollouts before. In the first rollout it only clips.
 - scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
 Diff me with ppo_linen.py to see continuous actions, with ppo_continuous_torch.py to see PyTorch.
 """
@@ -309,7 +309,7 @@ class Storage(NamedTuple):
     """A rollout of T = num_steps in N = num_envs environments."""
 
     obs: jax.Array  # (T, N, obs_dim), what the action was drawn from, before it is normalised
-    action: jax.Array  # (T, N, action_dim), before it is clipped
+    action: jax.Array  # (T, N, action_dim), as drawn: before VecEnv.step scales and clips it
     logprob: jax.Array  # (T, N)
     reward: jax.Array  # (T, N), a result of the action, as everything below
     terminated: jax.Array  # (T, N) bool

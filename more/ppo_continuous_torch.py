@@ -7,11 +7,11 @@
 
     python ppo_continuous_torch.py --env-id Pendulum-v1 --seed 1
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
+Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
-- VecEnv.step clips actions to the bounds, but PPO learns from them as they were drawn. With the
-  density of clipped actions, which were not drawn from it, the gradient would be wrong.
-- normalise uses the statistics of the rollouts before, so the first rollout has raw observations.
+- VecEnv.step maps [-1, 1] to the bounds, and clips the rest. PPO learns from actions as they were
+  drawn: a clipped action has another density than the Gaussian's, and a wrong gradient by it.
+- normalise uses the statistics of the rollouts before. In the first rollout it only clips.
 - scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
 Diff me with ppo_torch.py to see continuous actions, with ppo_continuous_linen.py to see JAX.
 """
@@ -305,7 +305,7 @@ class Agent(nn.Module):
     def get_gaussian(self, obs):
         """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
         mean = self.actor(obs)
-        # A view of a parameter requires a gradient even under no_grad; its clone does not.
+        # A view of a parameter has requires_grad even under no_grad, and then .numpy() refuses it.
         return mean, self.log_std.expand_as(mean).clone()
 
     def get_value(self, obs):
@@ -330,7 +330,7 @@ class Storage(NamedTuple):
     """A rollout of T = num_steps in N = num_envs environments."""
 
     obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from, before it is normalised
-    action: torch.Tensor  # (T, N, action_dim), before it is clipped
+    action: torch.Tensor  # (T, N, action_dim), as drawn: before VecEnv.step scales and clips it
     logprob: torch.Tensor  # (T, N)
     reward: torch.Tensor  # (T, N), a result of the action, as everything below
     terminated: torch.Tensor  # (T, N) bool

@@ -6,13 +6,13 @@
 """PPO with continuous actions, in eager PyTorch, with environments in Gymnasium on the CPU.
 
     python ppo_continuous_torch_gymnasium.py --env-id Pendulum-v1 --seed 1
-    pip install "gymnasium[mujoco]==1.3.0"  # for --env-id HalfCheetah-v5 and other robots
+    pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
+Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
-- VecEnv.step clips actions to the bounds, but PPO learns from them as they were drawn. With the
-  density of clipped actions, which were not drawn from it, the gradient would be wrong.
-- normalise uses the statistics of the rollouts before, so the first rollout has raw observations.
+- VecEnv.step maps [-1, 1] to the bounds, and clips the rest. PPO learns from actions as they were
+  drawn: a clipped action has another density than the Gaussian's, and a wrong gradient by it.
+- normalise uses the statistics of the rollouts before. In the first rollout it only clips.
 - scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
 Diff me with ppo_torch_gymnasium.py to see continuous actions, with ppo_continuous_torch.py to see
 environments in JAX, with ppo_continuous_linen_gymnasium.py to see JAX.
@@ -44,7 +44,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnasium
-import jax
+import jax  # for jax.tree, which maps over tuples and dicts; JAX computes nothing here
 import numpy as np
 import torch
 import tyro
@@ -328,7 +328,7 @@ class Agent(nn.Module):
     def get_gaussian(self, obs):
         """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
         mean = self.actor(obs)
-        # A view of a parameter requires a gradient even under no_grad; its clone does not.
+        # A view of a parameter has requires_grad even under no_grad, and then .numpy() refuses it.
         return mean, self.log_std.expand_as(mean).clone()
 
     def get_value(self, obs):
@@ -353,7 +353,7 @@ class Storage(NamedTuple):
     """A rollout of T = num_steps in N = num_envs environments."""
 
     obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from, before it is normalised
-    action: torch.Tensor  # (T, N, action_dim), before it is clipped
+    action: torch.Tensor  # (T, N, action_dim), as drawn: before VecEnv.step scales and clips it
     logprob: torch.Tensor  # (T, N)
     reward: torch.Tensor  # (T, N), a result of the action, as everything below
     terminated: torch.Tensor  # (T, N) bool

@@ -5,13 +5,14 @@
 # ///
 """PPO in JAX and Flax Linen on many devices: sharded arrays, and an all-reduce per minibatch.
 
-    JAX_NUM_CPU_DEVICES=2 python more/ppo_linen_sharded.py --env-id CartPole-v1 --seed 1
+    python ppo_linen_sharded.py --seed 1                        # on all GPUs that it sees
+    JAX_NUM_CPU_DEVICES=2 python ppo_linen_sharded.py --seed 1  # on two devices of the CPU
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - The code is for arrays of all devices, which XLA splits: environments, their draws, metrics. In
   train_on_share alone, shapes are a device's own. It shuffles and takes gradients of its share.
 - Gradients and advantages' statistics are means over all devices, so parameters stay the same.
-- A number of devices goes on from any other's checkpoint, which one process writes.
+- One process writes the checkpoint. A run may go on with another number of devices.
 Diff me with ppo_linen.py to see what many devices ask for, with ppo_torch_ddp.py to see PyTorch.
 """
 
@@ -351,9 +352,11 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
+    # The loss would normalise advantages by a device's own; train_on_share does it over all.
     share = replace(args, num_envs=args.num_envs // mesh.size, norm_adv=False)
     on_each = partial(train_on_share, args=share, norm_adv=args.norm_adv)
     specs = jax.P(), jax.P(None, "devices"), jax.P()  # of a batch, a device has some columns
+    # check_vma=False: JAX need not prove that all devices return the same, as pmean sees to.
     on_all = partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=jax.P(), check_vma=False)
     train_state, losses = on_all(on_each)(train_state, batch, key)
     metrics = losses | episode_statistics(storage)
@@ -363,7 +366,7 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
 
 def train_on_share(train_state, batch: Batch, key, args: Args, norm_adv: bool):
     """Train on a device's share of a batch; return the next train_state and losses."""
-    key = jax.random.fold_in(key, jax.lax.axis_index("devices"))  # each shuffles otherwise
+    key = jax.random.fold_in(key, jax.lax.axis_index("devices"))  # each in an order of its own
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
     def minibatch_step(train_state, minibatch):
@@ -420,7 +423,7 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def aside(args: Args) -> Args:
-    """For all processes but the first: they log, and so save and stop, as it does; for nobody."""
+    """For all processes but the first, which run the same code: a run folder that vanishes."""
     folder = Path(tempfile.mkdtemp(), "run")
     atexit.register(shutil.rmtree, folder.parent)
     sys.stdout = open(os.devnull, "w")

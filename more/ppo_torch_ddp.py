@@ -5,14 +5,14 @@
 # ///
 """PPO in eager PyTorch on many devices: a process for each, and DistributedDataParallel.
 
-    torchrun --nproc-per-node 2 more/ppo_torch_ddp.py --env-id CartPole-v1 --seed 1
+    torchrun --nproc-per-node 2 ppo_torch_ddp.py --seed 1  # on two GPUs, or the CPU
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - torchrun starts a process (rank) for each device: nccl joins GPUs, and gloo CPUs.
 - A rank has its share of environments and minibatches, and seeds of its own: args is of all ranks,
   share of one. backward() takes the mean of all ranks' gradients, so parameters stay the same.
 - Advantages' mean and variance are of all ranks, and so are metrics.
-- A number of ranks goes on from any other's checkpoint, which the first rank writes.
+- The first rank writes the checkpoint. A run may go on with another number of ranks.
 Diff me with ppo_torch.py to see what many devices ask for, with ppo_linen_sharded.py to see JAX.
 """
 
@@ -465,7 +465,7 @@ def choose_device() -> torch.device:
 
 
 def aside(args: Args) -> Args:
-    """For all ranks but the first: they log, and so save and stop, as it does; but for nobody."""
+    """For all ranks but the first, which run the same code: a run folder that vanishes."""
     folder = Path(tempfile.mkdtemp(), "run")
     atexit.register(shutil.rmtree, folder.parent)
     sys.stdout = open(os.devnull, "w")

@@ -103,7 +103,7 @@ class Args:
 
 @dataclass
 class MuJoCo(Args):
-    """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
+    """The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start."""
 
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
     learning_rate: float = 3e-4  # Adam's, of actor, critics and alpha
@@ -266,7 +266,7 @@ def dense(x, num_outputs: int):
 @struct.dataclass
 class TrainState:
     params: dict[str, Any]  # of "actor" and "critics", and the number "log_alpha"
-    target_params: Any  # the critics' parameters, averaged over the updates so far
+    target_params: Any  # a moving average of the critics' parameters
     opt_state: Any
     actor_fn: Callable = struct.field(pytree_node=False)
     critics_fn: Callable = struct.field(pytree_node=False)
@@ -285,8 +285,8 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
         "critics": jax.jit(critics.init)(critics_key, obs, action),
         "log_alpha": jnp.zeros(()),
     }
-    copy = jax.tree.map(jnp.copy, params["critics"])  # another array: both are donated
-    tx = optax.scale_by_adam()  # a direction: update scales it by the plan's learning rate
+    copy = jax.tree.map(jnp.copy, params["critics"])  # own memory: training overwrites both
+    tx = optax.scale_by_adam()  # without a rate: update multiplies by the plan's
     return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
 
 
@@ -367,9 +367,10 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
 
 
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
-    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and (5,).
+    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs. The five are for the log.
+    noise (2, B, action_dim) draws the actions at next_obs and at obs. The log (5,) is of
+    td_loss, q_value, actor_loss, entropy and alpha.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
     fixed = jax.lax.stop_gradient(params)  # for what a loss reads, and does not train
@@ -408,9 +409,10 @@ class Plan(NamedTuple):
 
 
 def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays; counts are integers, so rounding moves no update.
+    """The iteration's schedules as arrays: what depends on the step is known before it is compiled.
 
-    replay_start says how many environment steps there were before the replay's first.
+    Counts are integers, so rounding moves no update. replay_start says how many environment steps
+    there were before the replay's first.
     """
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
@@ -436,7 +438,9 @@ def updates_after(steps, args: Args):
 
 def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
-    # At once, as brax; others in turn: SB3 alpha, critics, actor; CleanRL critics, actor, alpha.
+    # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
+    # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
+    # alpha) update one after the other, so their actor sees the new critics.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
     grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
@@ -553,7 +557,7 @@ def train(args: Args) -> None:
 
     # env and args are bound: to the compiler they are constants. What is donated is changed in
     # place: the replay is never copied.
-    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))
+    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))  # in place
     for iteration in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
         iteration_key = jax.random.fold_in(key, iteration)

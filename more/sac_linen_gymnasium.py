@@ -6,14 +6,14 @@
 """SAC in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
     python sac_linen_gymnasium.py --seed 1         # Pendulum-v1
-    pip install "gymnasium[mujoco]==1.3.0"         # for HalfCheetah-v5 and other robots
+    pip install "gymnasium[mujoco]==1.3.0"         # for robots; uv run installs it
     python sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
   its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
 - iterate is a Python loop of two compiled calls: act, whose actions cross to NumPy, and learn.
-- learn is not waited for: it computes while the next action waits for its parameters.
+- learn_fn returns before it has learned. The next action waits for it, as it needs the parameters.
 Diff me with sac_linen.py to see environments in JAX, with dqn_linen_gymnasium.py to see what
 continuous actions change, with sac_torch_gymnasium.py to see PyTorch.
 """
@@ -105,7 +105,7 @@ class Args:
 
 @dataclass
 class MuJoCo(Args):
-    """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
+    """The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start."""
 
     env_id: str = "HalfCheetah-v5"  # Gymnasium environment with continuous actions
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
@@ -305,7 +305,7 @@ def dense(x, num_outputs: int):
 @struct.dataclass
 class TrainState:
     params: dict[str, Any]  # of "actor" and "critics", and the number "log_alpha"
-    target_params: Any  # the critics' parameters, averaged over the updates so far
+    target_params: Any  # a moving average of the critics' parameters
     opt_state: Any
     actor_fn: Callable = struct.field(pytree_node=False)
     critics_fn: Callable = struct.field(pytree_node=False)
@@ -324,8 +324,8 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
         "critics": jax.jit(critics.init)(critics_key, obs, action),
         "log_alpha": jnp.zeros(()),
     }
-    copy = jax.tree.map(jnp.copy, params["critics"])  # another array: both are donated
-    tx = optax.scale_by_adam()  # a direction: update scales it by the plan's learning rate
+    copy = jax.tree.map(jnp.copy, params["critics"])  # own memory: training overwrites both
+    tx = optax.scale_by_adam()  # without a rate: update multiplies by the plan's
     return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
 
 
@@ -406,9 +406,10 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
 
 
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
-    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and (5,).
+    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs. The five are for the log.
+    noise (2, B, action_dim) draws the actions at next_obs and at obs. The log (5,) is of
+    td_loss, q_value, actor_loss, entropy and alpha.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
     fixed = jax.lax.stop_gradient(params)  # for what a loss reads, and does not train
@@ -447,9 +448,10 @@ class Plan(NamedTuple):
 
 
 def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays; counts are integers, so rounding moves no update.
+    """The iteration's schedules as arrays: what depends on the step is known before it is compiled.
 
-    replay_start says how many environment steps there were before the replay's first.
+    Counts are integers, so rounding moves no update. replay_start says how many environment steps
+    there were before the replay's first.
     """
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
@@ -475,7 +477,9 @@ def updates_after(steps, args: Args):
 
 def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
-    # At once, as brax; others in turn: SB3 alpha, critics, actor; CleanRL critics, actor, alpha.
+    # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
+    # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
+    # alpha) update one after the other, so their actor sees the new critics.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
     grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
@@ -536,11 +540,12 @@ def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: Ve
     losses = jnp.zeros(5)
     results = []
     for step in range(args.num_steps):
-        now = Plan(*(x[step] for x in plan))
+        now = Plan(*(x[step] for x in plan))  # this step's entry of each array
         action = act_fn(train_state, obs, act_keys[step], now.is_random)
         new_obs, result = env.step(np.asarray(action))  # sync
         results.append(result)
-        transition = Transition._make([obs, action, *(result[x] for x in Transition._fields[2:])])
+        end = result["terminated"]
+        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
         learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
         train_state, replay, losses = learnt
         obs = new_obs
@@ -587,7 +592,7 @@ def train(args: Args) -> None:
     # args is bound: to the compiler it is a constant. What is donated is changed in place: the
     # replay is never copied.
     act_fn = jax.jit(act)
-    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))
+    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))  # in place
     for iteration in range(log.info["iteration"], args.num_iterations):
         start = time.perf_counter()
         iteration_key = jax.random.fold_in(key, iteration)

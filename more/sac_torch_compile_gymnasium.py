@@ -6,7 +6,7 @@
 """SAC in compiled PyTorch, with environments in Gymnasium on the CPU.
 
     python sac_torch_compile_gymnasium.py --seed 1  # Pendulum-v1
-    pip install "gymnasium[mujoco]==1.3.0"  # for HalfCheetah-v5 and other robots
+    pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
     python sac_torch_compile_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
@@ -47,7 +47,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnasium
-import jax
+import jax  # for jax.tree, which maps over tuples and dicts; JAX computes nothing here
 import numpy as np
 import torch
 import tyro
@@ -111,7 +111,7 @@ class Args:
 
 @dataclass
 class MuJoCo(Args):
-    """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
+    """The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start."""
 
     env_id: str = "HalfCheetah-v5"  # Gymnasium environment with continuous actions
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
@@ -322,7 +322,7 @@ class Adam(NamedTuple):
 
 class Agent(NamedTuple):
     params: Params
-    target_critics: Critics  # the critics' parameters, averaged over the updates so far
+    target_critics: Critics  # a moving average of the critics' parameters
     optimizer: Adam
 
 
@@ -407,9 +407,10 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
 
 
 def sac_loss(agent: Agent, batch: Transition, noise, args: Args):
-    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and (5,).
+    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs. The five are for the log.
+    noise (2, B, action_dim) draws the actions at next_obs and at obs. The log (5,) is of
+    td_loss, q_value, actor_loss, entropy and alpha.
     """
     actor, critics = agent.params.actor, agent.params.critics
     fixed = {name: x.detach() for name, x in critics.named_parameters()}  # for the actor's loss
@@ -449,9 +450,10 @@ class Plan(NamedTuple):
 
 
 def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays; counts are integers, so rounding moves no update.
+    """The iteration's schedules as arrays: what depends on the step is known before it is compiled.
 
-    replay_start says how many environment steps there were before the replay's first.
+    Counts are integers, so rounding moves no update. replay_start says how many environment steps
+    there were before the replay's first.
     """
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
@@ -477,13 +479,16 @@ def updates_after(steps, args: Args):
 
 def update(agent: Agent, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
-    # At once, as brax; others in turn: SB3 alpha, critics, actor; CleanRL critics, actor, alpha.
+    # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
+    # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
+    # alpha) update one after the other, so their actor sees the new critics.
     loss, losses = sac_loss(agent, batch, noise, args)
     params = list(agent.params.parameters())
     grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
-        # Adam (Kingma & Ba 2015), of one vector: fewer kernels. By torch.optim.Adam, a graph apart,
-        # updates take 1.66 [1.54, 1.71] times as long on a CPU with layers of 64, 1.00 with 256.
+        # Adam (Kingma & Ba 2015), written out to be in the compiled graph, and with one vector for
+        # all parameters: fewer kernels. With torch.optim.Adam after the graph, an update takes 1.66
+        # [1.54, 1.71] times as long on a CPU with layers of 64. With 256 it takes as long as here.
         count, mean, square = agent.optimizer
         count += 1
         mean.lerp_(grad, 1 - 0.9)
@@ -593,7 +598,7 @@ def iterate(agent: Agent, update_fn, replay, obs, plan: Plan, env: VecEnv, args:
     losses = torch.zeros(5, device=device)
     results = []
     for step in range(args.num_steps):
-        now = Plan(*(x[step].item() for x in plan))
+        now = Plan(*(x[step].item() for x in plan))  # this step's entry of each array
         action = random_action[step]
         if not now.is_random:
             action = act(agent.params.actor, obs, noise[step])
@@ -630,7 +635,8 @@ def train(args: Args) -> None:
     torch.manual_seed(args.seed)
     agent = make_agent(args, env, device)
     replay = make_replay(args, env, device)
-    # The first call compiles. It is made now, at a learning rate of 0: the first update is late.
+    # The first call compiles. The first update comes only after learning_starts, so the call is
+    # made here: of an empty replay, at a learning rate of 0. Then Adam's moments are set back.
     update_fn = compile_graph(partial(update, agent, args=args), gpu)
     if gpu:
         state = [*agent.params.parameters(), *agent.target_critics.parameters(), *agent.optimizer]

@@ -6,7 +6,7 @@
 """SAC in eager PyTorch, with environments in Gymnasium on the CPU: what most of robotics uses.
 
     python sac_torch_gymnasium.py --seed 1  # Pendulum-v1
-    pip install "gymnasium[mujoco]==1.3.0"  # for HalfCheetah-v5 and other robots
+    pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
     python sac_torch_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
@@ -46,7 +46,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnasium
-import jax
+import jax  # for jax.tree, which maps over tuples and dicts; JAX computes nothing here
 import numpy as np
 import torch
 import tyro
@@ -110,7 +110,7 @@ class Args:
 
 @dataclass
 class MuJoCo(Args):
-    """The settings of the paper (Haarnoja et al. 2018, arXiv 1812.05905), a million steps long."""
+    """The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start."""
 
     env_id: str = "HalfCheetah-v5"  # Gymnasium environment with continuous actions
     total_timesteps: int = 1_000_000  # environment steps, in whole iterations
@@ -315,7 +315,7 @@ class Params(nn.Module):
 
 class Agent(NamedTuple):
     params: Params
-    target_critics: Critics  # the critics' parameters, averaged over the updates so far
+    target_critics: Critics  # a moving average of the critics' parameters
     optimizer: torch.optim.Optimizer
 
 
@@ -405,9 +405,10 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
 
 
 def sac_loss(agent: Agent, batch: Transition, noise, args: Args):
-    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and (5,).
+    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs. The five are for the log.
+    noise (2, B, action_dim) draws the actions at next_obs and at obs. The log (5,) is of
+    td_loss, q_value, actor_loss, entropy and alpha.
     """
     actor, critics = agent.params.actor, agent.params.critics
     fixed = {name: x.detach() for name, x in critics.named_parameters()}  # for the actor's loss
@@ -447,9 +448,10 @@ class Plan(NamedTuple):
 
 
 def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays; counts are integers, so rounding moves no update.
+    """The iteration's schedules as arrays: what depends on the step is known before it is compiled.
 
-    replay_start says how many environment steps there were before the replay's first.
+    Counts are integers, so rounding moves no update. replay_start says how many environment steps
+    there were before the replay's first.
     """
     first = iteration * args.num_steps
     before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
@@ -475,7 +477,9 @@ def updates_after(steps, args: Args):
 
 def update(agent: Agent, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
-    # At once, as brax; others in turn: SB3 alpha, critics, actor; CleanRL critics, actor, alpha.
+    # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
+    # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
+    # alpha) update one after the other, so their actor sees the new critics.
     loss, losses = sac_loss(agent, batch, noise, args)
     agent.optimizer.param_groups[0]["lr"] = learning_rate
     agent.optimizer.zero_grad()
@@ -535,7 +539,7 @@ def iterate(agent: Agent, replay, obs, plan: Plan, env: VecEnv, args: Args):
     losses = torch.zeros(5, device=device)
     results = []
     for step in range(args.num_steps):
-        now = Plan(*(x[step].item() for x in plan))
+        now = Plan(*(x[step].item() for x in plan))  # this step's entry of each array
         action = random_action[step]
         if not now.is_random:
             action = act(agent.params.actor, obs, noise[step])

@@ -164,9 +164,7 @@ def scan_table(path: Path) -> Table:
         "a step (µs)": value("step", 1e6),
         "times as long as one scan": span(),
     }
-    return table_of(
-        "control_scan", "A step in Pendulum-v1, with its updates", frame, columns
-    )
+    return table_of("control_scan", "A step in Pendulum-v1, with its updates", frame, columns)
 
 
 @figures.styled
