@@ -544,8 +544,8 @@ def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: Ve
         action = act_fn(train_state, obs, act_keys[step], now.is_random)
         new_obs, result = env.step(np.asarray(action))  # sync
         results.append(result)
-        end = result["terminated"]
-        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
+        row = [obs, action, result["reward"], result["terminated"], result["next_obs"]]
+        transition = Transition._make(row)  # of NumPy's arrays, which learn_fn takes to the device
         learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
         train_state, replay, losses = learnt
         obs = new_obs
