@@ -23,6 +23,7 @@ import ppo_linen
 from analysis.runs import load, save
 from analysis.schema import SourceError
 from studies.agents import study as agents
+from studies.control import cost
 from studies.control import study as control
 from studies.devices import measure as devices_measure
 from studies.devices import study as devices
@@ -61,23 +62,48 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
 
 
 # === Control ====================================================================================
-def test_costs_are_ratios_within_a_round(tmp_path):
-    """A round twice as slow as the other, for all alike, changes no ratio."""
-    seconds = {"PPO": {"linen_gymnasium": 0.5, "sb3": 2}, "SAC": {"linen_gymnasium": 0.01}}
-    rows = []
+def made_up_costs(path):
+    """Rounds that are slower for all alike, which changes no ratio; sbx has two of them."""
+    seconds = {
+        "PPO, small": {"linen_gymnasium": 0.5, "sb3": 2, "sbx": 1},
+        cost.SAC: {"linen_gymnasium": 0.01, "sb3": 0.02, "torch_gymnasium": 0.01},
+    }
+    rows: list[dict[str, Any]] = []
     for round_number, slowness in enumerate([1, 2, 4]):
         for setting, scripts in seconds.items():
             for script, each in scripts.items():
-                row = {"round": round_number, "setting": f"{setting}, small", "script": script}
-                rows.append(row | {"cpu_each": each * slowness, "cpu_start": 3 * slowness})
-    path = tmp_path / "cost.jsonl"
+                row: dict[str, Any] = {"round": round_number, "setting": setting}
+                row["script"] = script
+                own = (0.8, 1.6, 3.2)[round_number] if script == "torch_gymnasium" else 1.0
+                row |= {"cpu_each": each * slowness * own, "cpu_start": 3 * slowness}
+                if (script, round_number) != ("sbx", 2):
+                    rows.append(row)
     path.write_text("".join(json.dumps(x) + "\n" for x in rows))
+    return path
+
+
+def test_costs_are_ratios_within_a_round(tmp_path):
+    """The seconds are of Linen's rounds: those of sbx, too, which lacks the slowest one."""
+    path = made_up_costs(tmp_path / "cost.jsonl")
     assert control.ppo_costs(path).cells.to_numpy().tolist() == [
-        ["PPO, small", "linen_gymnasium", "6.00", "1.00", "1.00", "0.250 [0.250, 0.250]"],
-        ["PPO, small", "sb3", "6.00", "4.00", "4.00 [4.00, 4.00]", "1.00"],
+        ["PPO, small", "linen_gymnasium", "6.00", "3", "1.00", "1.00", "0.250 [0.250, 0.250]"],
+        ["PPO, small", "sb3", "6.00", "3", "4.00", "4.00 [4.00, 4.00]", "1.00"],
+        ["PPO, small", "sbx", "4.50", "2", "2.00", "2.00", "0.500"],
     ]
-    [sac] = control.sac_costs(path).cells.to_numpy().tolist()
-    assert sac[:4] == ["linen_gymnasium", "6.00", "20.0", "1.00"]
+    sac = control.sac_costs(path).cells.to_numpy().tolist()
+    assert sac[0][:5] == ["linen_gymnasium", "6.00", "3", "20.0", "1.00"]
+    assert [x[0] for x in sac] == ["linen_gymnasium", "torch_gymnasium", "sb3"]  # as in cost.py
+
+
+def test_a_target_is_met_or_missed_by_its_interval_alone(tmp_path):
+    cells = control.target_table(made_up_costs(tmp_path / "cost.jsonl")).cells
+    found = {
+        tuple(x) for x in cells[["script", "times as long as", "the interval says"]].to_numpy()
+    }
+    assert found == {
+        ("linen_gymnasium", "sb3", "met"),
+        ("torch_gymnasium", "sb3", "undecided"),
+    }
 
 
 # === Doors ======================================================================================

@@ -4,15 +4,18 @@
     python -m studies.control.cost 5 --cleanrl ../cleanrl --leanrl ../leanrl
 
 The numbers are added to studies/control/cost.jsonl, a line per pair of runs. Started again, it goes
-on with what lacks there of the rounds. Each round runs every program twice in HalfCheetah, one
-after the other: a short run and a long one. Their difference is iterations of PPO, or steps of SAC
-with an update each, without imports and compilation. All run on one core with one thread.
+on with what lacks there of the rounds. Each round runs every program twice in HalfCheetah: a short
+run and a long one, which first changes from round to round, as the order of programs does. Their
+difference is iterations of PPO, or steps of SAC with an update each, without imports and
+compilation, and takes about ten seconds. All run on one core with one thread. The programs that
+compile for minutes run in every second round alone. Every line counts: none is left out later.
 """
 
 import argparse
 import json
 import os
 import platform
+import random
 import re
 import resource
 import subprocess
@@ -41,7 +44,7 @@ OURS_SAC = "mujoco --num-steps 100 --no-save-replay"
 
 
 class Program(NamedTuple):
-    """A program of one setting. Those that compile need a longer run: their start varies."""
+    """A program of one setting."""
 
     setting: str
     name: str  # in the table
@@ -49,35 +52,59 @@ class Program(NamedTuple):
     words: str  # before the setting's
     short: int  # iterations, or steps
     long: int
+    is_slow: bool = False  # to compile
 
 
+LINEN, TORCH = "linen_gymnasium", "torch_gymnasium"
+PPO_LINEN = "more/ppo_continuous_linen_gymnasium.py"
+PPO_TORCH = "more/ppo_continuous_torch_gymnasium.py"
+SAC_COMPILE = "more/sac_torch_compile_gymnasium.py"
+CLEANRL, LEANRL = "--checkout {cleanrl}", "--checkout {leanrl}"
 PROGRAMS = (
-    Program(PPO_BIG, "linen_gymnasium", "more/ppo_continuous_linen_gymnasium.py", OURS_PPO, 3, 43),
-    Program(PPO_BIG, "torch_gymnasium", "more/ppo_continuous_torch_gymnasium.py", OURS_PPO, 2, 12),
-    Program(PPO_BIG, "sb3", "ppo_sb3.py", "", 2, 8),
-    Program(PPO_BIG, "sbx", "ppo_sbx.py", "", 2, 12),
-    Program(PPO_BIG, "cleanrl", "ppo_cleanrl.py", "--checkout {cleanrl}", 2, 8),
-    Program(PPO_BIG, "leanrl", "ppo_leanrl.py", "--checkout {leanrl}", 2, 8),
-    Program(PPO_BIG, "leanrl_compile", "ppo_leanrl.py", "--checkout {leanrl} --compile", 2, 42),
-    Program(PPO_BIG, "skrl_torch", "ppo_skrl_torch.py", "", 2, 8),
-    Program(PPO_BIG, "skrl_jax", "ppo_skrl_jax.py", "", 2, 8),
-    Program(
-        PPO_SMALL, "linen_gymnasium", "more/ppo_continuous_linen_gymnasium.py", OURS_PPO, 3, 28
-    ),
-    Program(PPO_SMALL, "torch_gymnasium", "more/ppo_continuous_torch_gymnasium.py", OURS_PPO, 2, 8),
-    Program(PPO_SMALL, "sb3", "ppo_sb3.py", "", 2, 6),
-    Program(SAC, "linen_gymnasium", "more/sac_linen_gymnasium.py", OURS_SAC, 600, 1500),
-    Program(SAC, "torch_gymnasium", "more/sac_torch_gymnasium.py", OURS_SAC, 600, 1100),
-    Program(
-        SAC, "torch_compile_gymnasium", "more/sac_torch_compile_gymnasium.py", OURS_SAC, 600, 2100
-    ),
-    Program(SAC, "sb3", "sac_sb3.py", "", 600, 1100),
-    Program(SAC, "sbx", "sac_sbx.py", "", 600, 1500),
-    Program(SAC, "cleanrl", "sac_cleanrl.py", "--checkout {cleanrl}", 600, 1100),
-    Program(SAC, "leanrl", "sac_leanrl.py", "--checkout {leanrl}", 600, 1100),
-    Program(SAC, "leanrl_compile", "sac_leanrl.py", "--checkout {leanrl} --compile", 600, 2100),
-    Program(SAC, "skrl_torch", "sac_skrl_torch.py", "", 600, 1100),
-    Program(SAC, "skrl_jax", "sac_skrl_jax.py", "", 600, 1100),
+    Program(PPO_BIG, LINEN, PPO_LINEN, OURS_PPO, 3, 63),
+    Program(PPO_BIG, TORCH, PPO_TORCH, OURS_PPO, 2, 32),
+    Program(PPO_BIG, "sb3", "ppo_sb3.py", "", 2, 32),
+    Program(PPO_BIG, "sbx", "ppo_sbx.py", "", 2, 42),
+    Program(PPO_BIG, "cleanrl", "ppo_cleanrl.py", CLEANRL, 2, 18),
+    Program(PPO_BIG, "leanrl", "ppo_leanrl.py", LEANRL, 2, 16),
+    Program(PPO_BIG, "leanrl_compile", "ppo_leanrl.py", f"{LEANRL} --compile", 2, 26, True),
+    Program(PPO_BIG, "skrl_torch", "ppo_skrl_torch.py", "", 2, 26),
+    Program(PPO_BIG, "skrl_jax", "ppo_skrl_jax.py", "", 2, 22, True),
+    Program(PPO_SMALL, LINEN, PPO_LINEN, OURS_PPO, 3, 53),
+    Program(PPO_SMALL, TORCH, PPO_TORCH, OURS_PPO, 2, 16),
+    Program(PPO_SMALL, "sb3", "ppo_sb3.py", "", 2, 12),
+    Program(SAC, LINEN, "more/sac_linen_gymnasium.py", OURS_SAC, 600, 1800),
+    Program(SAC, TORCH, "more/sac_torch_gymnasium.py", OURS_SAC, 600, 1500),
+    Program(SAC, "torch_compile_gymnasium", SAC_COMPILE, OURS_SAC, 600, 2100),
+    Program(SAC, "sb3", "sac_sb3.py", "", 600, 1400),
+    Program(SAC, "sbx", "sac_sbx.py", "", 600, 1800),
+    Program(SAC, "cleanrl", "sac_cleanrl.py", CLEANRL, 600, 1400),
+    Program(SAC, "leanrl", "sac_leanrl.py", LEANRL, 600, 1300),
+    Program(SAC, "leanrl_compile", "sac_leanrl.py", f"{LEANRL} --compile", 600, 2000, True),
+    Program(SAC, "skrl_torch", "sac_skrl_torch.py", "", 600, 1300),
+    Program(SAC, "skrl_jax", "sac_skrl_jax.py", "", 600, 1600, True),
+)
+
+
+class Target(NamedTuple):
+    """How many times as long as another a script may take, fixed before the measurement."""
+
+    setting: str
+    script: str
+    of: str
+    most: float
+
+
+TARGETS = (
+    Target(PPO_BIG, LINEN, "sb3", 0.25),
+    Target(PPO_SMALL, LINEN, "sb3", 0.25),
+    Target(PPO_BIG, TORCH, "sb3", 0.8),
+    Target(PPO_SMALL, TORCH, "sb3", 0.8),
+    Target(SAC, LINEN, "sbx", 0.9),
+    Target(SAC, LINEN, "sb3", 0.6),
+    Target(SAC, "torch_compile_gymnasium", LINEN, 1.15),
+    Target(SAC, TORCH, "sb3", 0.8),
+    Target(SAC, TORCH, "cleanrl", 0.65),
 )
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -207,13 +234,20 @@ def main() -> None:
     for round_number in range(args.rounds):
         begin = time.perf_counter()
         done = done_in(args.out)
-        for program in chosen:
+        order = random.Random(round_number)
+        for program in order.sample(chosen, len(chosen)):
             if (round_number, program.setting, program.name) in done:
                 continue
+            if program.is_slow and round_number % 2:
+                continue
             python = pythons[program.file]
-            lengths = (program.short, program.long)
-            commands = [command_of(program, python, length, args) for length in lengths]
-            short, long = (measure(command, args.core) for command in commands)
+            lengths = [program.short, program.long]
+            if round_number % 2:
+                lengths.reverse()
+            taken = {}
+            for length in lengths:
+                taken[length] = measure(command_of(program, python, length, args), args.core)
+            short, long = taken[program.short], taken[program.long]
             row: dict[str, Any] = {
                 "round": round_number,
                 "setting": program.setting,

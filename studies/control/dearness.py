@@ -39,7 +39,9 @@ SAC = ["mujoco", "--num-steps", "100", "--learning-starts", "100", "--buffer-siz
 STEPS = {"ppo": 512, "sac": 100}  # of an iteration
 FIRST = {"ppo": 1, "sac": 2}  # iterations that do not count
 MEASURED = {0: 12, 30: 12, 100: 12, 300: 8, 1_000: 4, 10_000: 1}  # iterations that count
-SAC_MICROSECONDS = (0, 300)
+SAC_MEASURED = {0: 10, 300: 10, 10_000: 3}
+# Else the first compiled run would fill a cache for the others.
+COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 PACKAGES = ("jax", "flax", "torch", "gymnasium", "gymnax", "numpy")
 
 
@@ -60,15 +62,14 @@ def cells() -> Iterator[Cell]:
         yield Cell("ppo", size, IN_JAX, inside)
         for microseconds in MICROSECONDS:
             yield Cell("ppo", size, microseconds, outside)
-    for microseconds in SAC_MICROSECONDS:
+    for microseconds in SAC_MEASURED:
         yield Cell("sac", "256 256", microseconds, sac)
 
 
 def command_of(cell: Cell, script: str) -> list[str]:
     """Return the call of a script, but for its folder."""
-    measured = 12 if cell.microseconds == IN_JAX else MEASURED[int(cell.microseconds)]
-    if cell.algorithm == "sac":
-        measured = 4
+    counts = MEASURED if cell.algorithm == "ppo" else SAC_MEASURED
+    measured = 12 if cell.microseconds == IN_JAX else counts[int(cell.microseconds)]
     iterations = FIRST[cell.algorithm] + measured
     env_id = f"studies.control.slow:Slow{cell.microseconds}-v0"
     if cell.microseconds == IN_JAX:
@@ -85,7 +86,7 @@ def measure(command: list[str], first: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, *command, "--runs-dir", folder, "--run-name", "run"]
         start = time.perf_counter()
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(words, env=os.environ | COLD, check=True, stdout=subprocess.DEVNULL)
         whole = time.perf_counter() - start
         lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -114,6 +115,7 @@ def key_of(row: dict[str, Any]) -> tuple:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.control.dearness")
     parser.add_argument("rounds", type=int)
+    parser.add_argument("--only", choices=["ppo", "sac"], help="the algorithm; by default both")
     parser.add_argument("--out", type=Path, default=OUT, help="file that gets a line per run")
     args = parser.parse_args()
     machine = describe()
@@ -123,7 +125,8 @@ def main() -> None:
         "versions": {name: metadata.version(name) for name in PACKAGES},
     }
     before = read(args.out)
-    if any(row[name] != where[name] for row in before for name in where):
+    same = [row for row in before if args.only in (None, row["algorithm"])]
+    if any(row[name] != where[name] for row in same for name in where):
         print(
             f"{args.out} has runs of another commit, machine or version: begin another --out",
             file=sys.stderr,
@@ -132,7 +135,7 @@ def main() -> None:
     done = {key_of(row) for row in before}
     for number in range(args.rounds):
         order = random.Random(number)
-        turns = list(cells())
+        turns = [x for x in cells() if args.only in (None, x.algorithm)]
         order.shuffle(turns)
         for cell in turns:
             for script in order.sample(cell.scripts, len(cell.scripts)):

@@ -26,6 +26,7 @@ TRAINING = ["algorithm", "size"]
 WHERE = [*TRAINING, "microseconds"]
 SIZES = {"small": "2 x 64", "medium": "3 x 256", "256 256": "2 x 256"}
 NAMES = {"torch": "PyTorch", "torch_compile": "compiled PyTorch", "linen": "Linen"}
+SUBJECTS = {"torch": "PyTorch", "torch_compile": "Compiled PyTorch"}  # at a sentence's start
 LOOKS: dict[str, figures.Look] = {
     "torch": {"color": figures.FAMILIES["torch"], "linestyle": "-", "marker": "o"},
     "torch_compile": {"color": figures.FAMILIES["torch"], "linestyle": "--", "marker": "s"},
@@ -118,13 +119,12 @@ def own_table(path: Path) -> Table:
 
 # === The rule ===================================================================================
 def owns(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per training: seconds of a step that are each framework's own.
-
-    Medians of the rounds: one run that other programs disturbed changes them little.
-    """
+    """Return a row per training: seconds of a step that are each framework's own."""
     free = runs[runs["microseconds"] == 0]
     free = free.assign(seconds=free["iteration"] / free["steps"])
-    return free.groupby([*TRAINING, "framework"])["seconds"].median().unstack()
+    keys = [*TRAINING, "framework"]
+    frame = stats.of_groups(free, keys, "seconds", stats.geometric_mean)
+    return frame.set_index(keys)["estimate"].unstack()
 
 
 def left_from(torch: float, linen: float, most: float) -> float:
@@ -133,19 +133,25 @@ def left_from(torch: float, linen: float, most: float) -> float:
 
 
 def rule(path: Path) -> Text:
-    """Say what is left where a step costs ASKED, from when on LEFT, and how well the rule holds."""
+    """Say what was measured where a step costs ASKED, and what the rule gives beyond that."""
     runs = read(path)
     asked = ratios(runs[runs["microseconds"] == ASKED], "ratio")
-    parts = []
-    for algorithm, own in owns(runs).groupby(level="algorithm"):
-        here = asked[asked["algorithm"] == algorithm].groupby("framework")["estimate"].max()
-        for framework in [x for x in LOOKS if x in here]:
-            end = max(left_from(x[framework], x["linen"], LEFT) for _, x in own.iterrows())
-            sentence = f"{str(algorithm).upper()} in {NAMES[framework]} takes at most "
-            sentence += f"{number(here[framework])} times as long as in Linen"
-            if end:
-                sentence += f", and from {number(end * 1e3)} ms on at most {LEFT} times"
-            parts.append(f"{sentence}.")
+    asked["text"] = texts(asked)
+    own = owns(runs)
+    sentences = []
+    for framework, found in asked.groupby("framework", sort=False):
+        name = SUBJECTS[str(framework)]
+        parts = [f"{row['text']} times as long for {training(row)}" for _, row in found.iterrows()]
+        alike = (found["low"] <= 1) & (found["high"] >= 1)
+        end = ", so the two cannot be told apart" if alike.all() else ""
+        sentences.append(f"{name} takes {listed(parts)}{end}.")
+        steps = []
+        for _, row in found.iterrows():
+            seconds = own.loc[tuple(row[TRAINING])]
+            steps.append(left_from(seconds[framework], seconds["linen"], LEFT))
+        if not alike.all() and max(steps) > 0:
+            ends = listed([f"{number(x * 1e3)} ms" for x in steps])
+            sentences.append(f"By the rule this falls to {LEFT} times where a step takes {ends}.")
     both = runs.dropna(subset=["rule"])
     both = both[(both["microseconds"] != 0) & (both["framework"] != "linen")]
     keys = [*WHERE, "framework"]
@@ -153,9 +159,15 @@ def rule(path: Path) -> Text:
     measured = ratios(both, "ratio").set_index(keys)["estimate"]
     farthest = np.abs(by_rule / measured - 1).max()
     return Text(
-        f"Where a step of an environment outside JAX takes {ASKED} µs: {' '.join(parts)} The "
-        f"rule's ratios differ from those measured by at most {farthest:.1%}."
+        f"Beside Linen, where a step of an environment outside JAX takes {ASKED} µs: "
+        f"{' '.join(sentences)} The rule's ratios differ from those measured by at most "
+        f"{farthest:.1%}."
     )
+
+
+def listed(parts: list[str]) -> str:
+    """Join texts as a sentence does."""
+    return ", ".join(parts[:-1]) + f" and {parts[-1]}" if parts[1:] else parts[0]
 
 
 # === The figure =================================================================================

@@ -16,7 +16,7 @@ from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import across, span, table_of, text, texts, value
 from studies.control import dearness_study
-from studies.control.cost import PPO_BIG, SAC
+from studies.control.cost import LINEN, PPO_BIG, PROGRAMS, SAC, TARGETS
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
 ABLATIONS = {
@@ -27,7 +27,7 @@ ABLATED = {  # environment -> the script in which the switches were tried
     "Pendulum-v1": "ppo_continuous_linen",
     "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
 }
-LINEN, LIBRARY = "linen_gymnasium", "sb3"
+LIBRARY = "sb3"
 SHOWN = (PPO_BIG, SAC)  # the settings in the figure
 
 
@@ -97,21 +97,71 @@ def ablation_table(source: Path) -> Table:
 
 
 def costs(path: Path, algorithm: str) -> pd.DataFrame:
-    """A row per setting and script: its start, an iteration or a step, and two ratios."""
+    """A row per setting and script: its start, its ratios to Linen and SB3, and its seconds.
+
+    The seconds are Linen's mean times the ratio, so that all are of Linen's rounds. Two rounds say
+    too little of their spread for an interval.
+    """
     rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
     rows = rows[rows["setting"].str.startswith(algorithm)]
+    rows = in_order(rows)
     keys = ["setting", "script"]
-    frame = rows.groupby(keys, sort=False)["cpu_start"].median().rename("start").reset_index()
-    each = stats.of_groups(rows, keys, "cpu_each", stats.geometric_mean).set_index(keys)
-    frame = frame.join(each["estimate"].rename("each"), on=keys)
+    by_script = rows.groupby(keys, sort=False, as_index=False)
+    frame = by_script.agg(start=("cpu_start", "median"), rounds=("round", "size"))
     for of in (LINEN, LIBRARY):
-        baseline = rows[rows["script"] == of].set_index(["round", "setting"])["cpu_each"]
-        pairs = rows.join(baseline.rename("baseline"), on=["round", "setting"])
-        pairs["ratio"] = pairs["cpu_each"] / pairs["baseline"]
-        found = stats.of_groups(pairs, keys, "ratio", stats.geometric_mean).set_index(keys)
+        found = ratios(rows, of).set_index(keys)
         frame = frame.join(found.add_prefix(f"{of}_"), on=keys)
         frame.loc[frame["script"] == of, [f"{of}_low", f"{of}_high"]] = math.nan  # itself
+    linen = rows[rows["script"] == LINEN]
+    seconds = stats.of_groups(linen, ["setting"], "cpu_each", stats.geometric_mean)
+    seconds = seconds.set_index("setting")["estimate"].rename("seconds")
+    frame = frame.join(seconds, on="setting")
+    frame["each"] = frame["seconds"] * frame[f"{LINEN}_estimate"]
     return frame
+
+
+def in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """Settings and scripts in the order of cost.py; unknown ones come last."""
+    places = {(x.setting, x.name): i for i, x in enumerate(PROGRAMS)}
+    keys = zip(rows["setting"], rows["script"], strict=True)
+    place = [places.get(key, len(places)) for key in keys]
+    return rows.assign(place=place).sort_values("place", kind="stable")
+
+
+def ratios(rows: pd.DataFrame, of: str) -> pd.DataFrame:
+    """A row per setting and script: how many times as long as another, within a round."""
+    keys = ["setting", "script"]
+    baseline = rows[rows["script"] == of].set_index(["round", "setting"])["cpu_each"]
+    pairs = rows.join(baseline.rename("baseline"), on=["round", "setting"])
+    pairs["ratio"] = pairs["cpu_each"] / pairs["baseline"]
+    frame = stats.of_groups(pairs, keys, "ratio", stats.geometric_mean)
+    counts = pairs.groupby(keys, as_index=False).agg(pairs=("ratio", "count"))
+    frame = frame.merge(counts, on=keys)
+    frame.loc[frame["pairs"] < 3, ["low", "high"]] = math.nan
+    return frame
+
+
+def target_table(path: Path) -> Table:
+    """A row per target of cost.py: met or missed where the interval says so."""
+    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    found = []
+    for target in TARGETS:
+        frame = ratios(rows[rows["setting"] == target.setting], target.of)
+        frame = frame[frame["script"] == target.script]
+        found.append(frame.assign(of=target.of, most=target.most))
+    frame = pd.concat(found, ignore_index=True)
+    frame["verdict"] = "undecided"
+    frame.loc[frame["high"] <= frame["most"], "verdict"] = "met"
+    frame.loc[frame["low"] > frame["most"], "verdict"] = "missed"
+    columns = {
+        "setting": text("setting"),
+        "script": text("script"),
+        "times as long as": text("of"),
+        "at most": value("most"),
+        "measured": span(),
+        "the interval says": text("verdict"),
+    }
+    return table_of("control_targets", "Targets of the costs", frame, columns)
 
 
 def ppo_costs(path: Path) -> Table:
@@ -119,6 +169,7 @@ def ppo_costs(path: Path) -> Table:
         "setting": text("setting"),
         "script": text("script"),
         "start (CPU s)": value("start"),
+        "rounds": text("rounds"),
         "an iteration (CPU s)": value("each"),
         f"times as long as {LINEN}": span(f"{LINEN}_"),
         f"as {LIBRARY}": span(f"{LIBRARY}_"),
@@ -131,6 +182,7 @@ def sac_costs(path: Path) -> Table:
     columns = {
         "script": text("script"),
         "start (CPU s)": value("start"),
+        "rounds": text("rounds"),
         "a step and its update (CPU ms)": value("each", 1000),
         f"times as long as {LINEN}": span(f"{LINEN}_"),
         f"as {LIBRARY}": span(f"{LIBRARY}_"),
@@ -218,6 +270,7 @@ BLOCKS = {
     "control_ablations": ablation_table,
     "control_cost_ppo": ppo_costs,
     "control_cost_sac": sac_costs,
+    "control_targets": target_table,
     "control_scan": scan_table,
 } | dearness_study.BLOCKS
 
