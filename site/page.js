@@ -180,7 +180,7 @@ function showOutside() {
   const own = duration(steps * microseconds * 1e-6);
   $("outside-sentence").innerHTML = `${sentenceOf(rows, steps, { env })} <small>The environment itself takes ${own} of it.</small>`;
   bars($("outside-bars"), rows);
-  $("outside-batch").textContent = cell.batch.toLocaleString("en");
+  for (const id of ["batch", "measured"]) $(`outside-${id}`).textContent = cell[id].toLocaleString("en");
   $("outside-study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit} on ${cell.device}`;
 }
 

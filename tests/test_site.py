@@ -277,6 +277,7 @@ def test_outside_jax_the_page_counts_by_what_a_step_takes(visit):
     assert re.search(r"PyTorch takes 1\.0\d+ \[.+\] times as long", said.inner_text())
     page.locator("#outside-cell").select_option(label="SAC, 2 x 256")
     assert page.locator("#outside-bars .row").count() == 3
+    assert page.locator("#outside-measured").inner_text() == "1,300"
     page.locator("#steps").press("Home")
     assert "51,200 steps of" in said.inner_text()
     assert "<b>" in page.locator("#outside-study").inner_text()  # of the machine's name, as text
