@@ -95,8 +95,8 @@ class Recall1(Probe):
         return state.time > self.steps
 
 
-class Recall30(Recall1):
-    steps = 30
+class Recall10(Recall1):
+    steps = 10
 
 
 # Continuous actions: a range that lies around 1, and one from 0 to 10.

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from studies.brax import measure as brax_measure
-from studies.control import dearness, dearness_study, scan, slow, study
+from studies.control import dearness, dearness_study, scan, slow, steps, study
 
 OWN = {"linen": 0.1, "torch_compile": 0.15, "torch": 0.4}  # seconds of an iteration
 
@@ -159,6 +159,17 @@ def test_the_scans_table_compares_within_rounds(tmp_path):
     ratios = cells["times as long as one scan"]
     assert list(ratios) == ["1.00", "2.00 [2.00, 2.00]", "5.00 [5.00, 5.00]"]
     assert cells.loc["sac_linen", "a step (µs)"] == "2,500"
+
+
+def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "STEPS", 250)  # an episode of Pendulum has 200
+    assert 1 < steps.measure("Pendulum-v1", 1) < 10_000
+    rows = [
+        {"env_id": x, "microseconds": y} for x, y in [("b", 30), ("a", 9), ("b", 10), ("b", 20)]
+    ]
+    path = tmp_path / "steps.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert study.steps_table(path).cells.to_numpy().tolist() == [["a", "9.00"], ["b", "20.0"]]
 
 
 # === What it says ===============================================================================

@@ -178,14 +178,14 @@ def test_the_best_actions_and_their_values(name, tmp_path, monkeypatch):
     np.testing.assert_allclose(reference.forward(weights["critic"], obs), 2.0, atol=0.2)
 
 
-RECALL = "--num-envs 32 --num-steps 62 --num-minibatches 4 --update-epochs 8 --hidden-sizes 16 "
+RECALL = "--num-envs 32 --num-steps 22 --num-minibatches 4 --update-epochs 8 --hidden-sizes 16 "
 RECALL += "--gru-hidden-size 16 --learning-rate 1e-2 --gamma 0.99 --vf-coef 0.5"
 
 
 @pytest.mark.parametrize("name", RNN_SCRIPTS)
-def test_what_was_seen_30_steps_ago_is_remembered(name, tmp_path):
+def test_what_was_seen_10_steps_ago_is_remembered(name, tmp_path):
     """Without a memory, the mean return is 0. One step ago: test_policy.py."""
-    flags = f"{RECALL} --env-id probes:Recall30 --total-timesteps {32 * 62 * 40}"
+    flags = f"{RECALL} --env-id probes:Recall10 --total-timesteps {32 * 22 * 30}"
     folder = train(name, tmp_path, "run", *flags.split())
     assert rows(folder)[-1]["charts/episodic_return"] > 0.8
 

@@ -219,6 +219,15 @@ def scan_table(path: Path) -> Table:
     return table_of("control_scan", "A step in Pendulum-v1, with its updates", frame, columns)
 
 
+def steps_table(path: Path) -> Table:
+    """A row per environment: the microseconds of a step, the median of the rounds."""
+    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    by_env = rows.groupby("env_id", sort=False, as_index=False)
+    frame = by_env.agg(microseconds=("microseconds", "median")).sort_values("microseconds")
+    columns = {"environment": text("env_id"), "a step (µs)": value("microseconds")}
+    return table_of("control_steps", "What a step of a robot takes", frame, columns)
+
+
 @figures.styled
 def draw_costs(path: Path) -> Figure:
     """Plot what an iteration of PPO and a step of SAC take, a panel each, the shortest on top.
@@ -272,6 +281,7 @@ BLOCKS = {
     "control_cost_sac": sac_costs,
     "control_targets": target_table,
     "control_scan": scan_table,
+    "control_steps": steps_table,
 } | dearness_study.BLOCKS
 
 
