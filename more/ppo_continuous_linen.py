@@ -103,10 +103,12 @@ class Args:
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.batch_size % self.num_minibatches != 0:
             raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
-        if self.num_iterations == 0:
+        if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
 
         self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
+        if min(self.hidden_sizes, default=1) < 1:
+            raise ValueError("--hidden-sizes must be 1 or more")
         if not self.run_name:
             name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
             self.run_name = name.replace("/", "-").replace(":", "-")

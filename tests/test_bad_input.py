@@ -33,6 +33,8 @@ BAD = [
         "--env-id Unbounded-v0",
         "of Unbounded-v0 must have finite bounds\n",
     ),
+    ("ppo_linen", "--total-timesteps -1", "--total-timesteps must be at least a batch, 8192 steps"),
+    ("ppo_linen", "--hidden-sizes 64 0", "--hidden-sizes must be 1 or more"),
     ("ppo_linen_vmap", "--num-agents 0", "--num-agents must be 1 or more"),
     ("ppo_linen_vmap", "--seed 4294967295", f"{SEED}--num-agents"),
     ("dqn_linen", "--exploration-steps 0", "--exploration-steps must be 1 or more"),

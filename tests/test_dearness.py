@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 from studies.brax import measure as brax_measure
-from studies.control import dearness, dearness_study, scan, slow, steps, study
+from studies.control import dearness, dearness_study, rows, scan, slow, steps, study
 
 OWN = {"linen": 0.1, "torch_compile": 0.15, "torch": 0.4}  # seconds of an iteration
 
@@ -149,12 +149,12 @@ def test_the_scans_table_compares_within_rounds(tmp_path):
     """Each round on a machine of another speed; one scan takes half and a fifth."""
     path = tmp_path / "scan.jsonl"
     factors = {"sac_linen": 1, "sac_torch": 2, "sac_torch_gymnasium": 5}
-    rows = []
+    made = []
     for number in range(3):
         for script, factor in factors.items():
             row: dict[str, Any] = {"round": number, "algorithm": "sac", "network": scan.SMALL}
-            rows.append(row | {"script": script, "steps": 800, "iteration": factor * (1 + number)})
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+            made.append(row | {"script": script, "steps": 800, "iteration": factor * (1 + number)})
+    path.write_text("\n".join(map(json.dumps, made)) + "\n")
     cells = study.scan_table(path).cells.set_index("script")
     ratios = cells["times as long as one scan"]
     assert list(ratios) == ["1.00", "2.00 [2.00, 2.00]", "5.00 [5.00, 5.00]"]
@@ -170,6 +170,22 @@ def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monk
     path = tmp_path / "steps.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     assert study.steps_table(path).cells.to_numpy().tolist() == [["a", "9.00"], ["b", "20.0"]]
+
+
+def test_a_measurement_goes_on_from_whole_lines_and_touches_no_other_file(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"round": 0}\n{"round": 1}')
+    assert [x["round"] for x in rows.read(path, ("round",))] == [0, 1]
+    path.write_text('{"round": 0}\n{"round": 1}\n{"rou')
+    assert [x["round"] for x in rows.read(path, ("round",))] == [0, 1]
+    assert path.read_text() == '{"round": 0}\n{"round": 1}\n'
+    for other in ("my note", '{"a": 1}\nmy note', '{"round": 0}\n{"a": 1}\n', "[]"):
+        path.write_text(other)
+        with pytest.raises(SystemExit) as end:
+            rows.read(path, ("round",))
+        assert end.value.code == 2 and "is none of this measurement" in capsys.readouterr().err
+        assert path.read_text() == other
+    assert rows.read(tmp_path / "none", ("round",)) == []
 
 
 # === What it says ===============================================================================

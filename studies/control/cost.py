@@ -18,6 +18,7 @@ import platform
 import random
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from studies.control import rows
 from studies.machine import git_commit
 from studies.peers.peer import fail
 
@@ -135,6 +137,8 @@ def python_of(program: Program) -> str:
     """The interpreter of a program's environment; a peer's must be installed."""
     if is_ours(program):
         return sys.executable
+    if not shutil.which("uv"):
+        fail("uv must be installed: it runs the libraries in environments of their own")
     path = ROOT / "studies/control/peers" / program.file
     words = ["uv", "python", "find", "--offline", "--script", str(path)]
     env = os.environ | {"UV_PYTHON": sys.executable}
@@ -195,10 +199,8 @@ def split(short: Seconds, long: Seconds, program: Program) -> dict[str, Any]:
 
 def done_in(path: Path) -> set[tuple[int, str, str]]:
     """What a file has: rounds, settings and scripts."""
-    if not path.exists():
-        return set()
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(x["round"], x["setting"], x["script"]) for x in rows if "cpu_each" in x}
+    found = rows.read(path, ("round", "setting", "script", "cpu_each"))
+    return {(x["round"], x["setting"], x["script"]) for x in found}
 
 
 def checkout(text: str) -> str:
@@ -208,7 +210,7 @@ def checkout(text: str) -> str:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("rounds", type=int)
+    parser.add_argument("rounds", type=rows.positive)
     parser.add_argument("--out", type=Path, default=Path("studies/control/cost.jsonl"))
     parser.add_argument("--only", default="", help="of 'SETTING SCRIPT', by a regular expression")
     parser.add_argument("--cleanrl", type=checkout, default="../cleanrl", help="its checkout")
@@ -219,6 +221,8 @@ def parse_args() -> argparse.Namespace:
         re.compile(args.only)
     except re.error as error:
         parser.error(f"--only is no regular expression: {error}")
+    if args.core not in os.sched_getaffinity(0):
+        parser.error(f"--core: there is no core {args.core}")
     return args
 
 

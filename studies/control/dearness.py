@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.schema import SIZES
+from studies.control import rows
 from studies.control.slow import MICROSECONDS
 from studies.machine import describe, git_commit
 
@@ -42,6 +43,7 @@ MEASURED = {0: 12, 30: 12, 100: 12, 300: 8, 1_000: 4, 10_000: 1}  # iterations t
 SAC_MEASURED = {0: 10, 300: 10, 10_000: 3}
 # Else the first compiled run would fill a cache for the others.
 COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+KEYS = ("round", "algorithm", "size", "microseconds", "script")
 PACKAGES = ("jax", "flax", "torch", "gymnasium", "gymnax", "numpy")
 
 
@@ -89,32 +91,21 @@ def measure(command: list[str], first: int) -> dict[str, Any]:
         subprocess.run(words, env=os.environ | COLD, check=True, stdout=subprocess.DEVNULL)
         whole = time.perf_counter() - start
         lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    row: dict[str, Any] = {"iterations": len(rows), "whole": whole}
+    logged = [json.loads(line) for line in lines]
+    row: dict[str, Any] = {"iterations": len(logged), "whole": whole}
     for name in ("iteration", "rollout", "update"):
-        values = [x[f"time/{name}"] for x in rows[first:] if f"time/{name}" in x]
+        values = [x[f"time/{name}"] for x in logged[first:] if f"time/{name}" in x]
         row[name] = statistics.mean(values) if values else None
     return row
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return what was measured before; a line that was not written to its end is dropped."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)
-    return [json.loads(line) for line in whole.splitlines()]
-
-
 def key_of(row: dict[str, Any]) -> tuple:
-    return tuple(row[x] for x in ("round", "algorithm", "size", "microseconds", "script"))
+    return tuple(row[x] for x in KEYS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.control.dearness")
-    parser.add_argument("rounds", type=int)
+    parser.add_argument("rounds", type=rows.positive)
     parser.add_argument("--only", choices=["ppo", "sac"], help="the algorithm; by default both")
     parser.add_argument("--out", type=Path, default=OUT, help="file that gets a line per run")
     args = parser.parse_args()
@@ -124,7 +115,7 @@ def main() -> None:
         "machine": {x: machine[x] for x in ("cpu", "cores")} | {"cpus": os.cpu_count()},
         "versions": {name: metadata.version(name) for name in PACKAGES},
     }
-    before = read(args.out)
+    before = rows.read(args.out, (*KEYS, *where))
     same = [row for row in before if args.only in (None, row["algorithm"])]
     if any(row[name] != where[name] for row in same for name in where):
         print(

@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from studies.control.dearness import measure, read
+from studies.control import rows
+from studies.control.dearness import measure
 from studies.machine import describe, git_commit
+from studies.peers.peer import fail
 
 OUT = Path(__file__).with_name("scan.jsonl")
 SMALL, LARGE = "2 x 64", "2 x 256"
@@ -74,10 +77,12 @@ def run(program: Program, uv: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.control.scan")
-    parser.add_argument("rounds", type=int)
+    parser.add_argument("rounds", type=rows.positive)
     parser.add_argument("--out", type=Path, default=OUT, help="file that gets a line per run")
     parser.add_argument("--uv", default="uv run --script", help="what runs rejax")
     args = parser.parse_args()
+    if not shutil.which((shlex.split(args.uv) or [""])[0]):
+        fail(f"--uv: '{args.uv}' is no command")
     machine = describe()
     where = {
         "commit": git_commit(Path("more/sac_linen.py")),
@@ -85,7 +90,10 @@ def main() -> None:
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in PACKAGES},
     }
-    done = {(x["round"], x["network"], x["script"]) for x in read(args.out)}
+    before = rows.read(args.out, ("round", "network", "script", *where))
+    if any(row[name] != where[name] for row in before for name in where):
+        fail(f"{args.out} has runs of another commit, machine or version: begin another --out")
+    done = {(x["round"], x["network"], x["script"]) for x in before}
     for number in range(args.rounds):
         turns = list(programs())
         random.Random(number).shuffle(turns)

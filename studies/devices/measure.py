@@ -68,6 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=8)
     args = parser.parse_args()
+    if args.minutes <= 0:
+        parser.error("--minutes must be more than 0")
     machine = {
         "cpu": platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),

@@ -1,0 +1,39 @@
+"""The lines of JSON that this study's measurements write and go on from."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def read(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return a file's lines, each of which has these names; of no file, none.
+
+    A last line that was not written to its end is dropped, also from the file. Another file ends
+    the program by a sentence, and stays as it is.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    rows = []
+    for i, line in enumerate(lines):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if isinstance(row, dict) and all(name in row for name in names):
+            rows.append(row)
+        elif row is not None or i + 1 < len(lines) or not rows:
+            print(f"{path}: line {i + 1} is none of this measurement", file=sys.stderr)
+            sys.exit(2)
+    if lines:
+        path.write_text("".join(f"{line}\n" for line in lines[: len(rows)]))
+    return rows
+
+
+def positive(text: str) -> int:
+    """Read a number of rounds from the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+    return int(text)
