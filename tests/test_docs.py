@@ -15,6 +15,7 @@ from analysis.checks import problems
 from analysis.runs import load
 from analysis.schema import SourceError
 from studies.control import dearness_study
+from studies.control import study as control
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
@@ -136,6 +137,9 @@ def test_the_readme_says_of_robots_what_the_study_measured():
     assert f"an iteration of SAC takes {sac['300 µs']} times as long" in page
     assert f"PPO takes {ppo['10,000 µs']} times as long, and SAC takes {sac['10,000 µs']}" in page
     assert f"SAC in PyTorch takes {compiled} times as long as in Linen" in page
+    steps = control.steps_table(ROOT / "studies/control/steps.jsonl").cells
+    robots = steps[steps["environment"] != "Pendulum-v1"]["a step (µs)"]
+    assert f"robots takes {robots.iloc[0]} to {robots.iloc[-1]} µs" in page
 
 
 def torch_over_linen_in_gymnasium(env_id, value="steady"):
