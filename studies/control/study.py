@@ -28,8 +28,8 @@ ABLATED = {  # environment -> the script in which the switches were tried
     "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
 }
 LIBRARY = "sb3"
-# Mean and standard deviation of ten seeds of Tianshou's SAC in HalfCheetah-v3, whose actions are not
-# drawn: examples/mujoco/benchmark/HalfCheetah-v3/result.json of thu-ml/tianshou, commit 22c0b9bd.
+# Mean and standard deviation of ten seeds of Tianshou's SAC in HalfCheetah-v3, without drawing
+# actions: examples/mujoco/benchmark/HalfCheetah-v3/result.json of thu-ml/tianshou, commit 22c0b9bd.
 PUBLISHED = {
     50_000: (4747.2, 345.0),
     100_000: (6514.6, 514.2),
@@ -81,9 +81,9 @@ def sac_table(source: Path) -> Table:
 
 
 def curve_table(source: Path) -> Table:
-    """SAC's run to 300,000 steps in HalfCheetah beside PUBLISHED: means of the last five iterations.
+    """SAC's run to 300,000 steps in HalfCheetah beside PUBLISHED, a row per number of steps there.
 
-    A row per number of steps that was published.
+    Ours are means of the last five iterations.
     """
     data = load(source)
     longest = data.runs["num_iterations"] == 60

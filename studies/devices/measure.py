@@ -1,7 +1,7 @@
 """Measure what one training on two devices costs and brings, on the cores of one machine.
 
     python -m studies.devices.measure --minutes 12 > studies/devices/measured.jsonl
-    python -m studies.devices.measure --minutes 6 --first 4 >> studies/devices/measured.jsonl  # more
+    python -m studies.devices.measure --minutes 6 --first 4 >> studies/devices/measured.jsonl
 
 Each round trains with both scripts, both networks, and one and two devices, in an order that
 changes from round to round. No round begins that may not end in time. A run's iteration is the
