@@ -186,6 +186,10 @@ def test_a_measurement_goes_on_from_whole_lines_and_touches_no_other_file(tmp_pa
         assert end.value.code == 2 and "is none of this measurement" in capsys.readouterr().err
         assert path.read_text() == other
     assert rows.read(tmp_path / "none", ("round",)) == []
+    where = {"commit": "abc", "machine": {"cpus": 2}}
+    assert rows.same_place(where | {"commit": "abc-dirty"}, where)
+    assert not rows.same_place(where | {"commit": "abd"}, where)
+    assert not rows.same_place(where | {"machine": {"cpus": 4}}, where)
 
 
 # === What it says ===============================================================================

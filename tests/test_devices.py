@@ -241,14 +241,17 @@ def test_as_many_devices_go_on_to_the_last_digit(name, devices, whole, tmp_path)
         np.testing.assert_array_equal(ours[array], theirs[array], strict=True)
 
 
-@pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_one_device_goes_on_from_the_checkpoint_of_many(name, whole, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "devices"), [(SHARDED, 1), (SHARDED, 2), (DDP, 1)])
+def test_another_number_of_devices_goes_on(name, devices, whole, tmp_path, monkeypatch, capsys):
     """From the same parameters and the same episodes."""
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
-    assert main(name, "--resume", folder) == 0
+    if devices == 1:
+        assert main(name, "--resume", folder) == 0
+    else:
+        run(devices, name, path_of(name), "--resume", folder)
     ours, theirs = metrics(folder), metrics(whole(name))
     assert ours[:2] == theirs[:2] and len(ours) == 4
-    assert (info(folder)["resumed"], info(folder)["devices"]) == ([2], 1)
+    assert (info(folder)["resumed"], info(folder)["devices"]) == ([2], devices)
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(folder), "--episodes", "2"])
     evaluate.main()
     assert f"{folder}: {name}, CartPole-v1" in capsys.readouterr().out

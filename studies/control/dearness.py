@@ -117,7 +117,7 @@ def main() -> None:
     }
     before = rows.read(args.out, (*KEYS, *where))
     same = [row for row in before if args.only in (None, row["algorithm"])]
-    if any(row[name] != where[name] for row in same for name in where):
+    if not all(rows.same_place(row, where) for row in same):
         print(
             f"{args.out} has runs of another commit, machine or version: begin another --out",
             file=sys.stderr,

@@ -32,6 +32,16 @@ def read(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
     return rows
 
 
+def same_place(row: dict[str, Any], where: dict[str, Any]) -> bool:
+    """Say whether a line is of this commit, machine and versions.
+
+    A commit with changes counts as the commit, since the measurement's own file may be one of them.
+    """
+    keys = [key for key in where if key != "commit"]
+    commits = {str(x["commit"]).removesuffix("-dirty") for x in (row, where)}
+    return len(commits) == 1 and all(row[key] == where[key] for key in keys)
+
+
 def positive(text: str) -> int:
     """Read a number of rounds from the command line."""
     if not text.isdecimal() or int(text) < 1:

@@ -91,7 +91,7 @@ def main() -> None:
         "versions": {name: metadata.version(name) for name in PACKAGES},
     }
     before = rows.read(args.out, ("round", "network", "script", *where))
-    if any(row[name] != where[name] for row in before for name in where):
+    if not all(rows.same_place(row, where) for row in before):
         fail(f"{args.out} has runs of another commit, machine or version: begin another --out")
     done = {(x["round"], x["network"], x["script"]) for x in before}
     for number in range(args.rounds):

@@ -28,6 +28,14 @@ ABLATED = {  # environment -> the script in which the switches were tried
     "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
 }
 LIBRARY = "sb3"
+# Mean and standard deviation of ten seeds of Tianshou's SAC in HalfCheetah-v3, without drawing
+# actions: examples/mujoco/benchmark/HalfCheetah-v3/result.json of thu-ml/tianshou, commit 22c0b9bd.
+PUBLISHED = {
+    50_000: (4747.2, 345.0),
+    100_000: (6514.6, 514.2),
+    200_000: (8207.6, 928.3),
+    300_000: (9059.3, 1051.4),
+}
 SHOWN = (PPO_BIG, SAC)  # the settings in the figure
 
 
@@ -70,6 +78,27 @@ def sac_table(source: Path) -> Table:
     cells["greedy, by seed"] = frame["greedy_return"].map(listed)
     cells["last iteration of training, by seed"] = frame["final_return"].map(listed)
     return Table("control_sac", "What SAC's agents return", frame, cells)
+
+
+def curve_table(source: Path) -> Table:
+    """SAC's run to 300,000 steps in HalfCheetah beside PUBLISHED, a row per number of steps there.
+
+    Ours are means of the last five iterations.
+    """
+    data = load(source)
+    longest = data.runs["num_iterations"] == 60
+    run = data.runs[longest & (data.runs["algorithm"] == "sac")]
+    log = data.iterations[data.iterations["run"].isin(run["run"])].sort_values("iteration")
+    means = log.set_index("global_step")["charts/episodic_return"].rolling(5).mean()
+    rows = [
+        {"steps": steps, "ours": means.loc[steps], "published": published, "std": std}
+        for steps, (published, std) in PUBLISHED.items()
+    ]
+    frame = pd.DataFrame(rows)
+    cells = pd.DataFrame({"steps": frame["steps"].map("{:,}".format)})
+    cells["sac_linen_gymnasium, in training"] = frame["ours"].map(number)
+    cells["Tianshou, published"] = frame["published"].map(number) + " ± " + frame["std"].map(number)
+    return Table("control_sac_curve", "SAC in HalfCheetah", frame, cells)
 
 
 def listed(values: list[float]) -> str:
@@ -276,6 +305,7 @@ def framework_of(script: str) -> str:
 BLOCKS = {
     "control_learning": learning_table,
     "control_sac": sac_table,
+    "control_sac_curve": curve_table,
     "control_ablations": ablation_table,
     "control_cost_ppo": ppo_costs,
     "control_cost_sac": sac_costs,

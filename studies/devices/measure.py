@@ -1,6 +1,7 @@
 """Measure what one training on two devices costs and brings, on the cores of one machine.
 
-    python -m studies.devices.measure --minutes 8 > studies/devices/measured.jsonl
+    python -m studies.devices.measure --minutes 12 > studies/devices/measured.jsonl
+    python -m studies.devices.measure --minutes 6 --first 4 >> studies/devices/measured.jsonl
 
 Each round trains with both scripts, both networks, and one and two devices, in an order that
 changes from round to round. No round begins that may not end in time. A run's iteration is the
@@ -67,9 +68,10 @@ def gradient_bytes(network: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round")
     args = parser.parse_args()
-    if args.minutes <= 0:
-        parser.error("--minutes must be more than 0")
+    if args.minutes <= 0 or args.first < 0:
+        parser.error("--minutes must be more than 0, and --first 0 or more")
     machine = {
         "cpu": platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -78,7 +80,7 @@ def main() -> None:
     versions = {name: metadata.version(name) for name in ("jax", "flax", "torch", "numpy")}
     begin = time.perf_counter()
     longest = 0.0
-    round_number = 0
+    round_number = args.first
     while time.perf_counter() - begin + 1.1 * longest < 60 * args.minutes:
         start = time.perf_counter()
         cells = list(product(SCRIPTS, NETWORKS, DEVICES))

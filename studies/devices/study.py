@@ -31,7 +31,7 @@ def gain_table(path: Path) -> Table:
     frame = stats.of_groups(pairs, KEYS, "ratio", stats.geometric_mean)
     medians = pairs.groupby(KEYS)[[1, 2]].median()
     medians.columns = ["one", "two"]
-    frame = frame.join(medians, on=KEYS)
+    frame = frame.join(medians, on=KEYS).sort_values("one")
     frame["rounds"] = pairs["round"].nunique()
     cells = frame[KEYS].copy()
     cells["an iteration on one (s)"] = frame["one"].map(number)
@@ -49,7 +49,8 @@ def estimate_table(path: Path) -> Table:
     rows = read(path)
     alone = rows[(rows["devices"] == 1) & (rows["script"] == "ppo_linen_sharded")]
     step = (alone["iteration"] / alone["minibatches"]).groupby(alone["network"]).median()
-    frame = rows.drop_duplicates("network")[["network", "gradient_bytes"]].reset_index(drop=True)
+    frame = rows.drop_duplicates("network")[["network", "gradient_bytes"]]
+    frame = frame.sort_values("gradient_bytes", ignore_index=True)
     frame["reduce"] = LATENCY + frame["gradient_bytes"] / BANDWIDTH
     frame["least"] = 2 * frame["reduce"]
     frame["step"] = frame["network"].map(step)
