@@ -20,7 +20,7 @@ from studies.control import study as control
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
 FAULTS = {
-    "control": 16,
+    "control": 17,
     "doors": 7,
     "memory": 8,
     "minatar": 3,

@@ -105,8 +105,11 @@ def own_table(path: Path) -> Table:
     runs = runs[runs["microseconds"] == 0].copy()
     for name in ("iteration", "rollout", "update"):
         runs[name] = runs[name].astype(float) / runs["steps"] * 1e6
-    frame = runs.groupby([*TRAINING, "framework"])[["iteration", "rollout", "update"]].median()
-    frame = frame.reset_index()
+    keys = [*TRAINING, "framework"]
+    frame = runs.drop_duplicates(keys)[keys].reset_index(drop=True)
+    for name in ("iteration", "rollout", "update"):
+        found = stats.of_groups(runs, keys, name, stats.geometric_mean).set_index(keys)
+        frame = frame.join(found["estimate"].rename(name), on=keys)
     cells = pd.DataFrame({"training": frame.apply(training, axis=1)})
     cells["script"] = frame["framework"].map(NAMES)
     titles = {"iteration": "own time of a step (µs)", "rollout": "of it, acting (µs)"}
