@@ -519,7 +519,7 @@ def iterate(train_state, replay, obs, env_state, key, plan: Plan, env: VecEnv, a
     metrics = episode_statistics(episodes)
     metrics["charts/updates"] = plan.num_updates.sum()
     names = ["td_loss", "q_value", "actor_loss", "entropy", "alpha"]
-    for name, x in zip(names, losses / plan.num_updates.sum(), strict=True):
+    for name, x in zip(names, losses / plan.num_updates.sum(), strict=True):  # NaN: no update
         metrics[f"losses/{name}"] = x
     return train_state, replay, obs, env_state, metrics
 

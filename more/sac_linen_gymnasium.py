@@ -556,7 +556,7 @@ def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: Ve
     metrics = episode_statistics(Episodes(*map(jnp.asarray, stacked)))
     metrics["charts/updates"] = plan.num_updates.sum()
     names = ["td_loss", "q_value", "actor_loss", "entropy", "alpha"]
-    for name, x in zip(names, losses / plan.num_updates.sum(), strict=True):
+    for name, x in zip(names, losses / plan.num_updates.sum(), strict=True):  # NaN: no update
         metrics[f"losses/{name}"] = x
     return train_state, replay, obs, metrics
 
