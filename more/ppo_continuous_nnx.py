@@ -568,7 +568,8 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.signal = 0  # number of the one received; 0: none
+        self.received = 0  # number of a signal, from when it comes; 0: none
+        self.signal = 0  # the same, from when an iteration ends
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
@@ -644,7 +645,7 @@ class RunLog:
         return run
 
     def on_signal(self, number: int, frame: Any) -> None:
-        self.signal = number
+        self.received = number
         signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
 
     def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
@@ -674,6 +675,7 @@ class RunLog:
         if self.wandb:
             self.wandb.log(finite, step=iteration)
         self.info["iteration"] = iteration + 1
+        self.signal = self.received  # a later one waits for the next iteration
         if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
             text = f"return {row['charts/episodic_return']:.4g}"
             if row["charts/episodes"] == 0:

@@ -4,6 +4,7 @@ JAX's devices are those of one CPU, by JAX_NUM_CPU_DEVICES, or of two processes 
 Slurm's. PyTorch's are processes of torchrun.
 """
 
+import importlib
 import math
 import os
 import re
@@ -302,6 +303,29 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
     assert not psutil.wait_procs(both, timeout=10)[1]
     assert len(metrics(tmp_path / "run")) > 2
     assert (tmp_path / "run/checkpoint.npz").exists()
+
+
+@pytest.mark.parametrize(("name", "asked"), [(SHARDED, "process_allgather"), (DDP, "reduce")])
+def test_a_signal_while_processes_ask_each_other_waits_for_the_next_iteration(
+    name, asked, tmp_path, monkeypatch
+):
+    """Stopping at once, one process would save alone and wait for ever; forgetting it, train on."""
+    script = importlib.import_module(name)
+    answer = getattr(script, asked)
+    calls = []
+
+    def ask(x, *words, **flags):
+        x = answer(x, *words, **flags)
+        if len(metrics(tmp_path / "run")) == 3:
+            calls.append(x)
+            if len(calls) == 1:  # the first since the third iteration was logged
+                signal.raise_signal(signal.SIGINT)
+        return x
+
+    monkeypatch.setattr(script, asked, ask)
+    words = command(name, "run", 10, "--runs-dir", tmp_path)[2:]
+    assert main(name, *words) == 128 + signal.SIGINT
+    assert calls and len(metrics(tmp_path / "run")) == 4
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])

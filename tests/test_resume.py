@@ -155,10 +155,10 @@ def test_an_edited_copy_with_an_environment_of_ones_own_is_played_by_its_last_li
 
 def test_a_second_signal_ends_a_run_at_once():
     """Where an iteration hangs, the first one would wait for ever."""
-    log: Any = SimpleNamespace(signal=0)
+    log: Any = SimpleNamespace(received=0)
     before = signal.getsignal(signal.SIGTERM)
     importlib.import_module("ppo_linen").RunLog.on_signal(log, signal.SIGTERM, None)
-    assert (log.signal, signal.getsignal(signal.SIGTERM)) == (signal.SIGTERM, signal.SIG_DFL)
+    assert (log.received, signal.getsignal(signal.SIGTERM)) == (signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, before)
 
 
