@@ -203,16 +203,22 @@ def test_the_rule_gives_what_was_measured_of_runs_that_follow_it(tmp_path):
     for column in ("30 µs", "300 µs", "10,000 µs"):
         assert small.loc["measured", column].split()[0] == small.loc["by the rule", column]
     assert cells.loc[("SAC, 2 x 256", "compiled PyTorch", "measured"), "0 µs"].startswith("1.50")
-    said = dearness_study.rule(path).text
-    assert "PyTorch takes 2.25 [2.09, 2.42] times as long for PPO, 2 x 64" in said
-    assert "falls to 1.1 times where a step takes" in said and "at most 0.0%" in said
+    left = dearness_study.left_table(path).cells.set_index("a step of the environment takes")
+    costs = ["30 µs", "300 µs", "1,000 µs", "10,000 µs"]
+    assert list(left["PPO, PyTorch"]) == list(small.loc["measured", costs])
+    found = dearness_study.rule_table(path).cells.set_index(["training", "script"])
+    at_300, end = found.loc[("PPO, 2 x 64", "PyTorch")]
+    assert at_300 == "2.25 [2.09, 2.42]"
+    # Their own times of a step are in the middle 800 and 200 µs.
+    assert float(end) == pytest.approx((0.8 - 1.1 * 0.2) / 0.1, rel=0.1)
+    assert "at most 0.0%" in dearness_study.error_of_rule(path).text
     own = dearness_study.own_table(path).cells.set_index(["training", "script"])
     assert own.loc[("PPO, 3 x 256", "Linen"), "own time of a step (µs)"] == "214"
 
 
 def test_what_does_not_follow_the_rule_is_said(tmp_path):
     path = made_up(tmp_path / "runs.jsonl", torch_1000=1.2)
-    assert "at most 16.7%" in dearness_study.rule(path).text
+    assert "at most 16.7%" in dearness_study.error_of_rule(path).text
 
 
 def test_from_when_on_little_is_left():

@@ -14,7 +14,6 @@ from analysis import docs, stats, tables
 from analysis.checks import problems
 from analysis.runs import load
 from analysis.schema import SourceError
-from studies.control import dearness_study
 from studies.control import study as control
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
@@ -128,15 +127,6 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
 
 def test_the_readme_says_of_robots_what_the_study_measured():
     page = words_of("README.md")
-    cells = dearness_study.ratio_table(ROOT / "studies/control/dearness.jsonl").cells
-    cells = cells.set_index(["training", "script", "how"])
-    ppo = cells.loc[("PPO, 2 x 64", "PyTorch", "measured")]
-    sac = cells.loc[("SAC, 2 x 256", "PyTorch", "measured")]
-    compiled = cells.loc[("SAC, 2 x 256", "compiled PyTorch", "measured"), "300 µs"]
-    assert f"PPO takes {ppo['300 µs']} times as long in PyTorch as in Linen" in page
-    assert f"an iteration of SAC takes {sac['300 µs']} times as long" in page
-    assert f"PPO takes {ppo['10,000 µs']} times as long, and SAC takes {sac['10,000 µs']}" in page
-    assert f"SAC in PyTorch takes {compiled} times as long as in Linen" in page
     steps = control.steps_table(ROOT / "studies/control/steps.jsonl").cells
     robots = steps[steps["environment"] != "Pendulum-v1"]["a step (µs)"]
     assert f"robots takes {robots.iloc[0]} to {robots.iloc[-1]} µs" in page

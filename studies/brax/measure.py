@@ -2,7 +2,7 @@
 
     pip install brax==0.14.2 playground==0.2.0
     python -m studies.brax.measure 10 > studies/brax/speed.jsonl
-    python -m studies.brax.measure 3 --many > studies/brax/many.jsonl  # 10 minutes
+    python -m studies.brax.measure 3 --many --peers > studies/brax/many.jsonl
 
 The first argument is the number of iterations after the first one. A line is a run:
 "start_seconds" is all but these iterations, so imports, the pool of starts and what is compiled;
@@ -10,10 +10,11 @@ The first argument is the number of iterations after the first one. A line is a 
 all threads in the whole run. Times are by the clock: on a busy machine they say little.
 
 Without --many it is more/ppo_continuous_linen.py in several robots, with 64 steps in each
-environment. With --many it is HalfCheetahSpring alone, with 64 to 2,048 environments and 32 steps
-in each: our PPO and SAC beside brax's own, which uv runs in an environment of their own. Their
-seconds are the library's own, without its evaluations. With --purejaxrl ../purejaxrl, PureJaxRL's
-PPO follows, and ours with the same networks; jax_purejaxrl.py says how to get it.
+environment. With --many it is our PPO and SAC in HalfCheetahSpring alone, with 64 to 2,048
+environments and 32 steps in each. With --peers, brax's own PPO and SAC run beside ours, in an
+environment that uv makes. Their seconds are the library's own, without its evaluations. With
+--purejaxrl ../purejaxrl, PureJaxRL's PPO follows, and ours with the same networks;
+studies/control/peers/jax_purejaxrl.py says how to get it.
 """
 
 import argparse
@@ -104,7 +105,8 @@ def say(row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.brax.measure")
     parser.add_argument("iterations", type=int)
-    parser.add_argument("--many", action="store_true", help="HalfCheetahSpring, beside brax's own")
+    parser.add_argument("--many", action="store_true", help="up to 2,048 HalfCheetahSpring")
+    parser.add_argument("--peers", action="store_true", help="with --many: brax's own agents, too")
     parser.add_argument("--uv", default="uv run --script", help="what runs the others' agents")
     parser.add_argument("--purejaxrl", help="a checkout of it, to measure it with --many, too")
     args = parser.parse_args()
@@ -119,12 +121,14 @@ def main() -> None:
     brax = [*uv, "studies/control/peers/jax_brax.py"]
     for num_envs in MANY:
         say(measure(PPO, env_id, num_envs, MANY_STEPS, args.iterations))
-        say(measure_peer([*brax, "ppo"], num_envs, args.iterations))
+        if args.peers:
+            say(measure_peer([*brax, "ppo"], num_envs, args.iterations))
     steps = MANY[0] * MANY_STEPS
     # SAC's first iteration acts at random, and compiles the update as well.
     sac = [*SAC, "--learning-starts", str(steps)]
     say(measure(sac, env_id, MANY[0], MANY_STEPS, args.iterations, first=2))
-    say(measure_peer([*brax, "sac"], MANY[0], args.iterations))
+    if args.peers:
+        say(measure_peer([*brax, "sac"], MANY[0], args.iterations))
     if args.purejaxrl:
         wide = [*PPO, "--hidden-sizes", "256", "256"]  # the only networks that it has
         say(measure(wide, env_id, MANY[1], MANY_STEPS, args.iterations))

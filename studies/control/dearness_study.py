@@ -26,7 +26,6 @@ TRAINING = ["algorithm", "size"]
 WHERE = [*TRAINING, "microseconds"]
 SIZES = {"small": "2 x 64", "medium": "3 x 256", "256 256": "2 x 256"}
 NAMES = {"torch": "PyTorch", "torch_compile": "compiled PyTorch", "linen": "Linen"}
-SUBJECTS = {"torch": "PyTorch", "torch_compile": "Compiled PyTorch"}  # at a sentence's start
 LOOKS: dict[str, figures.Look] = {
     "torch": {"color": figures.FAMILIES["torch"], "linestyle": "-", "marker": "o"},
     "torch_compile": {"color": figures.FAMILIES["torch"], "linestyle": "--", "marker": "s"},
@@ -34,6 +33,8 @@ LOOKS: dict[str, figures.Look] = {
 IN_JAX_AT, LINEAR = -12, 10  # microseconds: where the figure has it, and where its log axis ends
 ASKED = 300  # microseconds: MuJoCo's robots take 60 to 400
 LEFT = 1.1  # from when on hardly anything is left
+COSTS = {30: "30 µs", 300: "300 µs", 1_000: "1 ms", 10_000: "10 ms"}  # of a step, for the README
+SMALL = [("ppo", "small"), ("sac", "256 256")]  # the trainings there
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -99,6 +100,17 @@ def in_order(column: pd.Series) -> pd.Series:
     return column.map(names.index)
 
 
+def left_table(path: Path) -> Table:
+    """A row per cost of a step, a column per algorithm and framework: what the README shows."""
+    frame = ratios(read(path), "ratio")
+    kept = pd.MultiIndex.from_frame(frame[TRAINING]).isin(SMALL)
+    frame = frame[kept & frame["microseconds"].isin(COSTS)].reset_index(drop=True)
+    frame["a step of the environment takes"] = frame["microseconds"].map(COSTS)
+    frame["column"] = frame["algorithm"].str.upper() + ", " + frame["framework"].map(NAMES)
+    cells = across(frame, texts(frame), ["a step of the environment takes"], "column")
+    return Table("control_left", "Times Linen's iteration", frame, cells)
+
+
 def own_table(path: Path) -> Table:
     """A row per training and framework: what a step takes where the environment's is free."""
     runs = read(path)
@@ -135,42 +147,32 @@ def left_from(torch: float, linen: float, most: float) -> float:
     return max(0.0, (torch - most * linen) / (most - 1))
 
 
-def rule(path: Path) -> Text:
-    """Say what was measured where a step costs ASKED, and what the rule gives beyond that."""
+def rule_table(path: Path) -> Table:
+    """A row per training and framework: the ratio where a step costs ASKED, and where LEFT is."""
     runs = read(path)
-    asked = ratios(runs[runs["microseconds"] == ASKED], "ratio")
-    asked["text"] = texts(asked)
+    frame = ratios(runs[runs["microseconds"] == ASKED], "ratio")
     own = owns(runs)
-    sentences = []
-    for framework, found in asked.groupby("framework", sort=False):
-        name = SUBJECTS[str(framework)]
-        parts = [f"{row['text']} times as long for {training(row)}" for _, row in found.iterrows()]
-        alike = (found["low"] <= 1) & (found["high"] >= 1)
-        end = ", so the two cannot be told apart" if alike.all() else ""
-        sentences.append(f"{name} takes {listed(parts)}{end}.")
-        steps = []
-        for _, row in found.iterrows():
-            seconds = own.loc[tuple(row[TRAINING])]
-            steps.append(left_from(seconds[framework], seconds["linen"], LEFT))
-        if not alike.all() and max(steps) > 0:
-            ends = listed([f"{number(x * 1e3)} ms" for x in steps])
-            sentences.append(f"By the rule this falls to {LEFT} times where a step takes {ends}.")
-    both = runs.dropna(subset=["rule"])
+    ends = []
+    for _, row in frame.iterrows():
+        seconds = own.loc[tuple(row[TRAINING])]
+        ends.append(left_from(seconds[row["framework"]], seconds["linen"], LEFT))
+    frame["left_from"] = ends
+    cells = pd.DataFrame({"training": frame.apply(training, axis=1)})
+    cells["script"] = frame["framework"].map(NAMES)
+    cells[f"times as long as Linen where a step takes {ASKED} µs"] = texts(frame)
+    cells[f"{LEFT} times from (ms), by the rule"] = (frame["left_from"] * 1e3).map(number)
+    return Table("control_rule", "Until when the framework counts", frame, cells)
+
+
+def error_of_rule(path: Path) -> Text:
+    """Say how far the rule's ratios are from those measured."""
+    both = read(path).dropna(subset=["rule"])
     both = both[(both["microseconds"] != 0) & (both["framework"] != "linen")]
     keys = [*WHERE, "framework"]
     by_rule = ratios(both, "rule").set_index(keys)["estimate"]
     measured = ratios(both, "ratio").set_index(keys)["estimate"]
     farthest = np.abs(by_rule / measured - 1).max()
-    return Text(
-        f"Beside Linen, where a step of an environment outside JAX takes {ASKED} µs: "
-        f"{' '.join(sentences)} The rule's ratios differ from those measured by at most "
-        f"{farthest:.1%}."
-    )
-
-
-def listed(parts: list[str]) -> str:
-    """Join texts as a sentence does."""
-    return ", ".join(parts[:-1]) + f" and {parts[-1]}" if parts[1:] else parts[0]
+    return Text(f"The rule's ratios differ from those measured by at most {farthest:.1%}.")
 
 
 # === The figure =================================================================================
@@ -232,6 +234,8 @@ def set_axes(axes: Axes, costs: list[float]) -> None:
 
 BLOCKS = {
     "control_dearness": ratio_table,
+    "control_left": left_table,
     "control_own": own_table,
-    "control_rule": rule,
+    "control_rule": rule_table,
+    "control_rule_error": error_of_rule,
 }
