@@ -147,7 +147,8 @@ def check_play(env: Any, params: Any, space: Any) -> None:
         lengths = np.diff(steps, prepend=-1).tolist()
         ends += zip(lengths, terminated[steps, column].tolist(), strict=True)
     limit = getattr(params, "max_steps_in_episode", None)
-    if hasattr(env, "step_env") and hasattr(state, "time") and limit is not None:
+    has_step_env = getattr(type(env), "step_env", Environment.step_env) is not Environment.step_env
+    if has_step_env and hasattr(state, "time") and limit is not None:
         check_time_limit(env, params, state, int(limit))
         limit = None  # lengths have no more to say of it: a game may well end by itself there
     if hasattr(env, "render"):
@@ -199,36 +200,38 @@ def check_gymnasium(name: str) -> str:
     rule = f"observation_space must be a Box, as gymnasium's FlattenObservation makes, not {space}"
     must(isinstance(space, gymnasium.spaces.Box), rule)
     limit = gymnasium.spec(name).max_episode_steps
-    numbers, ends = play(env, limit, STEPS)
-    again, _ = play(make(), limit, min(AGAIN, len(numbers)))
+    numbers, ends, num_steps = play(env, limit, STEPS)
+    again, _, _ = play(make(), limit, len(numbers))
     same = np.array_equal(numbers[: len(again)], again, equal_nan=True)
     must(same, "a seed must lead to the same obs and rewards again: draw from self.np_random alone")
     check_render(make, env.metadata.get("render_modes", ()))
-    check_ends(ends, limit, len(numbers))
+    check_ends(ends, limit, num_steps)
     return kind
 
 
-def play(env: Any, limit: int | None, steps: int) -> tuple[np.ndarray, list[tuple[int, bool]]]:
-    """Take random steps; return obs and reward of each, and the lengths of the episodes that ended.
+def play(env: Any, limit: int | None, steps: int) -> tuple[np.ndarray, list[tuple[int, bool]], int]:
+    """Take random steps; return obs and rewards of the first AGAIN, all ends, and how many steps.
 
-    Beside a length stands whether the episode terminated.
+    An end is the length of an episode, and whether it terminated.
     """
     env.action_space.seed(0)
     checked(env, "reset", env.reset(seed=0, options=None), "obs, info")
     numbers, ends = [], []
-    length = 0
+    num_steps = length = 0
     deadline = time.monotonic() + SECONDS
-    while len(numbers) < steps and time.monotonic() < deadline:
+    while num_steps < steps and time.monotonic() < deadline:
         result = env.step(env.action_space.sample())
         obs = checked(env, "step", result, "obs, reward, terminated, truncated, info")
         _, reward, terminated, truncated, _ = result
-        numbers.append([*obs.ravel(), reward])
+        if num_steps < AGAIN:
+            numbers.append(np.append(obs, reward))
+        num_steps += 1
         length += 1
         if terminated or truncated or length == limit:
             ends.append((length, bool(terminated)))
             length = 0
             checked(env, "reset", env.reset(options={}), "obs, info")
-    return np.array(numbers, float), ends
+    return np.array(numbers, float), ends, num_steps
 
 
 def checked(env: Any, name: str, result: Any, values: str) -> np.ndarray:

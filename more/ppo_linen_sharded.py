@@ -429,7 +429,12 @@ def aside(args: Args) -> Args:
     folder = Path(tempfile.mkdtemp(), "run")
     atexit.register(shutil.rmtree, folder.parent)
     sys.stdout = open(os.devnull, "w")
-    resume = str(shutil.copytree(args.resume, folder)) if args.resume else ""
+    resume = ""
+    if args.resume:
+        folder.mkdir()
+        for name in ("checkpoint.npz", "metrics.jsonl"):  # what RunLog reads
+            shutil.copy(Path(args.resume, name), folder)
+        resume = str(folder)
     return replace(args, runs_dir=str(folder.parent), run_name="run", resume=resume, track=False)
 
 
@@ -442,10 +447,19 @@ def train(args: Args) -> None:
     mesh = jax.make_mesh((jax.device_count(),), ("devices",), (jax.sharding.AxisType.Auto,))
     if args.num_envs % mesh.size or args.minibatch_size % mesh.size:
         fail(f"--num-envs: {mesh.size} devices cannot share environments and minibatches evenly")
+    if jax.process_count() > 1 and not args.jit:
+        fail("--no-jit: processes can only share what is compiled")
     env = VecEnv(args.env_id, args.num_envs)
     spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log_args = args if jax.process_index() == 0 else aside(args)
-    log = RunLog(log_args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
+    began = False
+    try:
+        log = RunLog(log_args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
+        began = True
+    finally:  # where the first process fails, and says why, the others must not wait for it
+        all_began = process_allgather(np.array(began)).all()
+    if not all_began:
+        sys.exit(2)
     log.info["devices"] = mesh.size
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in

@@ -453,6 +453,8 @@ def choose_device() -> torch.device:
     rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's number, on this machine
     jax.config.update("jax_cuda_visible_devices", str(rank))
     torch_gpu = torch.cuda.is_available()
+    if torch_gpu and rank >= torch.cuda.device_count():
+        fail("torchrun: start no more processes on a machine than it has GPUs")
     jax_gpu = jax.default_backend() == "gpu"
     if torch_gpu and not jax_gpu:
         print("Only torch sees a GPU, so both use the CPU; to use the GPU install jax[cuda13].")
@@ -471,7 +473,12 @@ def aside(args: Args) -> Args:
     folder = Path(tempfile.mkdtemp(), "run")
     atexit.register(shutil.rmtree, folder.parent)
     sys.stdout = open(os.devnull, "w")
-    resume = str(shutil.copytree(args.resume, folder)) if args.resume else ""
+    resume = ""
+    if args.resume:
+        folder.mkdir()
+        for name in ("checkpoint.npz", "metrics.jsonl"):  # what RunLog reads
+            shutil.copy(Path(args.resume, name), folder)
+        resume = str(folder)
     return replace(args, runs_dir=str(folder.parent), run_name="run", resume=resume, track=False)
 
 
@@ -543,7 +550,10 @@ def train(args: Args) -> None:
                 state = training_state(agent, optimizer, scheduler)
                 state = {name: x.cpu() for name, x in state.items()}  # sync
                 envs = gather((obs.cpu(), env_state._replace(key=None)))
-                log.save(tensors=state, obs=envs[0], env_state=envs[1])
+                try:
+                    log.save(tensors=state, obs=envs[0], env_state=envs[1])
+                finally:  # once a rank has ended, torchrun ends the first, which may be writing
+                    dist.barrier()
     peak_device_bytes = None
     if gpu:
         jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 if "TEST_DEVICE" in os.environ:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or JAX leaves torch little of a GPU
@@ -39,18 +40,22 @@ def start_process(words, folder, env, **options):
     )
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder of the session, which all processes of pytest-xdist have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory):
+def compiled(shared):
     """The variables by which a process finds what JAX compiled in the session, as tests do.
 
     It still counts as compiled: JAX reports a compilation whether it is new or found.
     """
     import jax
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of the session; a process has a folder in it
-    place = str(folder / "compiled")
+    place = str(shared / "compiled")
     jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return {
@@ -60,8 +65,17 @@ def compiled(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def whole_run(tmp_path_factory):
-    """Name of a script -> its run of four iterations, which is made once."""
-    from running import make_whole_run
+def whole_run(shared):
+    """Name of a script -> its run of four iterations, which the first process that asks makes."""
+    from running import make_whole_run, read_whole_run
 
-    return cache(lambda name: make_whole_run(name, tmp_path_factory.mktemp(name)))
+    @cache
+    def whole_run(name):
+        place = shared / "runs" / name
+        place.mkdir(parents=True, exist_ok=True)
+        with FileLock(place / "lock"):
+            if not (place / "counts.json").exists():
+                make_whole_run(name, place)
+        return read_whole_run(place)
+
+    return whole_run

@@ -186,7 +186,10 @@ def op_by_op(monkeypatch, script):
 
 
 def make_whole_run(name, runs_dir, begin=None):
-    """A run that begin starts, which is the one of four iterations if there is none."""
+    """A run that begin starts, which is the one of four iterations if there is none.
+
+    It stays in runs_dir, where read_whole_run finds it.
+    """
     script, checkpoints = importlib.import_module(name), []
     log = getattr(script, "RunLogs", script.RunLog)
     save = log.save
@@ -205,7 +208,15 @@ def make_whole_run(name, runs_dir, begin=None):
             begin(folder)
         else:
             train(name, runs_dir, "whole", *flags_of(name), iterations=4)
-    return WholeRun(folder, checkpoints[0], counts.per_iteration)
+    (runs_dir / "half.npz").write_bytes(checkpoints[0])
+    (runs_dir / "counts.json").write_text(json.dumps(counts.per_iteration))
+    return read_whole_run(runs_dir)
+
+
+def read_whole_run(runs_dir):
+    half = (runs_dir / "half.npz").read_bytes()
+    counts = json.loads((runs_dir / "counts.json").read_text())
+    return WholeRun(runs_dir / "whole", half, counts)
 
 
 def rewind(run, folder):

@@ -1,7 +1,6 @@
 """studies/control: what is left of the difference where a step of the environment costs more."""
 
 import json
-import subprocess
 import sys
 import time
 from importlib import import_module
@@ -235,7 +234,8 @@ def test_a_round_that_is_half_done_and_a_file_that_has_no_rule_are_drawn(tmp_pat
     assert "measured" in set(dearness_study.ratio_table(path).cells["how"])
 
 
-def test_without_rounds_it_says_how_it_is_called():
-    words = [sys.executable, "-m", "studies.control.dearness"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "rounds" in done.stderr
+def test_without_rounds_it_says_how_it_is_called(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["dearness"])
+    with pytest.raises(SystemExit, match="2"):
+        dearness.main()
+    assert "rounds" in capsys.readouterr().err

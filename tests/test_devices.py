@@ -15,6 +15,8 @@ import sys
 import time
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import jax
 import jax.numpy as jnp
@@ -262,12 +264,19 @@ def test_another_number_of_devices_goes_on(name, devices, whole, tmp_path, monke
 def start_two(name, tmp_path):
     """Two processes of a long run that trains: what waits for them, and both."""
     words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS)[1:]
-    if name == DDP:
-        waiting = start(2, name, *words)
-        wait_for_iterations(tmp_path / "run", waiting)
-        children = psutil.Process(waiting.pid).children()
-        both = sorted(children, key=lambda x: int(x.environ()["RANK"]))
-        return [waiting], both
+    if name == SHARDED:
+        both = start_two_tasks(*words)
+        wait_for_iterations(tmp_path / "run", both[0])
+        return both, [psutil.Process(x.pid) for x in both]
+    waiting = start(2, name, *words)
+    wait_for_iterations(tmp_path / "run", waiting)
+    children = psutil.Process(waiting.pid).children()
+    both = sorted(children, key=lambda x: int(x.environ()["RANK"]))
+    return [waiting], both
+
+
+def start_two_tasks(*words):
+    """JAX's, as srun starts them."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -276,9 +285,8 @@ def start_two(name, tmp_path):
     both = []
     for i in range(2):
         own = {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}
-        both.append(start(1, name, *words, **slurm, **own))
-    wait_for_iterations(tmp_path / "run", both[0])
-    return both, [psutil.Process(x.pid) for x in both]
+        both.append(start(1, SHARDED, *words, **slurm, **own))
+    return both
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
@@ -305,6 +313,26 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
     assert (tmp_path / "run/checkpoint.npz").exists()
 
 
+def test_where_the_first_task_cannot_begin_both_end(tmp_path):
+    """As where a job is submitted twice."""
+    (tmp_path / "run").mkdir()
+    both = start_two_tasks(*command(SHARDED, "run", 4, "--runs-dir", tmp_path)[1:])
+    said = [process.communicate(timeout=100)[1] for process in both]
+    assert f"{tmp_path / 'run'} exists: choose another --run-name" in said[0]
+    assert [process.returncode for process in both] == [2, 2]
+
+
+def test_no_rank_ends_before_all_have_saved(tmp_path, monkeypatch):
+    """Once one has ended, torchrun ends the first one, which may be writing."""
+    barrier = MagicMock()
+    monkeypatch.setattr(torch.distributed, "barrier", barrier)
+    log = importlib.import_module(DDP).RunLog
+    monkeypatch.setattr(log, "save", MagicMock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        train(DDP, tmp_path, "run", iterations=2)
+    barrier.assert_called_once()
+
+
 @pytest.mark.parametrize(("name", "asked"), [(SHARDED, "process_allgather"), (DDP, "reduce")])
 def test_a_signal_while_processes_ask_each_other_waits_for_the_next_iteration(
     name, asked, tmp_path, monkeypatch
@@ -329,8 +357,28 @@ def test_a_signal_while_processes_ask_each_other_waits_for_the_next_iteration(
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_what_devices_cannot_share_is_said(name, tmp_path):
-    words = command(name, "run", 4, "--runs-dir", tmp_path, "--num-envs", "3")[1:]
-    process = start(2, name, *words, "--total-timesteps", "960")
-    assert "cannot share environments and minibatches evenly" in process.communicate(timeout=60)[1]
-    assert process.returncode in (1, 2) and not (tmp_path / "run").exists()
+def test_what_devices_cannot_share_is_said(name, tmp_path, monkeypatch, capfd):
+    """By two that there are not."""
+    if name == SHARDED:
+        monkeypatch.setattr(jax, "make_mesh", lambda *shape: SimpleNamespace(size=2))
+    else:
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    words = command(name, "run", 4, "--runs-dir", tmp_path, "--num-envs", "3")[2:]
+    assert main(name, *words, "--total-timesteps", "960") == 2
+    assert "cannot share environments and minibatches evenly" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_op_by_op_is_for_one_process(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert main(SHARDED, "--no-jit", "--runs-dir", tmp_path) == 2
+    assert capfd.readouterr().err == "--no-jit: processes can only share what is compiled\n"
+
+
+def test_a_rank_without_a_gpu_is_said_where_others_have_one(monkeypatch, capfd):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(DDP).choose_device()
+    assert "no more processes on a machine than it has GPUs" in capfd.readouterr().err

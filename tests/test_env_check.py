@@ -243,8 +243,11 @@ def test_what_may_be_a_mistake_is_a_sentence_too(write, change, sentence, capsys
 
 
 CONTINUOUS = "step_env = lambda *x: Lander.step_env(*x[:3], x[3][0] > 0, x[4])"
+OWN_STEP = "step = lambda self, *x, **y: Lander().step(*x, **y); "
+OWN_STEP += "step_env = environment.Environment.step_env"  # which is not called then
 RIGHT: list[Any] = [
     (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weak types
+    (write_gymnax, OWN_STEP),
     (write_gymnax, f"action_space = lambda *x: Box(-1, 1, (1,)); {CONTINUOUS}"),
     (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(x[1]), 0, {})"),
     (

@@ -11,7 +11,7 @@ import pytest
 import reference
 from conftest import ROOT
 from frameworks import weights_in
-from running import main, train
+from running import main, op_by_op, train
 from sections import CONTINUOUS_SCRIPTS, DQN_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS, but
 
 DISCRETE = but(PPO_SCRIPTS, *CONTINUOUS_SCRIPTS)  # test_continuous.py has the others
@@ -29,7 +29,9 @@ def folder_of(whole_run, tmp_path_factory):
             breakout = BREAKOUT if "gymnasium" not in name else ""
             flags = f"{dqn.SMALL} {breakout} --hidden-sizes 64 --total-timesteps 128".split()
             folder = tmp_path_factory.mktemp(name)
-            assert main(name, *flags, "--runs-dir", folder, "--run-name", "run") == 0
+            with pytest.MonkeyPatch.context() as patch:
+                op_by_op(patch, importlib.import_module(name))
+                assert main(name, *flags, "--runs-dir", folder, "--run-name", "run") == 0
             return folder / "run"
         folder = whole_run(name).folder
         return max(folder.glob("seed*")) if "vmap" in name else folder

@@ -60,13 +60,14 @@ def gru(weights: dict, memory: np.ndarray, obs: np.ndarray) -> np.ndarray:
 
 
 def unroll(weights: dict, first_memory: np.ndarray, done: np.ndarray, obs: np.ndarray):
-    """The memory (B, T, H) after each step, an environment and an episode at a time."""
+    """The memory (B, T, H) after each step."""
     memories = np.zeros((*done.shape, H))
-    for n, t in np.ndindex(*done.shape):
-        before = memories[n, t - 1] if t else first_memory[n].astype(float)
-        if t and done[n, t - 1]:
-            before = np.zeros(H)
-        memories[n, t] = gru(weights, before, obs[n, t])
+    memory = first_memory.astype(float)
+    for t in range(done.shape[1]):
+        if t > 0:
+            memory = np.where(done[:, t - 1, None], 0, memory)
+        memory = gru(weights, memory, obs[:, t])
+        memories[:, t] = memory
     return memories
 
 

@@ -23,6 +23,7 @@ import ppo_linen
 from analysis.runs import load, save
 from analysis.schema import SourceError
 from studies.agents import study as agents
+from studies.brax import study as brax
 from studies.control import cost
 from studies.control import study as control
 from studies.devices import measure as devices_measure
@@ -214,6 +215,26 @@ def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
 
 
 # === Devices ====================================================================================
+def test_brax_compares_pairs_within_a_round(tmp_path):
+    """Each round on a machine of another speed; the pair is what ran one after the other."""
+    path = tmp_path / "many.jsonl"
+    lines = []
+    for speed in (1, 2, 3):
+        lines.append({"cpu": "Fast", "cores": 2})
+        for num_envs, ours, others in ((64, 600, 300), (2_048, 700, 1_400)):
+            for script, steps in (("ppo_continuous_linen", ours), ("brax_ppo", others)):
+                row = {"script": script, "num_envs": num_envs, "cpu_seconds": 9}
+                lines.append(row | {"steps_per_second": steps * speed})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    cells = brax.many_table(path).cells
+    assert list(cells["ours, times as many"]) == ["2.00 [2.00, 2.00]", "0.500 [0.500, 0.500]"]
+    assert list(cells["our script (steps/s)"]) == ["1,200", "1,400"]
+    assert list(cells["environments"]) == ["64", "2,048"]
+    said = brax.gain(path).text
+    assert "With 2,048 environments our script trains 1.17 [1.17, 1.17] times" in said
+    assert said.endswith("as with 64, and brax's agent 4.67 [4.67, 4.67] times as many.")
+
+
 def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
     networks = devices_measure.NETWORKS
     scripts = devices_measure.SCRIPTS

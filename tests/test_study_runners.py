@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import dqn
-import jax
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
 import tyro
 from conftest import ROOT, start_process
+from running import SMALL
 from sections import path_of
 
 import ppo_linen_vmap
@@ -34,18 +34,18 @@ from studies.doors import run as doors_run
 from studies.doors.study import gather
 
 # === Processes side by side =====================================================================
-SMALL = "--total-timesteps 256 --num-envs 4 --num-steps 32 --hidden-sizes 8 --num-minibatches 2"
 
 
-def run_side_by_side(tmp_path, *words):
+def run_side_by_side(tmp_path, *words, **variables):
     words = [sys.executable, "-m", "studies.agents.side_by_side", *words, "--runs-dir", tmp_path]
-    return start_process(words, ROOT, os.environ | {"RUN_INFO": '{"cores": 3}'})
+    return start_process(words, ROOT, os.environ | {"RUN_INFO": '{"cores": 3}'} | variables)
 
 
-def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path):
+def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path, compiled):
     """Their folder has a run.json, too, by which benchmark.sh knows that all are complete."""
-    words = ["ppo_linen.py", *SMALL.split(), "--seed", "7", "--run-name", "both"]
-    process = run_side_by_side(tmp_path, *words)
+    words = ["ppo_linen.py", *SMALL.split(), "--total-timesteps", "512"]
+    words += ["--seed", "7", "--run-name", "both"]
+    process = run_side_by_side(tmp_path, *words, **compiled)
     assert process.wait(300) == 0, process.communicate()
     cores = len(side_by_side.usable_cores())
     own = json.loads((tmp_path / "both/run.json").read_text())
@@ -59,7 +59,9 @@ def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path):
 
 
 def test_processes_of_which_one_fails_are_no_run(tmp_path):
-    failing = run_side_by_side(tmp_path, "ppo_linen.py", "--num-envs", "0", "--run-name", "bad")
+    script = tmp_path / "ppo_bad.py"
+    script.write_text("raise SystemExit(2)\n")
+    failing = run_side_by_side(tmp_path, script, "--run-name", "bad")
     assert "seed1 ended with status 2" in failing.communicate(timeout=300)[1]
     assert failing.returncode == 1
     assert not (tmp_path / "bad/run.json").exists()
@@ -113,7 +115,6 @@ def test_one_scan_computes_what_vmap_does(tmp_path):
     logs = []
     for name, train in (("vmap", ppo_linen_vmap.train), ("scan", one_scan.train)):
         train(ppo_linen_vmap.Args(**made, total_timesteps=4 * 128, run_name=name))
-        jax.clear_caches()
         paths = [tmp_path / name, *sorted((tmp_path / name).glob("*/"))]
         logs.append([pd.read_json(x / "metrics.jsonl", lines=True) for x in paths])
     for one, other in zip(*logs, strict=True):

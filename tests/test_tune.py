@@ -476,14 +476,14 @@ def test_a_trial_of_a_real_script(tmp_path, compiled, begun, monkeypatch):
     for name, value in compiled.items():
         monkeypatch.setenv(name, value)
     words = "ppo_linen --trials 1 --num-seeds 1 --episodes 8"
-    words += " --num-envs 4 --num-steps 64 --total-timesteps 2048 --update-epochs 2"
-    words += " --hidden-sizes 8"
+    words += " --num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2"
+    words += " --hidden-sizes 8 8 --total-timesteps 512"
     command = begun(tmp_path, *words.split())
     tune.work(command)
     (trial,) = command.study.trials
     assert 1 <= trial.value <= 500
     args = json.loads((command.trials / "0000-seed-1/run.json").read_text())["args"]
-    assert (args["num_envs"], args["total_timesteps"], args["seed"]) == (4, 2048, 1)
+    assert (args["num_envs"], args["total_timesteps"], args["seed"]) == (4, 512, 1)
 
 
 def test_mlflow_has_all_of_a_study_once(project, begun, monkeypatch):

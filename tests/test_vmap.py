@@ -78,8 +78,8 @@ def test_every_agent_has_a_folder_that_is_like_a_runs(whole_run):
         assert row["global_step"] == AGENTS * 128 * (i + 1)
 
 
-def test_evaluate_and_the_report_read_all_agents(whole_run, monkeypatch, capsys):
-    folder = whole_run("ppo_linen_vmap").folder
+def test_evaluate_and_the_report_read_all_agents(whole_run, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(whole_run("ppo_linen_vmap").folder, tmp_path / "program")
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(folder), "--episodes", "4"])
     evaluate.main()
     said = capsys.readouterr().out

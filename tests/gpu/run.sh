@@ -26,6 +26,7 @@ packages+=(absl-py chex cloudpickle contourpy cycler docstring-parser farama-not
 packages+=(iniconfig jaxtyping kiwisolver markdown-it-py matplotlib mdurl msgpack packaging pandas pillow pluggy)
 packages+=(protobuf pygments pyparsing python-dateutil pyyaml rich seaborn six toolz treescope typeguard)
 packages+=(wadler-lindig)
+packages+=(brax==0.14.2 etils fsspec importlib-resources jaxopt mujoco mujoco-core mujoco-mjx glfw pyopengl scipy trimesh zipp) # for envs/brax.py
 
 # === Steps ======================================================================================
 steps() {
@@ -40,6 +41,7 @@ steps() {
   runs "CartPole-v1__medium"
   runs "Breakout-MinAtar__own"
   runs "Pendulum-v1"
+  robots_in_jax
   tests robots 400 tests/test_continuous.py tests/test_sac.py \
     -k "best_actions or killed_run or nothing_compiles"
   runs "rnn"
@@ -62,6 +64,12 @@ once() { # NAME SECONDS ARGUMENTS of python: if so many seconds are left; what i
     mv "$log.new" "$log"
     tail -n 2 "$log"
     pack
+  fi
+}
+
+robots_in_jax() { # brax, which setup.sh does not install
+  if [[ $listing ]] || python -c 'import brax' &>/dev/null; then
+    once brax 500 -m studies.brax.measure 10 --many
   fi
 }
 

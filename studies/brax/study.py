@@ -1,0 +1,72 @@
+"""How many steps a second our scripts and others train in brax's HalfCheetah, on a CPU."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import stats
+from analysis.formatting import interval, number
+from analysis.page import Table, Text
+from analysis.tables import texts
+
+OTHERS = {  # script -> whose it is, and what it trains
+    "brax_ppo": ("brax", "PPO, 2 x 64"),
+    "brax_sac": ("brax", "SAC, 2 x 256"),
+    "purejaxrl_ppo": ("PureJaxRL", "PPO, 2 x 256"),
+}
+KEYS = ["training", "num_envs", "other"]
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return a row per pair: our steps a second, and those of the other, which ran right after.
+
+    A round of measure.py begins with a line that names the processor.
+    """
+    pairs = []
+    number_of_round = 0
+    ours = None
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        if "script" not in row:
+            number_of_round += 1
+        elif row["script"] not in OTHERS:
+            ours = row["steps_per_second"]
+        else:
+            other, training = OTHERS[row["script"]]
+            steps = row["steps_per_second"]
+            pairs.append((number_of_round, training, row["num_envs"], other, ours, steps))
+    return pd.DataFrame(pairs, columns=["round", *KEYS, "ours", "others"])
+
+
+def many_table(path: Path) -> Table:
+    """A row per training and number of environments: both, and how many times as many are ours."""
+    pairs = read(path)
+    pairs["ratio"] = pairs["ours"] / pairs["others"]
+    frame = stats.of_groups(pairs, KEYS, "ratio", stats.geometric_mean)
+    frame = frame.join(pairs.groupby(KEYS)[["ours", "others"]].median(), on=KEYS)
+    cells = frame[["training"]].copy()
+    cells["environments"] = frame["num_envs"].map("{:,}".format)
+    cells["our script (steps/s)"] = frame["ours"].map(number)
+    cells["other library"] = frame["other"]
+    cells["its agent (steps/s)"] = frame["others"].map(number)
+    cells["ours, times as many"] = texts(frame)
+    return Table("brax_many", "Steps a second in HalfCheetahSpring", frame, cells)
+
+
+def gain(path: Path) -> Text:
+    """Say what the largest number of environments brings, beside the smallest."""
+    pairs = read(path)
+    pairs = pairs[pairs["training"] == "PPO, 2 x 64"]
+    fewest, most = pairs["num_envs"].min(), pairs["num_envs"].max()
+    gains = {}
+    for name in ("ours", "others"):
+        steps = pairs.pivot(index="round", columns="num_envs", values=name)
+        gains[name] = interval(*stats.geometric_mean((steps[most] / steps[fewest]).to_numpy()))
+    return Text(
+        f"With {most:,} environments our script trains {gains['ours']} times as many steps a "
+        f"second as with {fewest}, and brax's agent {gains['others']} times as many."
+    )
+
+
+BLOCKS = {"brax_many": many_table, "brax_gain": gain}
