@@ -14,6 +14,7 @@ OTHERS = {  # script -> whose it is, and what it trains
     "brax_ppo": ("brax", "PPO, 2 x 64"),
     "brax_sac": ("brax", "SAC, 2 x 256"),
     "purejaxrl_ppo": ("PureJaxRL", "PPO, 2 x 256"),
+    "ppo_continuous_linen_gymnasium": ("our script, MuJoCo in Gymnasium", "PPO, 2 x 64"),
 }
 KEYS = ["training", "num_envs", "other"]
 
@@ -48,8 +49,8 @@ def many_table(path: Path) -> Table:
     cells = frame[["training"]].copy()
     cells["environments"] = frame["num_envs"].map("{:,}".format)
     cells["our script (steps/s)"] = frame["ours"].map(number)
-    cells["other library"] = frame["other"]
-    cells["its agent (steps/s)"] = frame["others"].map(number)
+    cells["beside it"] = frame["other"]
+    cells["steps/s"] = frame["others"].map(number)
     cells["ours, times as many"] = texts(frame)
     return Table("brax_many", "Steps a second in HalfCheetahSpring", frame, cells)
 
@@ -57,7 +58,7 @@ def many_table(path: Path) -> Table:
 def gain(path: Path) -> Text:
     """Say what the largest number of environments brings, beside the smallest."""
     pairs = read(path)
-    pairs = pairs[pairs["training"] == "PPO, 2 x 64"]
+    pairs = pairs[(pairs["training"] == "PPO, 2 x 64") & (pairs["other"] == "brax")]
     fewest, most = pairs["num_envs"].min(), pairs["num_envs"].max()
     gains = {}
     for name in ("ours", "others"):
