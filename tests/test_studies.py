@@ -224,12 +224,19 @@ def test_brax_compares_pairs_within_a_round(tmp_path):
         for num_envs, ours, others in ((64, 600, 300), (2_048, 700, 1_400)):
             for script, steps in (("ppo_continuous_linen", ours), ("brax_ppo", others)):
                 row = {"script": script, "num_envs": num_envs, "cpu_seconds": 9}
+                row |= {"env_id": "envs.brax:HalfCheetahSpring", "start_seconds": 24.7}
                 lines.append(row | {"steps_per_second": steps * speed})
     path.write_text("\n".join(map(json.dumps, lines)))
     cells = brax.many_table(path).cells
     assert list(cells["ours, times as many"]) == ["2.00 [2.00, 2.00]", "0.500 [0.500, 0.500]"]
     assert list(cells["our script (steps/s)"]) == ["1,200", "1,400"]
     assert list(cells["environments"]) == ["64", "2,048"]
+    assert brax.speed_table(path).cells.iloc[-1].to_list() == [
+        "brax:HalfCheetahSpring",
+        "2,048",
+        "24.7",
+        "4,200",
+    ]
     said = brax.gain(path).text
     assert "With 2,048 environments our script trains 1.17 [1.17, 1.17] times" in said
     assert said.endswith("as with 64, and brax's agent 4.67 [4.67, 4.67] times as many.")

@@ -70,4 +70,15 @@ def gain(path: Path) -> Text:
     )
 
 
-BLOCKS = {"brax_many": many_table, "brax_gain": gain}
+def speed_table(path: Path) -> Table:
+    """A row per robot and number of environments, of our PPO."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    frame = pd.DataFrame([row for row in rows if "script" in row])
+    cells = pd.DataFrame({"robot": frame["env_id"].str.replace("envs.", "")})
+    cells["environments"] = frame["num_envs"].map("{:,}".format)
+    cells["start (s)"] = frame["start_seconds"].map(number)
+    cells["steps/s"] = frame["steps_per_second"].map(number)
+    return Table("brax_speed", "Steps a second in other robots", frame, cells)
+
+
+BLOCKS = {"brax_many": many_table, "brax_gain": gain, "brax_speed": speed_table}
