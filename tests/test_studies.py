@@ -223,7 +223,7 @@ def test_brax_compares_pairs_within_a_round(tmp_path):
         lines.append({"cpu": "Fast", "cores": 2})
         for num_envs, ours, others in ((64, 600, 300), (2_048, 700, 1_400)):
             for script, steps in (("ppo_continuous_linen", ours), ("brax_ppo", others)):
-                row = {"script": script, "num_envs": num_envs, "cpu_seconds": 9}
+                row: dict[str, Any] = {"script": script, "num_envs": num_envs, "cpu_seconds": 9}
                 row |= {"env_id": "envs.brax:HalfCheetahSpring", "start_seconds": 24.7}
                 lines.append(row | {"steps_per_second": steps * speed})
     path.write_text("\n".join(map(json.dumps, lines)))
