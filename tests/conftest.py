@@ -41,21 +41,21 @@ def start_process(words, folder, env, **options):
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory):
+def session_dir(tmp_path_factory):
     """A folder of the session, which all processes of pytest-xdist have in common."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(shared):
+def compiled(session_dir):
     """The variables by which a process finds what JAX compiled in the session, as tests do.
 
     It still counts as compiled: JAX reports a compilation whether it is new or found.
     """
     import jax
 
-    place = str(shared / "compiled")
+    place = str(session_dir / "compiled")
     jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return {
@@ -65,13 +65,13 @@ def compiled(shared):
 
 
 @pytest.fixture(scope="session")
-def whole_run(shared):
+def whole_run(session_dir):
     """Name of a script -> its run of four iterations, which the first process that asks makes."""
     from running import make_whole_run, read_whole_run
 
     @cache
     def whole_run(name):
-        place = shared / "runs" / name
+        place = session_dir / "runs" / name
         place.mkdir(parents=True, exist_ok=True)
         with FileLock(place / "lock"):
             if not (place / "counts.json").exists():

@@ -146,7 +146,11 @@ def experiment_of(study):
         ("peers", "targets", "ppo_nnx 475 10 of 10 10.0 [9.2, 11.4]"),
         ("cpu/sync", "phases", "ppo_nnx 5.87 71.9 1.16 [1.11, 1.21] 1.02 [0.96, 1.08]"),
         ("cpu/gymnasium", "cells", "ppo_torch 3 7.10 302 3.53 [3.06, 4.07] 12.9 1.49 [1.42, 1.58]"),
-        ("dqn", "last_returns", "dqn_torch 5 493 [482, 505] -2.9 [-14.4, 8.5] 5 499 [497, 501]"),
+        (
+            "dqn",
+            "last_returns",
+            "dqn_torch 5 497 [491, 502] 0.478 [-5.985, 6.940] 5 500 [500, 500]",
+        ),
         ("cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
         ("cpu/modes", "compile_modes", "ppo_torch 1.93 0.227 ppo_torch_compile"),
         ("cpu", "memory", "small ppo_nnx 920"),

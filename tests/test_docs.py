@@ -14,6 +14,7 @@ from analysis import docs, stats, tables
 from analysis.checks import problems
 from analysis.runs import load
 from analysis.schema import SourceError
+from studies.control import dearness_study
 from studies.control import study as control
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
@@ -103,8 +104,8 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     training = column("answer", "100 iterations (s)", "studies/peers")
     jax = sorted(training[training.index.str.match("ppo_(linen|nnx|equinox)")], key=float)
     compiled, eager = training[["ppo_torch_compile", "ppo_torch"]]
-    assert f"With them 100 iterations take {jax[0]} to {jax[-1]} s. With PyTorch" in page
-    assert f"in the same environments, they take {compiled} to {eager} s" in page
+    assert f"100 iterations takes {jax[0]} to {jax[-1]} s with its start. With PyTorch" in page
+    assert f"in the same environments, it takes {compiled} to {eager} s" in page
     envs = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
     cartpole, acrobot, mountain_car = map(torch_over_linen_in_gymnasium, envs)
     whole = torch_over_linen_in_gymnasium("CartPole-v1", "process")
@@ -129,7 +130,11 @@ def test_the_readme_says_of_robots_what_the_study_measured():
     page = words_of("README.md")
     steps = control.steps_table(ROOT / "studies/control/steps.jsonl").cells
     robots = steps[steps["environment"] != "Pendulum-v1"]["a step (µs)"]
-    assert f"robots takes {robots.iloc[0]} to {robots.iloc[-1]} µs" in page
+    assert f"outside JAX, takes {robots.iloc[0]} to {robots.iloc[-1]} µs" in page
+    rule = dearness_study.rule_table(ROOT / "studies/control/dearness.jsonl").cells.iloc[0]
+    assert (rule["training"], rule["script"]) == ("PPO, 2 x 64", "PyTorch")
+    end = rule["1.1 times from (ms), by the rule"]
+    assert f"PyTorch takes 1.1 times as long where a step takes {end} ms" in page
 
 
 def torch_over_linen_in_gymnasium(env_id, value="steady"):

@@ -26,7 +26,7 @@ packages+=(absl-py chex cloudpickle contourpy cycler docstring-parser farama-not
 packages+=(iniconfig jaxtyping kiwisolver markdown-it-py matplotlib mdurl msgpack packaging pandas pillow pluggy)
 packages+=(protobuf pygments pyparsing python-dateutil pyyaml rich seaborn six toolz treescope typeguard)
 packages+=(wadler-lindig)
-packages+=(brax==0.14.2 etils fsspec importlib-resources jaxopt mujoco mujoco-core mujoco-mjx glfw pyopengl scipy trimesh zipp) # for envs/brax.py
+packages+=(brax==0.14.2 etils glfw jaxopt mujoco==4.0.0 mujoco-core==4.0.0 mujoco-mjx trimesh) # for envs/brax.py
 
 # === Steps ======================================================================================
 steps() {
