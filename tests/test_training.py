@@ -193,7 +193,7 @@ def test_what_was_seen_10_steps_ago_is_remembered(name, tmp_path):
 # === Compilation ================================================================================
 @pytest.mark.parametrize(("name", "flag"), [("ppo_linen", "jit"), ("ppo_torch", "jit-env")])
 def test_without_xla_a_run_is_the_same_but_for_the_last_digits(name, flag, tmp_path):
-    flags = ["--num-steps", 4, "--total-timesteps", 16, "--update-epochs", 1]
+    flags = ["--num-steps", 4, "--total-timesteps", 16, "--update-epochs", 1, "--hidden-sizes", 8]
     compiled = train(name, tmp_path, "compiled", *flags)
     without = train(name, tmp_path, "without", *flags, f"--no-{flag}")
     assert info(without)["compile_mode"] == "none"

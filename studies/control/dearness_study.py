@@ -142,25 +142,30 @@ def owns(runs: pd.DataFrame) -> pd.DataFrame:
     return frame.set_index(keys)["estimate"].unstack()
 
 
-def left_from(torch: float, linen: float, most: float) -> float:
-    """Return from how many seconds a step on the ratio is at most so much."""
-    return max(0.0, (torch - most * linen) / (most - 1))
+def left_from(torch: pd.Series, linen: pd.Series, most: float) -> pd.Series:
+    """Return from how many seconds on the ratio is at most so much, where each has its own."""
+    return (torch - most * linen) / (most - 1)
+
+
+def found_in_rounds(low: float, middle: float, high: float) -> str:
+    """Return the rounds' median and range, and nothing where a round has none."""
+    return f"{number(middle)} ({number(low)} to {number(high)})" if low > 0 else "-"
 
 
 def rule_table(path: Path) -> Table:
     """A row per training and framework: the ratio where a step costs ASKED, and where LEFT is."""
     runs = read(path)
     frame = ratios(runs[runs["microseconds"] == ASKED], "ratio")
-    own = owns(runs)
-    ends = []
-    for _, row in frame.iterrows():
-        seconds = own.loc[tuple(row[TRAINING])]
-        ends.append(left_from(seconds[row["framework"]], seconds["linen"], LEFT))
-    frame["left_from"] = ends
+    free = runs[runs["microseconds"] == 0].copy()
+    free["left_from"] = left_from(free["iteration"], free["linen"], LEFT) / free["steps"]
+    keys = [*TRAINING, "framework"]
+    by_round = free.groupby(keys)["left_from"].agg(["min", "median", "max"])
+    frame = frame.join(by_round, on=keys)
     cells = pd.DataFrame({"training": frame.apply(training, axis=1)})
     cells["script"] = frame["framework"].map(NAMES)
     cells[f"times as long as Linen where a step takes {ASKED} µs"] = texts(frame)
-    cells[f"{LEFT} times from (ms), by the rule"] = (frame["left_from"] * 1e3).map(number)
+    shown = [found_in_rounds(*row) for row in 1e3 * frame[["min", "median", "max"]].to_numpy()]
+    cells[f"at most {LEFT} times from (ms), by the rule"] = shown
     return Table("control_rule", "Until when the framework counts", frame, cells)
 
 
