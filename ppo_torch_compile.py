@@ -620,8 +620,8 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.received = 0  # number of a signal, from when it comes; 0: none
-        self.signal = 0  # the same, from when an iteration ends
+        self.received = 0  # number of the signal that came; 0: none
+        self.signal = 0  # the same, once the iteration in which it came is done
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")

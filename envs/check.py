@@ -217,7 +217,8 @@ def play(env: Any, limit: int | None, steps: int) -> tuple[np.ndarray, list[tupl
     env.action_space.seed(0)
     checked(env, "reset", env.reset(seed=0, options=None), "obs, info")
     numbers, ends = [], []
-    num_steps = length = 0
+    num_steps = 0
+    length = 0
     deadline = time.monotonic() + SECONDS
     while num_steps < steps and time.monotonic() < deadline:
         result = env.step(env.action_space.sample())

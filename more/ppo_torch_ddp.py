@@ -381,6 +381,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rank's share of a rollout, in place; return what to log of all ranks."""
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
+        # agent.module is the Agent, which DDP wraps: a method other than forward is called there.
         value, next_value = agent.module.get_value(torch.stack([storage.obs, storage.next_obs]))
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
@@ -424,7 +425,7 @@ def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses."""
     loss, losses = ppo_loss(agent, minibatch, args)
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # DDP makes each gradient the mean of all ranks' here
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
     scheduler.step()
@@ -552,7 +553,7 @@ def train(args: Args) -> None:
                 envs = gather((obs.cpu(), env_state._replace(key=None)))
                 try:
                     log.save(tensors=state, obs=envs[0], env_state=envs[1])
-                finally:  # once a rank has ended, torchrun ends the first, which may be writing
+                finally:  # wait: when a rank ends, torchrun ends all, and the first may be writing
                     dist.barrier()
     peak_device_bytes = None
     if gpu:
@@ -625,8 +626,8 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.received = 0  # number of a signal, from when it comes; 0: none
-        self.signal = 0  # the same, from when an iteration ends
+        self.received = 0  # number of the signal that came; 0: none
+        self.signal = 0  # the same, once the iteration in which it came is done
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")

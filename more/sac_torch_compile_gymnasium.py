@@ -452,7 +452,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays: what depends on the step is known before it is compiled.
+    """The schedules of an iteration, as arrays that are made before it runs.
 
     Counts are integers, so rounding moves no update. replay_start says how many environment steps
     there were before the replay's first.
@@ -733,8 +733,8 @@ class RunLog:
     ) -> None:
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.received = 0  # number of a signal, from when it comes; 0: none
-        self.signal = 0  # the same, from when an iteration ends
+        self.received = 0  # number of the signal that came; 0: none
+        self.signal = 0  # the same, once the iteration in which it came is done
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         if (self.dir / "run.json").exists():
             fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")

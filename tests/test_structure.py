@@ -84,7 +84,7 @@ def changed_lines(first, second):
         ("ppo_nnx", "ppo_nnx_vmap", 119),
         ("ppo_torch_compile", "ppo_torch_vmap", 254),
         ("ppo_linen", "ppo_linen_sharded", 101),
-        ("ppo_torch", "ppo_torch_ddp", 132),
+        ("ppo_torch", "ppo_torch_ddp", 135),
         ("ppo_linen", "ppo_linen_gymnasium", 264),
         ("ppo_torch", "ppo_torch_gymnasium", 304),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 330),
