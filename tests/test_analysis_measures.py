@@ -133,35 +133,45 @@ def test_two_starts_of_a_machine_are_two_platforms_if_one_scripts_time_differs(f
 
 # === What the reports of the old code said ======================================================
 @cache
-def experiment_of(study):
-    return measures.experiments(load(ROOT / "studies" / study))[0]
+def experiment_of(folder):
+    return measures.experiments(load(folder))[0]
 
 
 @pytest.mark.parametrize(
     ("study", "name", "row"),
     [
-        ("peers", "answer", "ppo_nnx 10 6.69 82.4 0.99 [0.94, 1.06] 15.1 1.02 [0.97, 1.07]"),
-        ("peers", "startup", "ppo_nnx 2.22 1.71 2.76 6.69 0.266 [-0.199, 0.730] 86.8"),
-        ("peers", "returns", "ppo_nnx 10 480 500 [419, 500] 13.0 [-26.9, 52.9] 25.0 undecided"),
-        ("peers", "targets", "ppo_nnx 475 10 of 10 10.0 [9.2, 11.4]"),
-        ("cpu/sync", "phases", "ppo_nnx 5.87 71.9 1.16 [1.11, 1.21] 1.02 [0.96, 1.08]"),
-        ("cpu/gymnasium", "cells", "ppo_torch 3 7.10 302 3.53 [3.06, 4.07] 12.9 1.49 [1.42, 1.58]"),
+        ("golden/peers", "answer", "ppo_nnx 10 6.69 82.4 0.99 [0.94, 1.06] 15.1 1.02 [0.97, 1.07]"),
+        ("golden/peers", "startup", "ppo_nnx 2.22 1.71 2.76 6.69 0.266 [-0.199, 0.730] 86.8"),
         (
-            "dqn",
+            "golden/peers",
+            "returns",
+            "ppo_nnx 10 480 500 [419, 500] 13.0 [-26.9, 52.9] 25.0 undecided",
+        ),
+        ("golden/peers", "targets", "ppo_nnx 475 10 of 10 10.0 [9.2, 11.4]"),
+        ("golden/cpu/sync", "phases", "ppo_nnx 5.87 71.9 1.16 [1.11, 1.21] 1.02 [0.96, 1.08]"),
+        (
+            "golden/cpu/gymnasium",
+            "cells",
+            "ppo_torch 3 7.10 302 3.53 [3.06, 4.07] 12.9 1.49 [1.42, 1.58]",
+        ),
+        (
+            "../studies/dqn",
             "last_returns",
             "5 497 [491, 502] 0.478 [-5.985, 6.940] 5 500 [500, 500]",
         ),
-        ("cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
-        ("cpu/modes", "compile_modes", "ppo_torch 1.93 0.227 ppo_torch_compile"),
-        ("cpu", "memory", "small ppo_nnx 920"),
+        ("golden/cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
+        ("golden/cpu/modes", "compile_modes", "ppo_torch 1.93 0.227 ppo_torch_compile"),
+        ("golden/cpu", "memory", "small ppo_nnx 920"),
     ],
 )
 def test_a_studys_tables_have_the_numbers_that_they_had(study, name, row):
-    """The second row as a reader has it and, of some, every number to 1e-9."""
-    experiment = experiment_of(study)
-    made = tables.make(name, experiment)
+    """The second row as a reader has it and, of some, every number to 1e-9.
+
+    golden/ has the runs of studies that were measured again after these numbers were frozen.
+    """
+    made = tables.make(name, experiment_of(ROOT / "tests" / study))
     assert " ".join(made.cells.iloc[1]).endswith(row)
-    path = ROOT / f"tests/golden/{study.replace('/', '-')}-{name}.csv"
+    path = ROOT / "tests" / study / f"{name}.csv"
     if not path.exists():
         return
     old = pd.read_csv(path, keep_default_na=False, na_values=[""])

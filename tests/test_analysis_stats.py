@@ -147,9 +147,9 @@ def test_runs_that_all_end_alike_are_tested_without_a_warning():
 
 
 def test_how_often_equivalence_is_claimed_wrongly_is_what_the_report_says():
-    """CartPole's committed returns, resampled: the baseline's runs all reach the target, the
+    """Returns in CartPole, resampled: the baseline's runs all reach the target, the
     candidate's miss it so often that the means differ by just the margin."""
-    runs = pd.read_csv(ROOT / "studies/peers/runs.csv")
+    runs = pd.read_csv(ROOT / "tests/golden/peers/runs.csv")
     returns = runs.loc[runs["mode"].str.startswith("ppo_"), "final_return"].to_numpy()
     known = learning.load_environments()["CartPole-v1"]
     there, missed = returns[returns >= known.target], returns[returns < known.target]

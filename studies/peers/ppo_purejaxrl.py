@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "distrax==0.1.9", "gymnax==0.0.9",
-#   "gymnasium==1.3.0", "brax==0.14.2", "navix==0.7.4", "numpy==2.4.6", "six==1.17.0",
-#   "tfp-nightly==0.26.0.dev20261027"]
+#   "gymnasium==1.3.0", "brax==0.14.2", "mujoco==3.3.7", "mujoco-mjx==3.3.7", "navix==0.7.4",
+#   "numpy==2.4.6", "six==1.17.0", "tfp-nightly==0.26.0.dev20261027"]
 # ///
 """A peer: PureJaxRL's ppo.py itself, from your own checkout, with our sizes in its config.
 
