@@ -201,7 +201,7 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
     assert docs.run(argparse.Namespace(check=True)) == 1
     assert "README.md: not what the studies give" in capsys.readouterr().out
     assert docs.run(argparse.Namespace(check=False)) == 0
-    assert "| sb3 | 10 | 5.99 |" in (tmp_path / "README.md").read_text()
+    assert "| sb3 | 5 | 4.24 |" in (tmp_path / "README.md").read_text()
     monkeypatch.setitem(docs.SCRIPTS, "ppo_yours", ROWS["ppo_linen"] | {"teaches": "nothing"})
     table = docs.renewed("<!-- table of scripts.toml -->\n<!-- end -->").splitlines()
     assert table[-2] == "| [ppo_yours](more/ppo_yours.py) | discrete | JAX | nothing |"
