@@ -149,7 +149,11 @@ function showAnswer() {
   for (const id of ["counted", "formula", "measured-box"]) $(id).hidden = !cell || isFar;
   if (!cell || isFar) {
     const why = `That is over ${DATA.farthest} times as long as what was measured with this network, so nothing is claimed.`;
-    $("sentence").innerHTML = `${isFar ? why : "No study has measured this yet."} <small>This command measures it on your machine:
+    const elsewhere = [...new Set(DATA.cells.filter((x) => x.size === size).map((x) => x.device))];
+    const missing = elsewhere.length
+      ? `No study has measured this yet on this device. This network was measured on ${elsewhere.join("; ")}.`
+      : "No study has measured this yet.";
+    $("sentence").innerHTML = `${isFar ? why : missing} <small>This command measures it on your machine:
       <code>./benchmark.sh --sizes ${size} --repeats 5 --runs-dir runs/mine &amp;&amp; python -m analysis pack runs/mine
       studies/mine</code>. Send in the result, and this page will answer.</small>`;
     return;
