@@ -159,15 +159,19 @@ def experiment_of(folder):
             "last_returns",
             "5 497 [491, 502] 0.478 [-5.985, 6.940] 5 500 [500, 500]",
         ),
-        ("golden/cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
-        ("golden/cpu/modes", "compile_modes", "ppo_torch 1.93 0.227 ppo_torch_compile"),
-        ("golden/cpu", "memory", "small ppo_nnx 920"),
+        (
+            "../studies/cpu",
+            "break_even",
+            "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4",
+        ),
+        ("../studies/cpu/modes", "compile_modes", "ppo_torch 1.93 0.227 ppo_torch_compile"),
+        ("../studies/cpu", "memory", "small ppo_nnx 920"),
     ],
 )
 def test_a_studys_tables_have_the_numbers_that_they_had(study, name, row):
     """The second row as a reader has it and, of some, every number to 1e-9.
 
-    golden/ has the runs of studies that were measured again after these numbers were frozen.
+    golden/ keeps the runs beside the numbers that were frozen, since studies are measured again.
     """
     made = tables.make(name, experiment_of(ROOT / "tests" / study))
     assert " ".join(made.cells.iloc[1]).endswith(row)
