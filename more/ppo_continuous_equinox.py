@@ -237,7 +237,7 @@ def make_stats(env: VecEnv) -> Stats:
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
     """Statistics of the rollouts in stats and of one more, x (T, N, ...) (Chan et al. 1979)."""
-    distance = x - stats.mean  # whose sum float32 holds more exactly than that of x far from 0
+    distance = x - stats.mean  # float32 adds this up more exactly than an x that is far from 0
     change = distance.mean((0, 1))
     count = stats.count + 1
     weight = 1 / count  # of the new rollout; all have the same size

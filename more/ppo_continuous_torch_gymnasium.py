@@ -188,7 +188,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        self.discounted_return = np.zeros(self.num_envs)  # of its rewards, the latest in full
+        self.discounted_return = np.zeros(self.num_envs)  # the latest reward counts in full
         return self.flatten(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -276,7 +276,7 @@ def make_stats(env: VecEnv) -> Stats:
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
     """Statistics of the rollouts in stats and of one more, x (T, N, ...) (Chan et al. 1979)."""
-    distance = x - stats.mean  # whose sum float32 holds more exactly than that of x far from 0
+    distance = x - stats.mean  # float32 adds this up more exactly than an x that is far from 0
     change = distance.mean((0, 1))
     count = stats.count + 1
     weight = 1 / count  # of the new rollout; all have the same size
