@@ -112,6 +112,7 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     assert f"With PyTorch an iteration takes {cartpole} times as long" in page
     assert f"of 20 iterations, with its start, takes {whole} times as long" in page
     assert f"In Acrobot-v1 an iteration takes {acrobot} times as long" in page
+    assert f"In MountainCar-v0 an iteration takes {mountain_car} times as long" in page
     startup = column("answer", "startup (s)", "studies/peers")
     eager, compiled = startup[["ppo_torch", "ppo_torch_compile"]]
     assert f"starts in {eager} s, and `ppo_torch_compile.py` in {compiled} s" in page
@@ -134,6 +135,14 @@ def test_the_readme_says_of_robots_what_the_study_measured():
     left = dearness_study.left_table(ROOT / "studies/control/dearness.jsonl").cells
     longest = left.set_index("a step of the environment takes").loc["10 ms", "PPO, PyTorch"]
     assert f"Where it takes 10 ms, PPO in PyTorch takes {longest} times as long" in page
+    cost = ROOT / "studies/control/cost.jsonl"
+    robot = control.ppo_costs(cost).cells.set_index(["setting", "script"])
+    robot = robot.loc[("PPO, 32 x 64, batches of 256", "torch_gymnasium")]
+    ratio = robot["times as long as linen_gymnasium"]
+    assert f"takes {ratio} times as much CPU time in uncompiled PyTorch" in page
+    compiled = control.sac_costs(cost).cells.set_index("script").loc["torch_compile_gymnasium"]
+    ratio = compiled["times as long as linen_gymnasium"]
+    assert f"on one core the two cannot be told apart, {ratio}" in page
 
 
 def torch_over_linen_in_gymnasium(env_id, value="steady"):
