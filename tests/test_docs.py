@@ -127,6 +127,20 @@ def test_the_readme_answers_with_the_numbers_of_the_studies():
     assert f"Acrobot-v1 ({acrobot}) and MountainCar-v0 ({mountain_car})" in study
 
 
+@pytest.mark.parametrize(
+    ("size", "compiled_says", "eager_says"),
+    [
+        ("small", "iterations take {} times as long as Linen's. It", "iterations take {} times as"),
+        ("medium", "and compiled PyTorch's {} times", "PyTorch's iterations take {} times as long"),
+    ],
+)
+def test_the_study_of_seven_scripts_says_what_it_measured(size, compiled_says, eager_says):
+    page = words_of("studies/cpu/README.md")
+    ratio = column("answer", "times as long as ppo_linen", "studies/cpu", size)
+    assert compiled_says.format(ratio["ppo_torch_compile"]) in page
+    assert eager_says.format(ratio["ppo_torch"]) in page
+
+
 def test_the_readme_says_of_robots_what_the_study_measured():
     page = words_of("README.md")
     steps = control.steps_table(ROOT / "studies/control/steps.jsonl").cells
