@@ -19,26 +19,24 @@ import time
 
 START = time.perf_counter()  # before the imports, which take seconds
 
+import argparse
 import copy
-import difflib
 import importlib
 import json
 import math
 import os
 import platform
-import shlex
-import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
@@ -52,15 +50,12 @@ import tyro
 from flax import nnx
 from gymnax.environments.spaces import Discrete
 from jax.nn.initializers import orthogonal
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary import Writer
 
 
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
     seed: int = 1  # seed of the first agent's random numbers
     num_agents: int = 8  # agents that train at once; agent k has seed + k
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
@@ -83,13 +78,12 @@ class Args:
     bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
     matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
-    jit: bool = True  # compile with XLA; off: run op by op
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{exp_name}__{seed}__{time}
+    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a stopped run to go on with; it keeps its own arguments
+    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -106,13 +100,13 @@ class Args:
             raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
 
-        self.hidden_sizes = tuple(self.hidden_sizes)  # a checkpoint's JSON has a list
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError("--hidden-sizes must be 1 or more")
-        if not self.run_name:
-            name = f"{self.env_id}__{self.exp_name}__{self.seed}__{time.time():.0f}"
-            self.run_name = name.replace("/", "-").replace(":", "-")
+
+def parse_args() -> Args:
+    """Read the command line. Of a run that goes on, the arguments are the defaults."""
+    saved = args_to_resume()
+    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
 
 
 # === Environment ================================================================================
@@ -128,23 +122,15 @@ class VecEnv:
 
     def __init__(self, env_id: str, num_envs: int) -> None:
         if ":" in env_id:  # one's own, which envs/check.py checks
-            module, _, name = env_id.rpartition(":")
-            if not module or module.startswith("."):  # ./my_module.py:MyEnv
-                fail(f"--env-id: name it as an import does, my_module:MyEnv, not {env_id}")
             sys.path.append(os.getcwd())
-            try:
-                make = getattr(importlib.import_module(module), name, None)
-            except ModuleNotFoundError as error:  # the module, or a package that it needs
-                fail(f"--env-id: {error}")
-            if make is None:
-                fail(f"--env-id: {module} has no {name}")
-            self.env = make()
+            module, name = env_id.split(":")
+            self.env = getattr(importlib.import_module(module), name)()
             self.params = self.env.default_params
-        elif env_id in gymnax.registered_envs:
-            self.env, self.params = gymnax.make(env_id)
         else:
-            (closest,) = difflib.get_close_matches(env_id, gymnax.registered_envs, 1, cutoff=0)
-            fail(f"--env-id: gymnax has no {env_id}; the closest name is {closest}")
+            try:
+                self.env, self.params = gymnax.make(env_id)
+            except ValueError as error:
+                fail(f"--env-id: {error}")
         self.action_space = self.env.action_space(self.params)
         if not isinstance(self.action_space, Discrete):
             fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
@@ -169,8 +155,6 @@ class VecEnv:
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
         obs, inner, reward, terminated, truncated, info = step(keys, state.inner, action)
-        if reward.shape != (self.num_envs,):
-            fail(f"--env-id: step must return one number as reward, not {reward.shape[1:]}")
         reward = reward.astype(jnp.float32)
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
@@ -447,6 +431,7 @@ def train(args: Args) -> None:
     log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
 
 
+# === Checkpoint =================================================================================
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -540,254 +525,200 @@ class RunLogs:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is plumbing without any algorithm, the same in all of PPO.
+# You may stop reading here. The rest writes a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: metrics as it goes, checkpoints to go on from, run.json once it is complete.
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
 
     Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
     """
 
-    def __init__(
-        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
-    ) -> None:
+    def __init__(self, args: Args, **facts: Any) -> None:
+        """Make the folder, or find that of --resume. run.json also tells the facts."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.received = 0  # number of the signal that came; 0: none
-        self.signal = 0  # the same, once the iteration in which it came is done
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # what signals did before
+        self.wandb: Any = None
+        if not args.run_name:
+            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+            args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        if (self.dir / "run.json").exists():
-            fail(f"{self.dir} exists and is complete: choose another --run-name, or evaluate it")
-        if self.dir.exists() and not args.resume:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
-
+        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
         self.info: dict[str, Any] = {
-            "args": asdict(args),
-            "spaces": spaces,  # what load_policy must know of the environment
             "script": Path(__file__).stem,
-            "framework": framework,
-            "compile_mode": compile_mode,
-            "device": device,
+            "status": "running",
+            "args": asdict(args),
             "python": platform.python_version(),
-            "versions": {x.name: x.version for x in metadata.distributions()},
+            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
             "os": platform.platform(),
             "cpu": platform.processor() or platform.machine(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many are done
-            "resumed": [],
-            "wandb_id": None,
-            "durations": {"imports": time.perf_counter() - START, "total": 0.0},
+            "iteration": 0,  # how many the checkpoint has
+            "resumed": [],  # from which iterations on
+            "durations": {"imports": self.start - START},
         }
-        if args.resume:
-            self.info, _ = load_info(self.dir)
-            self.info["resumed"].append(self.info["iteration"])
+        self.info |= facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        self.start = time.perf_counter() - self.info["durations"]["total"]
+        if args.resume:
+            before, _ = load_info(self.dir)
+            self.info["resumed"] = before["resumed"]
+            self.info["wandb_id"] = before.get("wandb_id")
+            return
         try:
-            self.dir.mkdir(parents=True, exist_ok=bool(args.resume))
-            self.open_files()
-        except OSError as error:
-            fail(f"{self.dir} cannot be written, or a part of it is missing: {error}")
-        self.wandb = self.start_wandb() if args.track else None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.on_signal)
+            self.dir.mkdir(parents=True)
+        except FileExistsError:
+            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+        self.write_info()
+
+    def begin(self, iteration: int) -> None:
+        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        if self.args.resume:
+            self.info["iteration"] = iteration
+            self.info["resumed"].append(iteration)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
+        self.metrics.seek(0)
+        lines = self.metrics.readlines()[:iteration]
+        self.metrics.truncate(len("".join(lines)))
+        if lines:
+            self.start -= json.loads(lines[-1])["time/elapsed"]
+        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+            old.unlink()
+        self.tensorboard = Writer(str(self.dir))
+        for line in lines:
+            self.plot(json.loads(line))
+        if self.args.track:
+            self.start_wandb()
+        self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
 
-    def open_files(self) -> None:
-        path = self.dir / "metrics.jsonl"
-        lines = []
-        if self.args.resume:  # forget what came after the checkpoint
-            lines = path.read_bytes().splitlines(keepends=True)[: self.info["iteration"]]
-            if b"".join(lines).count(b"\n") < self.info["iteration"]:
-                fail(f"{path} has not all iterations that the checkpoint counts")
-            os.truncate(path, len(b"".join(lines)))
-        self.metrics = open(path, "a", buffering=1)  # a line at a time
-        self.tensorboard = EventFileWriter(str(self.dir))
-        if lines:  # TensorBoard drops what it has from this step on
-            step = json.loads(lines[-1])["global_step"] + 1
-            restart = SessionLog(status=SessionLog.START)
-            self.tensorboard.add_event(Event(step=step, session_log=restart))
-
-    def start_wandb(self) -> Any:
+    def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
 
-        sys.stdin = open(os.devnull)  # without a key, W&B must fail, not wait for one to be typed
-        run = wandb.init(
+        self.wandb = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
             name=self.dir.name,
-            id=self.info["wandb_id"],
+            id=self.info.get("wandb_id"),
             dir=self.dir,
             config=self.info,
             resume="allow",
             reinit="create_new",
         )
-        run.define_metric("*", step_metric="global_step")
-        if run.offline:  # a resumed run has a folder of its own, which is to hold all of it
-            for line in (self.dir / "metrics.jsonl").read_text().splitlines():
-                row = json.loads(line)
-                run.log(row, step=row["iteration"])
-        self.info["wandb_id"] = run.id
-        return run
+        self.wandb.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = self.wandb.id
 
-    def on_signal(self, number: int, frame: Any) -> None:
-        self.received = number
-        signal.signal(number, signal.SIG_DFL)  # a second one ends the run at once
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
-    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
-        """Log an iteration, in which the rollout went over to the update at middle."""
-        args = self.args
-        iteration = self.info["iteration"]
+    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
+        """Log an iteration, which went over from rollout to update at middle and ends now."""
+        end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
         row["global_step"] = (iteration + 1) * self.steps
-        row["charts/learning_rate"] = args.learning_rate
-        if args.anneal_lr:
-            row["charts/learning_rate"] *= 1 - iteration / args.num_iterations
         row["charts/SPS"] = self.steps / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        if args.sync_for_timing:
+        if self.args.sync_for_timing:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        charts = {name: x for name, x in row.items() if "/" in name and math.isfinite(x)}
         # JSON has no NaN: the return of no episode, and a diverged loss, are null.
         finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
 
         self.metrics.write(json.dumps(finite) + "\n")
-        values = [Summary.Value(tag=name, simple_value=x) for name, x in charts.items()]
-        event = Event(step=row["global_step"], wall_time=time.time(), summary=Summary(value=values))
-        self.tensorboard.add_event(event)
+        self.plot(finite)
+        if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
+            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {speed}", flush=True)
         if self.wandb:
-            self.wandb.log(finite, step=iteration)
-        self.info["iteration"] = iteration + 1
-        self.signal = self.received  # a later one waits for the next iteration
-        if (iteration + 1) % math.ceil(args.num_iterations / 100) == 0:
-            text = f"return {row['charts/episodic_return']:.4g}"
-            if row["charts/episodes"] == 0:
-                text = "no episode ended"
-            if math.isnan(row["losses/value_loss"]):
-                text += ", diverged: the loss is not a number"
-            progress = f"iteration {iteration + 1}/{args.num_iterations}: {text}"
-            print(f"{progress}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            try:
+                self.wandb.log(finite, step=iteration)
+            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
+                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb = None
 
-    def must_save(self) -> bool:
-        done = self.info["iteration"]
+    def plot(self, row: dict[str, Any]) -> None:
+        """Add a line of metrics.jsonl to TensorBoard's curves."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
+
+    def must_save(self, done: int) -> bool:
+        """Whether a checkpoint is due after so many iterations."""
         is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.signal > 0
+        return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
-    def save(self, **state: Any) -> None:
-        """Write a checkpoint to go on from; if a signal came, end there."""
+    def note_saved(self, done: int) -> None:
         self.tensorboard.flush()
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        arrays = {name_of(path): x for path, x in jax.tree.leaves_with_path(state)}
-        with open(self.dir / "checkpoint.new", "wb") as file:
-            np.savez(file, info=json.dumps(self.info), **arrays)  # sync
-        # Renamed, not written over: killed at any moment, a run has the old one or the new one.
-        os.replace(self.dir / "checkpoint.new", self.dir / "checkpoint.npz")
-        done = self.info["iteration"]
-        if self.signal and done < self.args.num_iterations:
-            print(f"Stopped after {done} iterations. To go on:")
-            print(python_line(sys.argv[0], "--resume", str(self.dir), *self.own_environment()))
-            sys.exit(128 + self.signal)
+        self.info["iteration"] = done
+        self.write_info()
 
-    def load(self, **state: Any) -> list[Any]:
-        """Return the parts of state, with the checkpoint's numbers in them."""
-        _, saved = load_checkpoint(self.dir, state)
-        return [saved[name] for name in state]  # in their order, which a tree forgets
-
-    def finish(self, peak_device_bytes: int | None) -> None:
-        """Write run.json: the run is complete."""
-        self.info["status"] = "completed"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.info["peak_device_bytes"] = peak_device_bytes
+    def write_info(self) -> None:
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
+
+    def close(self, done: int) -> None:
+        """Say how the run ended: complete, or stopped by a signal."""
+        is_complete = done >= self.args.num_iterations
+        self.info["status"] = "completed" if is_complete else "stopped"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.write_info()
+        self.metrics.close()
+        self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.metrics.close()
-        self.tensorboard.close()
-        print(f"Written to {self.dir}. To see what it learnt:")
-        print(self.next_command())
-
-    def own_environment(self) -> list[str]:
-        """--env-id for one's own environment: it is code, so each command must name it."""
-        return ["--env-id", self.args.env_id] if ":" in self.args.env_id else []
-
-    def next_command(self) -> str:
-        """For the agent in motion, evaluate.py; where there is none, TensorBoard for its curves."""
-        script = os.path.relpath(__file__)
-        for folder in (*Path(__file__).resolve().parents[:2], Path.cwd()):
-            if (folder / "evaluate.py").exists():
-                words = [os.path.relpath(folder / "evaluate.py"), str(self.dir), "--script", script]
-                return python_line(*words, *self.own_environment())
-        return python_line("-m", "tensorboard.main", "--logdir", str(self.dir))
-
-
-def python_line(*words: str) -> str:
-    """A line for the shell that runs Python with these words, as this process was run."""
-    python = [sys.executable]
-    if shutil.which("python") == sys.executable:
-        python = ["python"]
-    if "UV" in os.environ:
-        needs = os.path.relpath(__file__)
-        python = ["uv", "run", "--no-project", "--with-requirements", needs, "python"]
-    return shlex.join([*python, *words])
-
-
-def load_checkpoint(folder: str | Path, state: Any = None) -> tuple[dict[str, Any], Any]:
-    """Return what a run's checkpoint says of it, and state with the checkpoint's numbers in it."""
-    path = Path(folder, "checkpoint.npz")
-    names = [name_of(place) for place, _ in jax.tree.leaves_with_path(state)]
-    try:
-        with np.load(path, allow_pickle=False) as file:  # so a stranger's file runs no code
-            info = json.loads(file["info"].item())
-            arrays = {name: file[name] for name in names if name in file}
-        script = info["script"]
-    except Exception as error:  # a damaged file can raise anything
-        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
-    if script != Path(__file__).stem:
-        fail(f"{folder} is a run of {script}.py")
-
-    def read(place, x):
-        array = arrays.get(name_of(place))
-        if array is None or array.shape != tuple(x.shape):
-            fail(f"{folder} has no {name_of(place)} of shape {tuple(x.shape)} in its checkpoint")
-        return array
-
-    return info, jax.tree.map_with_path(read, state)
-
-
-def name_of(path: Any) -> str:
-    """The name of an array in a checkpoint: train_state/params/params/actor/Dense_0/kernel."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        if not is_complete:
+            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            sys.exit(128 + self.stopped_by)
+        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's checkpoint says of it, and its arguments."""
-    info, _ = load_checkpoint(folder)
-    try:
-        return info, Args(**info["args"])
-    except (TypeError, ValueError) as error:  # of another version of this file
-        fail(f"{folder} has arguments that {Path(__file__).name} does not take: {error}")
+    """Return what a run's run.json says of it, and its arguments."""
+    path = Path(folder, "run.json")
+    if not path.exists():
+        fail(f"{folder} is no run: it has no run.json")
+    info = json.loads(path.read_text())
+    if info["script"] != Path(__file__).stem:
+        fail(f"{folder} is a run of {info['script']!r}")
+    return info, Args(**info["args"])
 
 
-def args_to_resume(given: Args) -> Args:
-    """The arguments of the run in the folder given.resume, which goes on with its own."""
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.asarray(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), -1)
+
+
+def args_to_resume() -> Args | None:
+    """The arguments of the run that --resume names on the command line, or None."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume")
+    parser.add_argument("--env-id", "--env_id")
+    given, _ = parser.parse_known_args()
+    if not given.resume:
+        return None
     _, args = load_info(given.resume)
-    args = replace(args, resume=given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id}")
-    flags = {word.partition("=")[0] for word in sys.argv[1:] if word.startswith("--")}
-    if flags - {"--resume", "--env-id"} or given.env_id not in (Args.env_id, args.env_id):
-        fail(f"--resume: {given.resume} goes on with its own arguments, so give no others")
+    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
     return args
 
 
 def fail(reason: str) -> NoReturn:
-    print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
+    print(reason, file=sys.stderr)
     sys.exit(2)
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
-    train(args_to_resume(args) if args.resume else args)
+    train(parse_args())
