@@ -171,12 +171,19 @@ while IFS=$'\t' read -r kind number repeat second name command; do
 done <<<"$grid"
 total=${#names[@]}
 
-is_done() { # PATH: an empty file is what a machine may leave that lost its power
-  [[ -f $1/run.json && -s $1/run.json ]]
+is_done() { # PATH: run.json is there from the start on, and says in the end that the run is completed
+  local text=""
+  if [[ -f $1/run.json ]]; then IFS= read -rd '' text <"$1/run.json" || true; fi
+  [[ $text == *'"status": "completed"'* ]]
 }
 
 is_stopped() { # I: it has a checkpoint to go on from, and is one of the long runs that do
-  [[ ${commands[$1]} == *" --save-every "* && -s ${paths[$1]}/checkpoint.npz ]] && ! is_done "${paths[$1]}"
+  local file
+  if [[ ${commands[$1]} != *" --save-every "* ]] || is_done "${paths[$1]}"; then return 1; fi
+  for file in "${paths[$1]}"/checkpoint.*; do
+    if [[ -s $file && $file != *.new ]]; then return; fi
+  done
+  return 1
 }
 
 count_missing() { # set `missing`, and `left`: about how many seconds they take on two cores

@@ -11,9 +11,9 @@
     python evaluate.py runs/first --epsilon 1 --gif random.gif  # the same games, at random
     python evaluate.py runs/mine --script path/to/mine.py --env-id my_module:MyEnv
 
-A run is a folder with a checkpoint.npz, finished or not, or one with a folder for each agent. Its
-script is --script's, or lies beside this file or in more/; its load_policy is what acts. Everything
-runs on the CPU.
+A run is a folder with run.json and a checkpoint, finished or not, or one with a folder for each
+agent. Its script is --script's, or lies beside this file or in more/; its load_policy is what acts.
+Everything runs on the CPU.
 """
 
 import importlib.util
@@ -93,17 +93,30 @@ def load_runs(folders: tuple[str, ...], args: Args) -> list[Run]:
 
 
 def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ...] = ()) -> Run:
-    """Read a checkpoint. It may be a stranger's: none of it becomes code, or the path to code."""
-    path = Path(folder, "checkpoint.npz")
+    """Read what a run is. It may be a stranger's: none of it becomes code, or the path to code."""
+    path = Path(folder, "run.json")
     try:
-        with np.load(path, allow_pickle=False) as checkpoint:
-            info = json.loads(checkpoint["info"].item())
+        info = json.loads(path.read_text())
         name = str(info["script"])
         env_id = str(info["args"]["env_id"])
-    except Exception as error:  # a damaged file can raise anything
+    except (OSError, ValueError, LookupError, TypeError) as error:
         fail(f"{path} is not there, or is damaged ({type(error).__name__})")
+    if not env_id.isprintable():  # the script may print it
+        fail(f"{path} names no environment, but {env_id}")
     if ":" in env_id and env_id not in env_ids:
         fail(f"{folder}: its environment is code; to run it, add --env-id {env_id}")
+    if all(x.name == "checkpoint.new" for x in Path(folder).glob("checkpoint.*")):
+        fail(f"{folder} has no checkpoint: a run writes one when it ends, and by --save-every")
+    script = load_script(name, scripts)
+    try:
+        info, run_args = script.load_info(folder)
+    except (TypeError, ValueError, LookupError) as error:
+        fail(f"{folder} is a run of another version of {name}.py, or is damaged: {error}")
+    return Run(Path(folder), script, run_args, info["iteration"])
+
+
+def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
+    """Import the script of that name, and run nothing else that has it."""
     here = Path(__file__).parent
     files = [*scripts, *here.glob("*.py"), *here.glob("more/*.py")]
     file = next(
@@ -115,20 +128,29 @@ def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ..
     script = importlib.util.module_from_spec(spec)
     sys.modules[name] = script  # where dataclasses look for it
     sys.path.append(str(file.parent))  # for what it imports from there
-    spec.loader.exec_module(script)
-    info, run_args = script.load_info(folder)
-    if "spaces" not in info:
-        fail(f"{folder} is of an earlier version of {name}.py, which had no load_policy")
-    return Run(Path(folder), script, run_args, info["iteration"])
+    try:
+        spec.loader.exec_module(script)
+    except (ImportError, SyntaxError) as error:
+        fail(f"{file} cannot be imported: {error}")
+    return script
 
 
-def make_env(script: Any, args: Any, num_envs: int, seed: int = 0) -> Any:
-    """The script's VecEnv, with the environments that the run had."""
-    options = vars(args) | {"num_envs": num_envs, "seed": seed}
-    options["vectorization"] = "sync"  # Gymnasium's environments, in this process
+def load_policy(run: Run, seed: int) -> Callable:
+    try:
+        return run.script.load_policy(run.folder, seed)
+    except Exception as error:  # a damaged file can raise anything
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        name = run.script.__name__
+        fail(f"{run.folder}: {name}.py cannot read its checkpoint, which may be damaged: {reason}")
+
+
+def make_env(script: Any, args: Any, num_envs: int, seed: int = 0, **options: Any) -> Any:
+    """The script's VecEnv, with the environments that the run had; options are Gymnasium's."""
+    values = vars(args) | {"num_envs": num_envs, "seed": seed}
+    values["vectorization"] = "sync"  # Gymnasium's environments, in this process
     names = inspect.signature(script.VecEnv).parameters
-    given = {name: options[name] for name in names}
-    return script.VecEnv(**given)
+    given = {name: values[name] for name in names if name in values}
+    return script.VecEnv(**given, **options)
 
 
 # === Episodes ===================================================================================
@@ -137,11 +159,13 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
 
     Yields after each step the first one's picture, if draws, and (N,) returns, lengths, over.
     """
-    env = make_env(run.script, run.args, num_envs, args.seed)
-    look = painter(run, env) if draws else None
-    policy = run.script.load_policy(run.folder, args.seed)
-    options = {"sample": True} if args.sample else {}
     in_gymnasium = hasattr(run.script, "gymnasium")
+    env = make_env(run.script, run.args, num_envs, args.seed)
+    if draws and in_gymnasium and can_render(env, run.args.env_id):
+        env = make_env(run.script, run.args, num_envs, args.seed, render_mode="rgb_array")
+    look = painter(run, env) if draws else None
+    policy = load_policy(run, args.seed)
+    options = {"sample": True} if args.sample else {}
     if in_gymnasium:
         obs = env.reset()
         state = None
@@ -249,6 +273,12 @@ def difference_of(a: list[float], b: list[float]) -> str:
 
 
 # === Picture ====================================================================================
+def can_render(env: Any, env_id: str) -> bool:
+    """Whether Gymnasium's environments draw themselves. MinAtar's are drawn as gymnax's are."""
+    modes = env.envs.metadata.get("render_modes", ())
+    return "rgb_array" in modes and "MinAtar/" not in env_id
+
+
 def painter(run: Run, env: Any) -> Callable:
     """A function of obs and state: the first environment's picture, (height, width, 3) uint8."""
     env_id = run.args.env_id
@@ -271,10 +301,8 @@ def painter(run: Run, env: Any) -> Callable:
         kind = (things * np.arange(1, things.shape[-1] + 1)).max(-1)  # of many, the last one
         return colormaps["tab10"].with_extremes(under="black")(kind - 1, bytes=True)[..., :3]
 
-    if hasattr(env, "spec"):  # Gymnasium's
-        modes = gymnasium.make(env.spec).metadata.get("render_modes", ())
-        if "rgb_array" in modes and "MinAtar/" not in env_id:
-            env.spec = replace(env.spec, kwargs=env.spec.kwargs | {"render_mode": "rgb_array"})
+    if hasattr(env, "envs"):  # Gymnasium's
+        if env.envs.render_mode == "rgb_array":
             return lambda obs, state: env.envs.envs[0].render()
     elif env_id in vis_gym.SUPPORTED_GYM_ENVS and hasattr(env, "params"):  # gymnax's
         screen: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
@@ -313,7 +341,7 @@ def main() -> None:
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
     for run in runs + others:
-        policy = run.script.load_policy(run.folder)  # once before all else, which takes a while
+        policy = load_policy(run, args.seed)  # once before all else, which takes a while
         if args.sample and "sample" not in inspect.signature(policy).parameters:
             fail(f"--sample: {run.script.__name__} has no policy to draw from; see --epsilon")
     groups: dict[Any, list[Run]] = {}

@@ -12,7 +12,7 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - rollout is a Python loop: each step calls the actor, then one jitted step of all environments.
 - minibatch_step is one graph: gradient, clipping and Adam, which is written out.
 - compile_graph compiles a function; on a GPU, capture records an epoch as a CUDA graph.
-- train is the whole story. training_state and resume, below it, are for checkpoints.
+- train is the whole story.
 Diff me with ppo_torch.py to see what compiling takes, with ppo_linen.py to see JAX.
 """
 
@@ -84,9 +84,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -225,17 +222,46 @@ class Agent(nn.Module):
         return self.get_logits(obs), self.get_value(obs)
 
 
-class Adam(NamedTuple):
-    mean: torch.Tensor  # one entry per parameter, (P,)
-    square: torch.Tensor  # (P,)
-    count: torch.Tensor  # of steps; not a number, which would be compiled in
+class Adam(nn.Module):
+    """Adam (Kingma & Ba 2015), written out to compile into one graph with loss and gradient.
+
+    All P parameters are one vector to it: fewer kernels, which compile in a third less time.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    def __init__(self, num_params, eps, device):
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("count", torch.zeros((), device=device))  # not a number: compiled in
+        self.register_buffer("mean", torch.zeros(num_params, device=device))
+        self.register_buffer("square", torch.zeros(num_params, device=device))
+
+    def step(self, params, grad, learning_rate):
+        """Change the parameters in place by their gradient, (P,)."""
+        beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
+        self.count.add_(1)
+        self.mean.lerp_(grad, 1 - beta1)
+        self.square.lerp_(grad**2, 1 - beta2)
+        root = (self.square / (1 - beta2**self.count)).sqrt() + self.eps
+        change = learning_rate * self.mean / (1 - beta1**self.count) / root
+        for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
+            x -= dx.view_as(x)
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device):
+def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
     """Initialise the parameters and Adam."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
-    mean, square = torch.zeros(2, sum(x.numel() for x in agent.parameters()), device=device)
-    return agent, Adam(mean, square, torch.tensor(0, device=device))
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
+    num_params = sum(x.numel() for x in agent.parameters())
+    return agent, Adam(num_params, args.adam_eps, device)
+
+
+def learning_rate_after(steps, args: Args) -> torch.Tensor:
+    """The learning rate after so many optimizer steps, which are a tensor, too."""
+    decay = 1 - steps / args.num_optimizer_steps if args.anneal_lr else torch.ones_like(steps)
+    return args.learning_rate * decay
 
 
 # === Storage ====================================================================================
@@ -359,8 +385,9 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 # === Update =====================================================================================
-def update(agent, epoch_fn, storage: Storage, args: Args):
+def update(agent, adam, epoch_fn, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = learning_rate_after(adam.count, args)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -372,15 +399,16 @@ def update(agent, epoch_fn, storage: Storage, args: Args):
     losses = []
     for _ in range(args.update_epochs):
         order = torch.randperm(args.batch_size, device=value.device)
-        losses.append(epoch_fn(batch, order))
+        losses.append(epoch_fn(order, *batch))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
 
-def epoch(minibatch_fn, batch: Batch, order, args: Args):
-    """Train on a batch in this order, in place; return each loss, (num_minibatches,), by name."""
+def epoch(minibatch_fn, args: Args, order, *batch):
+    """Train on a Batch in this order, in place; return each loss, (num_minibatches,), by name."""
     shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
     return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
@@ -389,25 +417,16 @@ def epoch(minibatch_fn, batch: Batch, order, args: Args):
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses.
 
-    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. The step of a torch.optim
-    would be a second one: a minibatch would take 1.20 [1.15, 1.25] times as long (CPU time of one
-    thread, on a CPU). backward() would compile twice, since .grad is None at first.
+    Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
+    one: a minibatch would take 1.20 [1.15, 1.25] times as long (CPU time of one thread, on a CPU).
+    backward() would compile twice, since .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
-    # One vector of all parameters: fewer kernels, which compile in a third less time.
     grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)
-        decay = 1 - adam.count / args.num_optimizer_steps if args.anneal_lr else 1.0
-        adam.count.add_(1)
-        beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
-        adam.mean.lerp_(grad, 1 - beta1)
-        adam.square.lerp_(grad**2, 1 - beta2)
-        root = (adam.square / (1 - beta2**adam.count)).sqrt() + args.adam_eps
-        change = args.learning_rate * decay * adam.mean / (1 - beta1**adam.count) / root
-        for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
-            x -= dx.view_as(x)
+        adam.step(params, grad, learning_rate_after(adam.count, args))
     return losses
 
 
@@ -431,16 +450,18 @@ def compile_graph(function, gpu):
 def capture(function, state):
     """Record function as a CUDA graph: a replay costs one launch, not one per kernel.
 
-    The first call compiles and records. A replay works on the memory it was recorded with: its
-    inputs are copied in, its outputs cloned, since the next replay overwrites them. Warming up runs
-    function for real, so the tensors of state are restored afterwards.
+    function takes tensors and returns several, or a dict of them. The first call compiles and
+    records. A replay works on the memory it was recorded with: its inputs are copied in, its
+    outputs cloned, since the next replay overwrites them. Warming up runs function for real, so the
+    tensors of the list state, which it changes, are restored afterwards.
     """
-    graph, inputs, outputs = torch.cuda.CUDAGraph(), None, None
+    graph, inputs, outputs = torch.cuda.CUDAGraph(), [], []
 
     def replay(*new_inputs):
         nonlocal inputs, outputs
-        if inputs is None:
-            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))  # each tensor in them
+        if not inputs:
+            inputs = [x.clone() for x in new_inputs]
+            saved = [x.clone() for x in state]
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -451,10 +472,14 @@ def capture(function, state):
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 outputs = function(*inputs)
             with torch.no_grad():
-                jax.tree.map(lambda x, y: x.copy_(y), state, saved)
-        jax.tree.map(lambda x, y: x.copy_(y), inputs, new_inputs)
+                for x, old in zip(state, saved, strict=True):
+                    x.copy_(old)
+        for x, new in zip(inputs, new_inputs, strict=True):
+            x.copy_(new)
         graph.replay()
-        return jax.tree.map(torch.clone, outputs)
+        if isinstance(outputs, dict):
+            return {name: x.clone() for name, x in outputs.items()}
+        return [x.clone() for x in outputs]
 
     return replay
 
@@ -495,79 +520,108 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
+    gpu = device.type == "cuda"
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLog(
-        args, spaces, "torch", "compile" if args.jit_env else "compile, env none", gpu or "cpu"
+        args,
+        framework="torch",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "compile",
+        device=torch.cuda.get_device_name() if gpu else "cpu",
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
     )
 
     torch.manual_seed(args.seed)
-    agent, adam = make_agent(args, env, device)
+    iteration = 0
+    agent, adam = make_agent(args, env.obs_shape, env.num_actions, device)
     # What comes by DLPack is committed to a device. If the first state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
-    if args.resume:
-        obs, env_state = resume(log, agent, adam, obs, env_state)
     obs = to_torch(obs)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        adam.load_state_dict(checkpoint["adam"])
+        set_rng_state(checkpoint["rng_state"])
+        obs = checkpoint["obs"].to(device)
+        env_state = to_env_state(checkpoint["env_state"], like=env_state)
+    log.begin(iteration)
 
     # To the compiler, agent, adam and args are constants.
     step_fn = jax.jit(env.step)
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = partial(policy, agent)  # on a CPU, calling a compiled one takes longer
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
-    epoch_fn = partial(epoch, minibatch_fn, args=args)  # compiled too, it would be unrolled
+    epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
     if gpu:
-        policy_fn = capture(compile_graph(policy_fn, gpu), ())
-        epoch_fn = capture(epoch_fn, (list(agent.parameters()), adam))
-
-    with jax.disable_jit(not args.jit_env):
-        for _ in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
-            if args.sync_for_timing and gpu:
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            metrics = update(agent, epoch_fn, storage, args)
-            values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                state = training_state(agent, adam)
-                state = {name: x.cpu() for name, x in state.items()}  # sync
-                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
-    peak_device_bytes = None
-    if gpu:
-        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
-    log.finish(peak_device_bytes)
-
-
-def training_state(agent, adam) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
-    state |= {f"adam/{name}": x for name, x in adam._asdict().items()}
-    state["generator"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda_generator"] = torch.cuda.get_rng_state()
-    return state
-
-
-def resume(log, agent, adam, obs, env_state):
-    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
-    state = training_state(agent, adam)
-    device = obs.device
-    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    torch.set_rng_state(state["generator"])
-    if torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda_generator"])
-    return jax.device_put((obs, env_state), device)
+        policy_fn = capture(compile_graph(policy_fn, gpu), [])
+        epoch_fn = capture(epoch_fn, [*agent.parameters(), *adam.buffers()])
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
+        if args.sync_for_timing and gpu:
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(agent, adam, epoch_fn, storage, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "adam": adam.state_dict(),
+                "rng_state": get_rng_state(),
+                "obs": obs,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
+    """The environments' state from the tensors of its leaves, on the device of the state like."""
+    arrays = [x.numpy() for x in tensors]
+    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    return jax.device_put(state, like.key.device)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -575,16 +629,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     sample=True the actions are drawn with their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, *_ = make_agent(args, env, torch.device("cpu"))
-    _, saved = load_checkpoint(folder, {"tensors": {"agent": agent.state_dict()}})
-    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    agent.load_state_dict(load_checkpoint(folder)["agent"])
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        logits = agent.get_logits(torch.as_tensor(obs)).numpy()
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
+        logits = agent.get_logits(obs).numpy()
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
         return logits.argmax(-1)

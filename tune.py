@@ -87,7 +87,7 @@ SAC_SPACE = {
     "tau": "1e-3:5e-2:log",
 }
 OURS = {"seed", "runs_dir", "run_name", "resume"}
-NOT_SEARCHED = OURS | {"save_every", "save_replay", "track", "exp_name", "matmul_precision"}
+NOT_SEARCHED = OURS | {"save_every", "save_replay", "track", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
 FRESH = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, ...
 TRIAL_GAMES, FRESH_GAMES = 1_000_000, 2_000_000  # seeds of the games that judge them
@@ -176,7 +176,7 @@ def ask_script(path: Path, words: list[str]) -> Any:
     sys.path.insert(0, str(path.parent))
     script = importlib.import_module(path.stem)
     sys.argv = [path.name, *words]
-    given = script.parse_args() if hasattr(script, "parse_args") else tyro.cli(script.Args)
+    given = script.parse_args()
     if not vars(given).keys() > OURS or "num_agents" in vars(given):
         fail(f"{path} does not train one agent, as ppo_linen.py and dqn_linen.py do")
     return given
@@ -324,14 +324,24 @@ def run(command: Command, words: list[str], log: Path, look: Callable) -> None:
     log.unlink()
 
 
+def is_complete(run: Path) -> bool:
+    path = run / "run.json"
+    return path.exists() and json.loads(path.read_text())["status"] == "completed"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """What a run's script goes on from; each framework's has another name."""
+    return [x for x in run.glob("checkpoint.*") if x.name != "checkpoint.new"]
+
+
 def train(command: Command, folder: Path, settings: dict, seed: int, look: Callable) -> None:
     """Train to the end, or go on from a checkpoint."""
     if folder.exists():
         with locked(folder / "lock", 60):  # what a killed command left behind is about to end
             pass
-    if (folder / "run.json").exists():
+    if is_complete(folder):
         return
-    if (folder / "checkpoint.npz").exists():
+    if checkpoints(folder):
         words = ["--resume", str(folder), "--env-id", command.own["env_id"]]
     else:
         shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
@@ -467,7 +477,8 @@ def report_trial(command: Command, trial: FrozenTrial) -> None:
     if trial.state == TrialState.COMPLETE:
         said = f"{trial.value:.4g}"
     for seed in range(1, command.args.num_seeds + 1):
-        (run_of(trial, command.trials, seed) / "checkpoint.npz").unlink(missing_ok=True)
+        for path in checkpoints(run_of(trial, command.trials, seed)):
+            path.unlink()
     best = best_of(command.study)
     states = Counter(x.state.name.lower() for x in counted(command.study))
     text = ", ".join(f"{number} {state}" for state, number in states.items())

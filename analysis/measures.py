@@ -27,7 +27,7 @@ MODES = (
     *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", f"{x} --compile", x)),
     *("sb3_recurrent", "purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax"),
     *("cleanrl", "skrl_torch", "torchrl", "sb3"),
-    *(f"{x} {flag}" for x in SCRIPTS for flag in OP_BY_OP.values()),
+    *(f"{x}{OP_BY_OP}" for x in SCRIPTS),
 )
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
 # Of a framework's compile modes, the first that was run is what the others are compared with.

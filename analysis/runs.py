@@ -49,7 +49,8 @@ SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "char
 # An argument tells the algorithm of a copy that has a name of its own.
 TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency", "sac": "tau"}
 USUAL = {"vectorization": "sync", "compile": False, "threads": 0}  # otherwise it is another mode
-OP_BY_OP = {"torch": "--no-jit-env", "": "--no-jit"}  # framework -> flag that turns compiling off
+OP_BY_OP = " without jit"  # what stands behind a script's name where JAX compiled nothing
+OLD_OP_BY_OP = r" --no-jit(-env)?$"  # the same, in tables from before JAX_DISABLE_JIT did it
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
 # What is raised where a file holds something else than a run.
 FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -156,11 +157,11 @@ def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
             study = read_table(tables[0])
             studies.append(study if path == folder else rename(study, name))
         else:
-            left_out.pop(name, None)  # it failed at first
+            failed = left_out.pop(name, None)  # perhaps at first, and not when it was made again
             try:
                 records.append(read_run(path) | {"run": clean(name), "source": str(path)})
             except SourceError as error:
-                left_out[name] = str(error)
+                left_out[name] = failed or str(error)
     data = tabulate(records)
     note = f"Left out, since the grid does not list them: {len(others)} of the runs in {folder}"
     notes = (note,) if others else ()
@@ -194,14 +195,21 @@ def failures(folder: Path) -> dict[str, str]:
 
 def read_run(path: Path) -> dict[str, Any]:
     """Return run.json, with metrics and evaluations in it."""
-    if not (path / "run.json").exists():
-        raise SourceError("no run.json: it was killed or stopped, or is still running")
     info = parse(path / "run.json")
     if not isinstance(info, dict):
         raise SourceError("run.json is not a run's")
+    must_be_complete(info)
     info["metrics"] = parse(path / "metrics.jsonl", by_line=True)
     info["evaluations"] = read_evaluations(path, len(info["metrics"]))
     return info
+
+
+def must_be_complete(info: dict[str, Any]) -> None:
+    status = info.get("status")
+    if status == "running":
+        raise SourceError("it was killed, or is still running")
+    if status != "completed":
+        raise SourceError(f"status is {status}")
 
 
 def parse(path: Path, by_line: bool = False) -> Any:
@@ -289,11 +297,10 @@ def tabulate(records: Iterable[dict[str, Any]]) -> Data:
 
 def describe(info: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a run; raise SourceError, with a reason, for one that is not complete."""
+    must_be_complete(info)
     args = info["args"]
     metrics = info["metrics"]
     hidden = args["hidden_sizes"]
-    if info["status"] != "completed":
-        raise SourceError(f"status is {info['status']}")
     batch_size = args["num_envs"] * args["num_steps"]
     num_iterations = args["total_timesteps"] // batch_size
     iterations = [row["iteration"] for row in metrics]
@@ -504,10 +511,10 @@ def make_data(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
 
 def fill(runs: pd.DataFrame) -> pd.DataFrame:
     """Return checked rows with algorithm and mode, where they are missing, from other columns."""
-    flags = runs["framework"].map(OP_BY_OP).fillna(OP_BY_OP[""])
-    of_script = runs["script"] + (" " + flags).where(runs["compile_mode"] == "none", "")
+    of_script = runs["script"].where(runs["compile_mode"] != "none", runs["script"] + OP_BY_OP)
     mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
     algorithm = runs["script"].map(algorithm_of)
+    runs["mode"] = runs["mode"].str.replace(OLD_OP_BY_OP, OP_BY_OP, regex=True)
     runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
     runs["algorithm"] = runs["algorithm"].where(runs["algorithm"] != "", algorithm)
     return runs

@@ -49,10 +49,18 @@ class Pooled(environment.Environment):
         return inner.obs, State(inner, jnp.int32(0))
 
     def step_env(self, key: jax.Array, state: State, action: Any, params: Any) -> tuple:
-        """Take an action; return obs, state, reward, terminated and info."""
+        """Take an action; return obs, state, reward, terminated and info.
+
+        Where the simulation blows up, the episode terminates, as in Gymnasium's Ant. A single NaN
+        would ruin the running statistics and the parameters for good. So the obs before it stays,
+        and the reward is 0.
+        """
         inner = self.env.step(state.inner, action)
-        state = State(inner, state.time + 1)
-        return inner.obs, state, inner.reward, inner.done > 0, {}
+        is_finite = jnp.isfinite(inner.obs).all() & jnp.isfinite(inner.reward)
+        obs = jnp.where(is_finite, inner.obs, state.inner.obs)
+        reward = jnp.where(is_finite, inner.reward, 0.0)
+        terminated = (inner.done > 0) | ~is_finite
+        return obs, State(inner, state.time + 1), reward, terminated, {}
 
     def action_space(self, params: Any = None) -> spaces.Box:
         return spaces.Box(-1.0, 1.0, (self.env.action_size,))

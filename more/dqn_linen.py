@@ -44,6 +44,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training import train_state
 from gymnax.environments.spaces import Discrete
 from gymnax.wrappers import StickyActionWrapper
@@ -217,12 +218,12 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
+        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)
 
 
 # === Agent ======================================================================================
-class QNetwork(nn.Module):
-    """An MLP; before it, for images (H, W, C), the convolution of MinAtar's network."""
+class Agent(nn.Module):
+    """Q(obs, action) of each action: an MLP; before it, for images (H, W, C), a convolution."""
 
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
@@ -230,7 +231,7 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs):  # (B, obs_dim) -> (B, num_actions)
-        x = obs
+        x = obs.astype(jnp.float32)  # from the environment's own type
         if len(self.obs_shape) == 3:
             x = neighbourhoods(x.reshape(-1, *self.obs_shape))
             x = nn.relu(dense(x, 16)).reshape(len(obs), -1)
@@ -261,75 +262,97 @@ class TrainState(train_state.TrainState):
     target_params: Any  # the parameters of some updates ago
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters, the target network's copy and the optimizer."""
-    network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions)
-    params = jax.jit(network.init)(key, jnp.zeros((1, env.obs_dim)))
-    if args.optimizer == "adam":  # without a rate: update multiplies by the plan's
+def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) -> TrainState:
+    """Initialise the parameters, the target network, which begins as a copy, and the optimizer."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, math.prod(obs_shape))))
+    if args.optimizer == "adam":  # without a rate: update multiplies by the iteration's
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
     else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
     copy = jax.tree.map(jnp.copy, params)  # own memory: training overwrites both
-    state = TrainState.create(apply_fn=network.apply, params=params, target_params=copy, tx=tx)
-    return state.replace(step=jnp.int32(0))  # an array, as after every update
+    state = TrainState.create(apply_fn=agent.apply, params=params, target_params=copy, tx=tx)
+    return state.replace(step=jnp.int32(0))  # not an int: update would compile twice
 
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: jax.Array  # (N, obs_dim) float32, what the action was chosen from
+    obs: jax.Array  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: jax.Array  # (N,) int32
     reward: jax.Array  # (N,) float32, a result of the action, as everything below
     terminated: jax.Array  # (N,) bool
     next_obs: jax.Array  # (N, obs_dim), before any restart
 
 
-def make_replay(args: Args, env: VecEnv) -> Transition:
-    """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
-    minatar = "MinAtar" in args.env_id and ":" not in args.env_id  # and none of one's own
+class Replay(NamedTuple):
+    """The last buffer_size environment steps."""
+
+    rows: Transition
+    num_steps: jax.Array  # () int32, of environments, added so far
+
+
+def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype) -> Replay:
+    """An empty one."""
     size = args.buffer_size
-    obs_dtype = bool if minatar else jnp.float32
-    return Transition(
-        obs=jnp.zeros((size, env.obs_dim), obs_dtype),
+    gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+    if gigabytes > 1:
+        print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
+    rows = Transition(
+        obs=jnp.zeros((size, obs_dim), obs_dtype),
         action=jnp.zeros(size, jnp.int32),
         reward=jnp.zeros(size),
         terminated=jnp.zeros(size, bool),
-        next_obs=jnp.zeros((size, env.obs_dim), obs_dtype),
+        next_obs=jnp.zeros((size, obs_dim), obs_dtype),
     )
+    return Replay(rows, jnp.int32(0))
 
 
-def add(replay: Transition, transition: Transition, row) -> Transition:
-    """Write N steps from row on, over the oldest ones."""
+def add(replay: Replay, obs, action, result: dict) -> Replay:
+    """Store a step of all environments, over the oldest rows."""
+    row = replay.num_steps % len(replay.rows.obs)
+    step = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
 
     def write(old, new):
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
 
-    return jax.tree.map(write, replay, transition)
+    rows = jax.tree.map(write, replay.rows, step)
+    return Replay(rows, replay.num_steps + len(obs))
 
 
-def sample(replay: Transition, key, num_rows, batch_size: int) -> Transition:
-    """A batch of the first num_rows rows, drawn uniformly with replacement."""
+def sample(replay: Replay, key, batch_size: int) -> Transition:
+    """A batch of the rows so far, drawn uniformly with replacement."""
+    num_rows = jnp.minimum(replay.num_steps, len(replay.rows.obs))
     rows = jax.random.randint(key, (batch_size,), 0, num_rows)
-    batch = Transition(*(x[rows] for x in replay))
-    obs = batch.obs.astype(jnp.float32)
-    next_obs = batch.next_obs.astype(jnp.float32)
-    return batch._replace(obs=obs, next_obs=next_obs)
+    return Transition(*(x[rows] for x in replay.rows))
+
+
+def updates_due(replay: Replay, args: Args) -> jax.Array:
+    """How many updates are due after the step that was added last."""
+    before = updates_after(replay.num_steps - args.num_envs, args)
+    return updates_after(replay.num_steps, args) - before
+
+
+def updates_after(steps, args: Args) -> jax.Array:
+    """How many updates are due after so many environment steps, whatever num_envs is."""
+    return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
-def epsilon_after(steps: np.ndarray, args: Args) -> np.ndarray:
+def epsilon_after(steps: int, args: Args) -> float:
     """The chance of a random action after so many environment steps."""
-    progress = np.clip((steps - args.learning_starts) / args.exploration_steps, 0, 1)
+    progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
 
 
-def act(train_state, obs, key, epsilon, env: VecEnv):
+def act(train_state, obs, key, epsilon):
     """Actions (N,) int32: each environment's best, or with chance epsilon a random one."""
-    best = train_state.apply_fn(train_state.params, obs).argmax(-1).astype(jnp.int32)
+    q = train_state.apply_fn(train_state.params, obs)
+    best = q.argmax(-1).astype(jnp.int32)
     explore_key, action_key = jax.random.split(key)
     explore = jax.random.uniform(explore_key, best.shape) < epsilon
-    random_action = jax.random.randint(action_key, best.shape, 0, env.num_actions)
+    random_action = jax.random.randint(action_key, best.shape, 0, q.shape[-1])
     return jnp.where(explore, random_action, best)
 
 
@@ -337,9 +360,9 @@ def act(train_state, obs, key, epsilon, env: VecEnv):
 def td_target(q_next, target_q_next, batch: Transition, args: Args):
     """What Q(obs, action) should be, (B,), from Q(next_obs) of both networks (B, num_actions).
 
-    The target network's best value (Mnih et al. 2015), or its value of the online network's best
-    action (van Hasselt et al. 2016). After a termination the future is worth 0; a truncation is
-    none, and next_obs is what the episode would have gone on with.
+    The target network's best value (Mnih et al. 2015), or its value of the agent's best action (van
+    Hasselt et al. 2016). After a termination the future is worth 0; a truncation is none, and
+    next_obs is what the episode would have gone on with.
     """
     best = (q_next if args.double_q else target_q_next).argmax(-1)
     future = jnp.where(batch.terminated, 0.0, value_of(best, target_q_next))
@@ -347,14 +370,14 @@ def td_target(q_next, target_q_next, batch: Transition, args: Args):
 
 
 def dqn_loss(params, train_state, batch: Transition, args: Args):
-    """The mean loss of Q(obs, action), and (2,): the loss and the mean Q."""
+    """The mean loss of Q(obs, action), and what to log."""
     q = value_of(batch.action, train_state.apply_fn(params, batch.obs))
     target_q_next = train_state.apply_fn(train_state.target_params, batch.next_obs)
     q_next = train_state.apply_fn(params, batch.next_obs) if args.double_q else target_q_next
-    target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
+    q_target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
     loss_of = optax.huber_loss if args.loss == "huber" else optax.squared_error
-    loss = loss_of(q, target).mean()
-    return loss, jnp.stack([loss, q.mean()])
+    loss = loss_of(q, q_target).mean()
+    return loss, {"losses/td_loss": loss, "losses/q_value": q.mean()}
 
 
 def value_of(action, q):
@@ -363,39 +386,6 @@ def value_of(action, q):
 
 
 # === Update =====================================================================================
-class Plan(NamedTuple):
-    """What an iteration does at each of its T = num_steps steps, known beforehand."""
-
-    epsilon: np.ndarray  # (T,) float32, chance of a random action
-    learning_rate: np.ndarray  # (T,) float32
-    row: np.ndarray  # (T,) int32, where the step goes in the replay
-    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
-    num_updates: np.ndarray  # (T,) int32, how many follow the step
-
-
-def make_plan(iteration: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays; counts are integers, so rounding moves no update."""
-    first = iteration * args.num_steps
-    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
-    after = before + args.num_envs
-    num_updates = updates_after(after, args) - updates_after(before, args)
-    learning_rate = args.learning_rate
-    if args.anneal_lr:
-        learning_rate *= 1 - iteration / args.num_iterations
-    return Plan(
-        epsilon=epsilon_after(before, args).astype(np.float32),
-        learning_rate=np.full(args.num_steps, learning_rate, np.float32),
-        row=(before % args.buffer_size).astype(np.int32),
-        num_rows=np.minimum(after, args.buffer_size).astype(np.int32),
-        num_updates=num_updates.astype(np.int32),
-    )
-
-
-def updates_after(steps, args: Args):
-    """How many updates are due after so many environment steps, whatever num_envs is."""
-    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
-
-
 def update(train_state, batch: Transition, learning_rate, args: Args):
     """Train on a batch; every target_network_frequency updates, copy the parameters."""
     loss_fn = partial(dqn_loss, train_state=train_state, batch=batch, args=args)
@@ -410,21 +400,6 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
         step=step, params=params, target_params=target_params, opt_state=opt_state
     )
     return train_state, losses
-
-
-def learn(train_state, replay, losses, transition: Transition, key, now: Plan, args: Args):
-    """Store N steps and train on num_updates batches; losses (2,) are summed up."""
-    # Written first, read afterwards: the other way round, XLA copies the replay at each step.
-    replay = add(replay, transition, now.row)
-
-    def step(i, carry):
-        train_state, losses = carry
-        batch = sample(replay, jax.random.fold_in(key, i), now.num_rows, args.batch_size)
-        train_state, new_losses = update(train_state, batch, now.learning_rate, args)
-        return train_state, losses + new_losses
-
-    train_state, losses = jax.lax.fori_loop(0, now.num_updates, step, (train_state, losses))
-    return train_state, replay, losses
 
 
 class Episodes(NamedTuple):
@@ -451,32 +426,41 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 
 # === Training ===================================================================================
-def iterate(train_state, replay, obs, env_state, key, plan: Plan, env: VecEnv, args: Args):
+def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, env, args: Args):
     """Act, step, store and learn num_steps times; return what goes on, and what to log."""
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
-        now, act_key, learn_key = inputs
-        action = act(train_state, obs, act_key, now.epsilon, env)
+        epsilon, act_key, learn_key = inputs
+        action = act(train_state, obs, act_key, epsilon)
         new_obs, env_state, result = env.step(env_state, action)
-        end = result["terminated"]
-        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
-        learnt = learn(train_state, replay, losses, transition, learn_key, now, args)
-        train_state, replay, losses = learnt
+        # Written first, read afterwards: the other way round, XLA copies the replay at each step.
+        replay = add(replay, obs, action, result)
+
+        def learn(i, carry):
+            train_state, losses = carry
+            batch = sample(replay, jax.random.fold_in(learn_key, i), args.batch_size)
+            train_state, new_losses = update(train_state, batch, learning_rate, args)
+            return train_state, jax.tree.map(jnp.add, losses, new_losses)
+
+        learnt = jax.lax.fori_loop(0, updates_due(replay, args), learn, (train_state, losses))
+        train_state, losses = learnt
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # A compiled loop over plan and keys: the carry goes on from step to step, episodes are stacked.
-    carry = (train_state, replay, obs, env_state, jnp.zeros(2))
+    # A compiled loop over the inputs: the carry goes on from step to step, episodes are stacked.
+    losses = {"losses/td_loss": jnp.zeros(()), "losses/q_value": jnp.zeros(())}
+    carry = (train_state, replay, obs, env_state, losses)
     act_keys, learn_keys = jax.random.split(key, (2, args.num_steps))
-    carry, episodes = jax.lax.scan(step, carry, (plan, act_keys, learn_keys))
+    carry, episodes = jax.lax.scan(step, carry, (epsilon, act_keys, learn_keys))
+    updates_before = train_state.step
     train_state, replay, obs, env_state, losses = carry
+    num_updates = train_state.step - updates_before
     metrics = episode_statistics(episodes)
-    metrics["charts/epsilon"] = plan.epsilon[-1]
-    metrics["charts/updates"] = plan.num_updates.sum()
-    td_loss, q_value = losses / plan.num_updates.sum()
-    metrics["losses/td_loss"] = td_loss
-    metrics["losses/q_value"] = q_value
+    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # 0 * inf is NaN
+    metrics["charts/epsilon"] = epsilon[-1]
+    metrics["charts/learning_rate"] = learning_rate
+    metrics["charts/updates"] = num_updates
     return train_state, replay, obs, env_state, metrics
 
 
@@ -485,41 +469,86 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "linen", "jit", device.device_kind)
+    log = RunLog(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
-    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
-    # keys are folded in from its number, so resuming needs none.
+    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
+    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    train_state = make_agent(args, env, agent_key)
-    replay = make_replay(args, env)
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
-    if args.resume:
-        train_state, replay, obs, env_state = log.load(
-            train_state=train_state, replay=replay, obs=obs, env_state=env_state
-        )
+    replay = make_replay(args, env.obs_dim, obs.dtype)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, replay, obs, env_state)
+        iteration, train_state, replay, obs, env_state = load_checkpoint(log.dir, like)
+    log.begin(iteration)
 
-    # env and args are bound: to the compiler they are constants. What is donated is changed in
-    # place: the replay is never copied.
-    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))  # in place
-    for iteration in range(log.info["iteration"], args.num_iterations):
+    # To the compiler, env and args are constants. What is donated is changed in place: the replay
+    # is never copied.
+    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))
+    while iteration < args.num_iterations:
         start = time.perf_counter()
+        steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
+        epsilon = np.array([epsilon_after(x, args) for x in steps], np.float32)
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        learning_rate = args.learning_rate * decay
         iteration_key = jax.random.fold_in(key, iteration)
-        plan = make_plan(iteration, args)
         train_state, replay, obs, env_state, metrics = iterate_fn(
-            train_state, replay, obs, env_state, iteration_key, plan
+            train_state, replay, obs, env_state, iteration_key, epsilon, learning_rate
         )
         metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-        log.write(metrics, start, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            log.save(train_state=train_state, replay=replay, obs=obs, env_state=env_state)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+        log.write(iteration, metrics, start)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = Checkpoint(iteration, train_state, replay, obs, env_state)
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    replay: Replay
+    obs: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
+    checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    arrays, structure = jax.tree.flatten(like.env_state)
+    content = (folder / "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), content)
+    return saved._replace(env_state=jax.tree.unflatten(structure, saved.env_state))
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the best action for each obs.
 
@@ -527,15 +556,12 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     drawn, so the seed, which PPO's scripts have here, changes nothing.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
-    params = saved["train_state"]["params"]
-    get_q = jax.jit(partial(shapes.apply_fn, params))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
+    q_fn = jax.jit(partial(agent.apply, saved["train_state"]["params"]))
 
     def policy(obs):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        return np.asarray(get_q(obs)).argmax(-1)
+        return np.asarray(q_fn(flatten(obs, info["obs_shape"]))).argmax(-1)
 
     return policy
 

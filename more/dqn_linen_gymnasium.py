@@ -43,6 +43,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training import train_state
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
@@ -171,6 +172,7 @@ class VecEnv:
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
         self.obs_dim = math.prod(self.obs_shape)
+        self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start every environment; return obs (N, obs_dim).
@@ -213,7 +215,7 @@ class VecEnv:
         return self.flatten(obs), result
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
-        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
+        return obs.reshape(len(obs), self.obs_dim).astype(self.obs_dtype)  # a copy
 
 
 class WithoutInfo(gymnasium.Wrapper):
@@ -237,8 +239,8 @@ def own_session(env: gymnasium.Env) -> gymnasium.Env:
 
 
 # === Agent ======================================================================================
-class QNetwork(nn.Module):
-    """An MLP; before it, for images (H, W, C), the convolution of MinAtar's network."""
+class Agent(nn.Module):
+    """Q(obs, action) of each action: an MLP; before it, for images (H, W, C), a convolution."""
 
     obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
@@ -246,7 +248,7 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs):  # (B, obs_dim) -> (B, num_actions)
-        x = obs
+        x = obs.astype(jnp.float32)  # from the environment's own type
         if len(self.obs_shape) == 3:
             x = neighbourhoods(x.reshape(-1, *self.obs_shape))
             x = nn.relu(dense(x, 16)).reshape(len(obs), -1)
@@ -277,85 +279,105 @@ class TrainState(train_state.TrainState):
     target_params: Any  # the parameters of some updates ago
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters, the target network's copy and the optimizer."""
-    network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions)
-    params = jax.jit(network.init)(key, jnp.zeros((1, env.obs_dim)))
-    if args.optimizer == "adam":  # without a rate: update multiplies by the plan's
+def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) -> TrainState:
+    """Initialise the parameters, the target network, which begins as a copy, and the optimizer."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, math.prod(obs_shape))))
+    if args.optimizer == "adam":  # without a rate: update multiplies by the iteration's
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
     else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
     copy = jax.tree.map(jnp.copy, params)  # own memory: training overwrites both
-    state = TrainState.create(apply_fn=network.apply, params=params, target_params=copy, tx=tx)
-    return state.replace(step=jnp.int32(0))  # an array, as after every update
+    state = TrainState.create(apply_fn=agent.apply, params=params, target_params=copy, tx=tx)
+    return state.replace(step=jnp.int32(0))  # not an int: update would compile twice
 
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: jax.Array  # (N, obs_dim) float32, what the action was chosen from
-    action: jax.Array  # (N,) int32
-    reward: jax.Array  # (N,) float32, a result of the action, as everything below
-    terminated: jax.Array  # (N,) bool
-    next_obs: jax.Array  # (N, obs_dim), before any restart
+    obs: np.ndarray  # (N, obs_dim) of the environment's type, what the action was chosen from
+    action: np.ndarray  # (N,) int32
+    reward: np.ndarray  # (N,) float32, a result of the action, as everything below
+    terminated: np.ndarray  # (N,) bool
+    next_obs: np.ndarray  # (N, obs_dim), before any restart
 
 
-def make_replay(args: Args, env: VecEnv) -> Transition:
-    """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
-    minatar = "MinAtar" in args.env_id and ":" not in args.env_id  # and none of one's own
-    size = args.buffer_size
-    obs_dtype = bool if minatar else jnp.float32
-    return Transition(
-        obs=jnp.zeros((size, env.obs_dim), obs_dtype),
-        action=jnp.zeros(size, jnp.int32),
-        reward=jnp.zeros(size),
-        terminated=jnp.zeros(size, bool),
-        next_obs=jnp.zeros((size, env.obs_dim), obs_dtype),
-    )
+class Replay:
+    """The last buffer_size environment steps, in NumPy on the host."""
+
+    def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype) -> None:
+        self.args = args
+        self.num_steps = 0  # of environments, added so far
+        size = args.buffer_size
+        gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+        if gigabytes > 1:
+            print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
+        self.rows = Transition(
+            obs=np.zeros((size, obs_dim), obs_dtype),
+            action=np.zeros(size, np.int32),
+            reward=np.zeros(size, np.float32),
+            terminated=np.zeros(size, bool),
+            next_obs=np.zeros((size, obs_dim), obs_dtype),
+        )
+
+    def add(self, obs, action, result: dict) -> None:
+        """Store a step of all environments, over the oldest rows."""
+        row = self.num_steps % self.args.buffer_size
+        step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
+        for old, new in zip(self.rows, step, strict=True):
+            old[row : row + len(new)] = new
+        self.num_steps += len(obs)
+
+    def sample(self, rng: np.random.Generator, batch_size: int) -> Transition:
+        """A batch of the rows so far, drawn uniformly with replacement."""
+        num_rows = min(self.num_steps, self.args.buffer_size)
+        rows = rng.integers(num_rows, size=batch_size)
+        return Transition(*(x[rows] for x in self.rows))
+
+    def updates_due(self) -> int:
+        """How many updates are due after the step that was added last."""
+        before = updates_after(self.num_steps - self.args.num_envs, self.args)
+        return updates_after(self.num_steps, self.args) - before
+
+    def state_dict(self) -> dict:
+        """For a checkpoint: the rows that are filled."""
+        rows = Transition(*(x[: self.num_steps] for x in self.rows))
+        return {"num_steps": self.num_steps, "rows": rows}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.num_steps = state["num_steps"]
+        num_rows = min(self.num_steps, self.args.buffer_size)
+        for old, saved in zip(self.rows, state["rows"], strict=True):
+            old[:num_rows] = saved
 
 
-def add(replay: Transition, transition: Transition, row) -> Transition:
-    """Write N steps from row on, over the oldest ones."""
-
-    def write(old, new):
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, axis=0)
-
-    return jax.tree.map(write, replay, transition)
-
-
-def sample(replay: Transition, key, num_rows, batch_size: int) -> Transition:
-    """A batch of the first num_rows rows, drawn uniformly with replacement."""
-    rows = jax.random.randint(key, (batch_size,), 0, num_rows)
-    batch = Transition(*(x[rows] for x in replay))
-    obs = batch.obs.astype(jnp.float32)
-    next_obs = batch.next_obs.astype(jnp.float32)
-    return batch._replace(obs=obs, next_obs=next_obs)
+def updates_after(steps: int, args: Args) -> int:
+    """How many updates are due after so many environment steps, whatever num_envs is."""
+    return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
-def epsilon_after(steps: np.ndarray, args: Args) -> np.ndarray:
+def epsilon_after(steps: int, args: Args) -> float:
     """The chance of a random action after so many environment steps."""
-    progress = np.clip((steps - args.learning_starts) / args.exploration_steps, 0, 1)
+    progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
 
 
-def act(train_state, obs, key, epsilon, env: VecEnv):
-    """Actions (N,) int32: each environment's best, or with chance epsilon a random one."""
-    best = train_state.apply_fn(train_state.params, obs).argmax(-1).astype(jnp.int32)
-    explore_key, action_key = jax.random.split(key)
-    explore = jax.random.uniform(explore_key, best.shape) < epsilon
-    random_action = jax.random.randint(action_key, best.shape, 0, env.num_actions)
-    return jnp.where(explore, random_action, best)
+def act(q, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+    """Actions (N,) from Q (N, num_actions): the best, or with chance epsilon a random one."""
+    explore = rng.random(len(q)) < epsilon
+    random_action = rng.integers(q.shape[1], size=len(q))
+    return np.where(explore, random_action, q.argmax(-1))
 
 
 # === Loss =======================================================================================
 def td_target(q_next, target_q_next, batch: Transition, args: Args):
     """What Q(obs, action) should be, (B,), from Q(next_obs) of both networks (B, num_actions).
 
-    The target network's best value (Mnih et al. 2015), or its value of the online network's best
-    action (van Hasselt et al. 2016). After a termination the future is worth 0; a truncation is
-    none, and next_obs is what the episode would have gone on with.
+    The target network's best value (Mnih et al. 2015), or its value of the agent's best action (van
+    Hasselt et al. 2016). After a termination the future is worth 0; a truncation is none, and
+    next_obs is what the episode would have gone on with.
     """
     best = (q_next if args.double_q else target_q_next).argmax(-1)
     future = jnp.where(batch.terminated, 0.0, value_of(best, target_q_next))
@@ -363,14 +385,14 @@ def td_target(q_next, target_q_next, batch: Transition, args: Args):
 
 
 def dqn_loss(params, train_state, batch: Transition, args: Args):
-    """The mean loss of Q(obs, action), and (2,): the loss and the mean Q."""
+    """The mean loss of Q(obs, action), and what to log."""
     q = value_of(batch.action, train_state.apply_fn(params, batch.obs))
     target_q_next = train_state.apply_fn(train_state.target_params, batch.next_obs)
     q_next = train_state.apply_fn(params, batch.next_obs) if args.double_q else target_q_next
-    target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
+    q_target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
     loss_of = optax.huber_loss if args.loss == "huber" else optax.squared_error
-    loss = loss_of(q, target).mean()
-    return loss, jnp.stack([loss, q.mean()])
+    loss = loss_of(q, q_target).mean()
+    return loss, {"losses/td_loss": loss, "losses/q_value": q.mean()}
 
 
 def value_of(action, q):
@@ -379,39 +401,6 @@ def value_of(action, q):
 
 
 # === Update =====================================================================================
-class Plan(NamedTuple):
-    """What an iteration does at each of its T = num_steps steps, known beforehand."""
-
-    epsilon: np.ndarray  # (T,) float32, chance of a random action
-    learning_rate: np.ndarray  # (T,) float32
-    row: np.ndarray  # (T,) int32, where the step goes in the replay
-    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
-    num_updates: np.ndarray  # (T,) int32, how many follow the step
-
-
-def make_plan(iteration: int, args: Args) -> Plan:
-    """The iteration's schedules as arrays; counts are integers, so rounding moves no update."""
-    first = iteration * args.num_steps
-    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
-    after = before + args.num_envs
-    num_updates = updates_after(after, args) - updates_after(before, args)
-    learning_rate = args.learning_rate
-    if args.anneal_lr:
-        learning_rate *= 1 - iteration / args.num_iterations
-    return Plan(
-        epsilon=epsilon_after(before, args).astype(np.float32),
-        learning_rate=np.full(args.num_steps, learning_rate, np.float32),
-        row=(before % args.buffer_size).astype(np.int32),
-        num_rows=np.minimum(after, args.buffer_size).astype(np.int32),
-        num_updates=num_updates.astype(np.int32),
-    )
-
-
-def updates_after(steps, args: Args):
-    """How many updates are due after so many environment steps, whatever num_envs is."""
-    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
-
-
 def update(train_state, batch: Transition, learning_rate, args: Args):
     """Train on a batch; every target_network_frequency updates, copy the parameters."""
     loss_fn = partial(dqn_loss, train_state=train_state, batch=batch, args=args)
@@ -428,109 +417,115 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
     return train_state, losses
 
 
-def learn(train_state, replay, losses, transition: Transition, key, now: Plan, args: Args):
-    """Store N steps and train on num_updates batches; losses (2,) are summed up."""
-    # Written first, read afterwards: the other way round, XLA copies the replay at each step.
-    replay = add(replay, transition, now.row)
-
-    def step(i, carry):
-        train_state, losses = carry
-        batch = sample(replay, jax.random.fold_in(key, i), now.num_rows, args.batch_size)
-        train_state, new_losses = update(train_state, batch, now.learning_rate, args)
-        return train_state, losses + new_losses
-
-    train_state, losses = jax.lax.fori_loop(0, now.num_updates, step, (train_state, losses))
-    return train_state, replay, losses
+def mean_losses(losses: list[dict]) -> dict:
+    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
+    if not losses:
+        return {"losses/td_loss": math.nan, "losses/q_value": math.nan}
+    losses = jax.device_get(losses)  # sync
+    return {name: np.mean([x[name] for x in losses]) for name in losses[0]}
 
 
-class Episodes(NamedTuple):
-    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
-
-    terminated: jax.Array  # (T, N) bool
-    truncated: jax.Array  # (T, N) bool
-    episode_return: jax.Array  # (T, N), up to and with this step
-    episode_length: jax.Array  # (T, N)
-
-
-def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
+def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
     Where none ended, these are NaN and infinite, which the log leaves out.
     """
-    done = episodes.terminated | episodes.truncated
-    metrics = {"charts/episodes": done.sum()}
-    for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
-        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
-        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
-        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    metrics = {"charts/episodes": len(returns)}
+    for name, x in [("return", returns), ("length", lengths)]:
+        metrics[f"charts/episodic_{name}"] = sum(x) / len(x) if x else math.nan
+        metrics[f"charts/episodic_{name}_min"] = min(x, default=math.inf)
+        metrics[f"charts/episodic_{name}_max"] = max(x, default=-math.inf)
     return metrics
 
 
 # === Training ===================================================================================
-def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: VecEnv, args: Args):
-    """Act, step, store and learn num_steps times; return what goes on, and what to log."""
-    # In NumPy: to take one step's key is then no call of JAX.
-    act_keys, learn_keys = np.asarray(jax.random.split(key, (2, args.num_steps)))  # sync
-    losses = jnp.zeros(2)
-    results = []
-    for step in range(args.num_steps):
-        now = Plan(*(x[step] for x in plan))  # this step's entry of each array
-        action = np.asarray(act_fn(train_state, obs, act_keys[step], now.epsilon))  # sync
-        new_obs, result = env.step(action)
-        results.append(result)
-        row = [obs, action, result["reward"], result["terminated"], result["next_obs"]]
-        transition = Transition._make(row)  # of NumPy's arrays, which learn_fn takes to the device
-        learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
-        train_state, replay, losses = learnt
-        obs = new_obs
-
-    stacked = [np.stack([x[name] for x in results]) for name in Episodes._fields]
-    metrics = episode_statistics(Episodes(*map(jnp.asarray, stacked)))
-    metrics["charts/epsilon"] = plan.epsilon[-1]
-    metrics["charts/updates"] = plan.num_updates.sum()
-    td_loss, q_value = losses / plan.num_updates.sum()
-    metrics["losses/td_loss"] = td_loss
-    metrics["losses/q_value"] = q_value
-    return train_state, replay, obs, metrics
-
-
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "linen", "jit", device.device_kind)
+    log = RunLog(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
-    # An iteration's keys are folded in from its number, so resuming needs none.
-    key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
-    train_state = make_agent(args, env, agent_key)
-    replay = make_replay(args, env)
-    if args.resume:
-        train_state, replay = log.load(train_state=train_state, replay=replay)
-    obs = env.reset(log.info["iteration"])
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.num_actions, jax.random.PRNGKey(args.seed))
+    replay = Replay(args, env.obs_dim, env.obs_dtype)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, replay.state_dict())
+        iteration, train_state, saved_replay = load_checkpoint(log.dir, like)
+        replay.load_state_dict(saved_replay)
+    obs = env.reset(iteration)
+    log.begin(iteration)
 
-    # env and args are bound: to the compiler they are constants. What is donated is changed in
-    # place: the replay is never copied.
-    act_fn = jax.jit(partial(act, env=env))
-    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))  # in place
-    for iteration in range(log.info["iteration"], args.num_iterations):
+    q_fn = jax.jit(train_state.apply_fn)
+    update_fn = jax.jit(partial(update, args=args))  # to the compiler, args are constants
+    while iteration < args.num_iterations:
         start = time.perf_counter()
-        iteration_key = jax.random.fold_in(key, iteration)
-        plan = make_plan(iteration, args)
-        train_state, replay, obs, metrics = iterate(
-            train_state, replay, obs, iteration_key, plan, act_fn, learn_fn, env, args
-        )
-        metrics = jax.device_get(metrics)  # sync
-        log.write(metrics, start, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            log.save(train_state=train_state, replay=replay)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        learning_rate = args.learning_rate * decay
+        # From the iteration's number, so that a checkpoint need not hold a generator.
+        rng = np.random.default_rng([args.seed, iteration])
+        returns, lengths, losses = [], [], []
+        for _ in range(args.num_steps):
+            epsilon = epsilon_after(replay.num_steps, args)
+            q = np.asarray(q_fn(train_state.params, obs))  # sync
+            action = act(q, epsilon, rng)
+            new_obs, result = env.step(action)
+            replay.add(obs, action, result)
+            obs = new_obs
+            done = result["terminated"] | result["truncated"]
+            returns += result["episode_return"][done].tolist()
+            lengths += result["episode_length"][done].tolist()
+            for _ in range(replay.updates_due()):
+                batch = replay.sample(rng, args.batch_size)
+                train_state, new_losses = update_fn(train_state, batch, learning_rate)
+                losses.append(new_losses)
+        metrics = episode_statistics(returns, lengths) | mean_losses(losses)
+        metrics["charts/epsilon"] = epsilon
+        metrics["charts/learning_rate"] = learning_rate
+        metrics["charts/updates"] = len(losses)
+        log.write(iteration, metrics, start)
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from, but for the environments."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    replay: dict
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    return from_bytes(like, (folder / "checkpoint.msgpack").read_bytes())
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the best action for each obs.
 
@@ -538,15 +533,12 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     drawn, so the seed, which PPO's scripts have here, changes nothing.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
-    params = saved["train_state"]["params"]
-    get_q = jax.jit(partial(shapes.apply_fn, params))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
+    q_fn = jax.jit(partial(agent.apply, saved["train_state"]["params"]))
 
     def policy(obs):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        return np.asarray(get_q(obs)).argmax(-1)
+        return np.asarray(q_fn(flatten(obs, info["obs_shape"]))).argmax(-1)
 
     return policy
 

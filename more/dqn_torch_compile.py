@@ -221,7 +221,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
+        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)
 
 
 def to_torch(arrays):
@@ -240,8 +240,8 @@ def to_jax(tensor):
 
 
 # === Agent ======================================================================================
-class QNetwork(nn.Module):
-    """An MLP; before it, for images (H, W, C), the convolution of MinAtar's network."""
+class Agent(nn.Module):
+    """Q(obs, action) of each action: an MLP; before it, for images (H, W, C), a convolution."""
 
     def __init__(self, obs_shape, hidden_sizes, num_actions):
         super().__init__()
@@ -256,7 +256,7 @@ class QNetwork(nn.Module):
         self.output = nn.Linear(sizes[-1], num_actions)
 
     def forward(self, obs):  # (B, obs_dim) -> (B, num_actions)
-        x = obs
+        x = obs.float()  # from the environment's own type
         if len(self.obs_shape) == 3:
             x = x.reshape(-1, *self.obs_shape).permute(0, 3, 1, 2)
             x = self.conv(x).relu().reshape(len(obs), -1)
@@ -265,104 +265,175 @@ class QNetwork(nn.Module):
         return self.output(x)
 
 
-class Optimizer(NamedTuple):
-    """Adam or RMSProp, P = number of parameters."""
+class Adam(nn.Module):
+    """Adam (Kingma & Ba 2015), written out to compile into one graph with loss and gradient.
 
-    lr: torch.Tensor  # (), learning rate: a tensor, since a number would be compiled in
-    count: torch.Tensor  # () float32, updates so far
-    mean: torch.Tensor  # (P,), moving average of the gradient
-    square: torch.Tensor  # (P,), and of its square
+    All P parameters are one vector to it: fewer kernels, which compile in a third less time.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    def __init__(self, num_params, eps, device):
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("count", torch.zeros((), device=device))  # not a number: compiled in
+        self.register_buffer("mean", torch.zeros(num_params, device=device))
+        self.register_buffer("square", torch.zeros(num_params, device=device))
+
+    def step(self, params, grad, learning_rate):
+        """Change the parameters in place by their gradient, (P,)."""
+        beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
+        self.count.add_(1)
+        self.mean.lerp_(grad, 1 - beta1)
+        self.square.lerp_(grad**2, 1 - beta2)
+        root = (self.square / (1 - beta2**self.count)).sqrt() + self.eps
+        change = learning_rate * self.mean / (1 - beta1**self.count) / root
+        for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
+            x -= dx.view_as(x)
 
 
-class Agent(NamedTuple):
-    q_network: QNetwork
-    target_network: QNetwork  # the parameters of some updates ago
-    optimizer: Optimizer
+class RMSProp(nn.Module):
+    """torch.optim.RMSprop(centered=True) in the same form: divided by the standard deviation."""
+
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    def __init__(self, num_params, decay, eps, device):
+        super().__init__()
+        self.decay = decay
+        self.eps = eps
+        self.register_buffer("mean", torch.zeros(num_params, device=device))
+        self.register_buffer("square", torch.zeros(num_params, device=device))
+
+    def step(self, params, grad, learning_rate):
+        """Change the parameters in place by their gradient, (P,)."""
+        self.mean.lerp_(grad, 1 - self.decay)
+        self.square.lerp_(grad**2, 1 - self.decay)
+        root = (self.square - self.mean**2).sqrt() + self.eps
+        change = learning_rate * grad / root
+        for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
+            x -= dx.view_as(x)
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device) -> Agent:
-    """Initialise the parameters, the target network's copy and the optimizer."""
-    q_network = QNetwork(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
-    target_network = copy.deepcopy(q_network)
-    lr, count = torch.zeros(2, device=device)
-    mean, square = torch.zeros(2, sum(x.numel() for x in q_network.parameters()), device=device)
-    return Agent(q_network, target_network, Optimizer(lr, count, mean, square))
+def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
+    """Initialise the parameters, the target network, which begins as a copy, and the optimizer."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
+    target = copy.deepcopy(agent)
+    num_params = sum(x.numel() for x in agent.parameters())
+    if args.optimizer == "adam":
+        optimizer = Adam(num_params, args.optimizer_eps, device)
+    else:
+        optimizer = RMSProp(num_params, args.rmsprop_decay, args.optimizer_eps, device)
+    return agent, target, optimizer
 
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: torch.Tensor  # (N, obs_dim) float32, what the action was chosen from
+    obs: torch.Tensor  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: torch.Tensor  # (N,) int32
     reward: torch.Tensor  # (N,) float32, a result of the action, as everything below
     terminated: torch.Tensor  # (N,) bool
     next_obs: torch.Tensor  # (N, obs_dim), before any restart
 
 
-def make_replay(args: Args, env: VecEnv, device: torch.device) -> Transition:
-    """An empty replay; MinAtar's observations are zeros and ones, and kept as booleans."""
-    minatar = "MinAtar" in args.env_id and ":" not in args.env_id  # and none of one's own
-    size = args.buffer_size
-    obs_dtype = torch.bool if minatar else torch.float32
-    return Transition(
-        obs=torch.zeros((size, env.obs_dim), dtype=obs_dtype, device=device),
-        action=torch.zeros(size, dtype=torch.int32, device=device),
-        reward=torch.zeros(size, device=device),
-        terminated=torch.zeros(size, dtype=torch.bool, device=device),
-        next_obs=torch.zeros((size, env.obs_dim), dtype=obs_dtype, device=device),
-    )
+class Replay:
+    """The last buffer_size environment steps, on the device."""
+
+    def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype, device: torch.device) -> None:
+        self.args = args
+        self.num_steps = 0  # of environments, added so far
+        size = args.buffer_size
+        gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+        if gigabytes > 1:
+            print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
+        obs = torch.from_numpy(np.zeros((size, obs_dim), obs_dtype)).to(device)
+        self.rows = Transition(
+            obs=obs,
+            action=torch.zeros(size, dtype=torch.int32, device=device),
+            reward=torch.zeros(size, device=device),
+            terminated=torch.zeros(size, dtype=torch.bool, device=device),
+            next_obs=torch.zeros_like(obs),
+        )
+
+    def add(self, obs, action, result: dict) -> None:
+        """Store a step of all environments, over the oldest rows."""
+        row = self.num_steps % self.args.buffer_size
+        step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
+        for old, new in zip(self.rows, step, strict=True):
+            old[row : row + len(new)] = torch.as_tensor(new)
+        self.num_steps += len(obs)
+
+    def sample(self, batch_size: int) -> Transition:
+        """A batch of the rows so far, drawn uniformly with replacement."""
+        num_rows = min(self.num_steps, self.args.buffer_size)
+        rows = torch.randint(num_rows, (batch_size,), device=self.rows.reward.device)
+        return Transition(*(x[rows] for x in self.rows))
+
+    def updates_due(self) -> int:
+        """How many updates are due after the step that was added last."""
+        before = updates_after(self.num_steps - self.args.num_envs, self.args)
+        return updates_after(self.num_steps, self.args) - before
+
+    def state_dict(self) -> dict:
+        """For a checkpoint: the rows that are filled."""
+        rows = self.rows
+        if self.num_steps < self.args.buffer_size:  # of a view, torch.save writes all the memory
+            rows = Transition(*(x[: self.num_steps].clone() for x in rows))
+        return {"num_steps": self.num_steps, "rows": rows._asdict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.num_steps = state["num_steps"]
+        num_rows = min(self.num_steps, self.args.buffer_size)
+        for name, x in state["rows"].items():
+            getattr(self.rows, name)[:num_rows] = x
 
 
-def add(replay: Transition, transition: Transition, row: int) -> None:
-    """Write N steps from row on, over the oldest ones."""
-    for old, new in zip(replay, transition, strict=True):
-        old[row : row + len(new)] = new
-
-
-def sample(replay: Transition, num_rows: int, batch_size: int) -> Transition:
-    """A batch of the first num_rows rows, drawn uniformly with replacement."""
-    rows = torch.randint(num_rows, (batch_size,), device=replay.reward.device)
-    batch = Transition(*(x[rows] for x in replay))
-    return batch._replace(obs=batch.obs.float(), next_obs=batch.next_obs.float())
+def updates_after(steps: int, args: Args) -> int:
+    """How many updates are due after so many environment steps, whatever num_envs is."""
+    return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
-def epsilon_after(steps: np.ndarray, args: Args) -> np.ndarray:
+def epsilon_after(steps: int, args: Args) -> float:
     """The chance of a random action after so many environment steps."""
-    progress = np.clip((steps - args.learning_starts) / args.exploration_steps, 0, 1)
+    progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
 
 
 @torch.no_grad()
-def act(q_network, obs, explore, random_action):
+def act(agent, obs, explore, random_action):
     """Actions (N,) int32: each environment's best, or where it explores (N,) the random one."""
-    return torch.where(explore, random_action, q_network(obs).argmax(-1).int())
+    return torch.where(explore, random_action, agent(obs).argmax(-1).int())
 
 
 # === Loss =======================================================================================
 def td_target(q_next, target_q_next, batch: Transition, args: Args):
     """What Q(obs, action) should be, (B,), from Q(next_obs) of both networks (B, num_actions).
 
-    The target network's best value (Mnih et al. 2015), or its value of the online network's best
-    action (van Hasselt et al. 2016). After a termination the future is worth 0; a truncation is
-    none, and next_obs is what the episode would have gone on with.
+    The target network's best value (Mnih et al. 2015), or its value of the agent's best action (van
+    Hasselt et al. 2016). After a termination the future is worth 0; a truncation is none, and
+    next_obs is what the episode would have gone on with.
     """
     best = (q_next if args.double_q else target_q_next).argmax(-1)
     future = torch.where(batch.terminated, 0.0, value_of(best, target_q_next))
     return batch.reward + args.gamma * future
 
 
-def dqn_loss(q_network, target_network, batch: Transition, args: Args):
-    """The mean loss of Q(obs, action), and (2,): the loss and the mean Q."""
-    q = value_of(batch.action, q_network(batch.obs))
+def dqn_loss(agent, target, batch: Transition, args: Args):
+    """The mean loss of Q(obs, action), and what to log."""
+    q = value_of(batch.action, agent(batch.obs))
     with torch.no_grad():
-        target_q_next = target_network(batch.next_obs)
-        q_next = q_network(batch.next_obs) if args.double_q else target_q_next
-        target = td_target(q_next, target_q_next, batch, args)
+        target_q_next = target(batch.next_obs)
+        q_next = agent(batch.next_obs) if args.double_q else target_q_next
+        q_target = td_target(q_next, target_q_next, batch, args)
     loss_of = F.huber_loss if args.loss == "huber" else F.mse_loss
-    loss = loss_of(q, target)
-    return loss, torch.stack([loss, q.mean()]).detach()
+    loss = loss_of(q, q_target)
+    losses = {"losses/td_loss": loss, "losses/q_value": q.mean()}
+    return loss, {name: x.detach() for name, x in losses.items()}
 
 
 def value_of(action, q):
@@ -371,51 +442,17 @@ def value_of(action, q):
 
 
 # === Update =====================================================================================
-def updates_after(steps, args: Args):
-    """How many updates are due after so many environment steps, whatever num_envs is."""
-    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
+def update(agent, target, optimizer, batch: Transition, learning_rate, args: Args):
+    """Train on a batch, in place; return its losses.
 
-
-def learn(agent: Agent, update_fn, replay, losses, global_step: int, args: Args):
-    """Train on as many batches as are due after a step of all environments, in place.
-
-    global_step counts the environment steps before it; losses (2,) are summed up.
+    Gradient and optimizer compile as one graph. The step of a torch.optim would be a second one: an
+    update would take 1.40 [1.38, 1.41] times as long (CPU time of one thread, on a CPU).
     """
-    after = global_step + args.num_envs
-    num_rows = min(after, args.buffer_size)  # rows of the replay that are filled
-    for number in range(updates_after(global_step, args), updates_after(after, args)):
-        batch = sample(replay, num_rows, args.batch_size)
-        losses += update_fn(batch)
-        if (number + 1) % args.target_network_frequency == 0:
-            agent.target_network.load_state_dict(agent.q_network.state_dict())
-
-
-def update(agent: Agent, batch: Transition, args: Args):
-    """Train on a batch, in place; return (2,): the loss and the mean Q.
-
-    Gradient and optimizer (Adam: Kingma & Ba 2015) compile as one graph. The step of a torch.optim
-    would be a second one: an update would take 1.40 [1.38, 1.41] times as long (CPU time of one
-    thread, on a CPU).
-    """
-    loss, losses = dqn_loss(agent.q_network, agent.target_network, batch, args)
-    params = list(agent.q_network.parameters())
-    # One vector of all parameters: fewer kernels.
+    loss, losses = dqn_loss(agent, target, batch, args)
+    params = list(agent.parameters())
     grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
-        lr, count, mean, square = agent.optimizer
-        count += 1
-        if args.optimizer == "adam":
-            beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
-            mean.lerp_(grad, 1 - beta1)
-            square.lerp_(grad**2, 1 - beta2)
-            root = (square / (1 - beta2**count)).sqrt() + args.optimizer_eps
-            change = lr * mean / (1 - beta1**count) / root
-        else:  # torch.optim.RMSprop(centered=True)
-            mean.lerp_(grad, 1 - args.rmsprop_decay)
-            square.lerp_(grad**2, 1 - args.rmsprop_decay)
-            change = lr * grad / ((square - mean**2).sqrt() + args.optimizer_eps)
-        for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
-            x -= dx.view_as(x)
+        optimizer.step(params, grad, learning_rate)
     return losses
 
 
@@ -429,30 +466,29 @@ def compile_graph(function, gpu):
         fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels: less per call on a CPU
+        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
         "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
-    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
-class Episodes(NamedTuple):
-    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
-
-    terminated: torch.Tensor  # (T, N) bool
-    truncated: torch.Tensor  # (T, N) bool
-    episode_return: torch.Tensor  # (T, N), up to and with this step
-    episode_length: torch.Tensor  # (T, N)
+def mean_losses(losses: list[dict]) -> dict:
+    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
+    if not losses:
+        return {"losses/td_loss": math.nan, "losses/q_value": math.nan}
+    return {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
 
 
-def episode_statistics(episodes: Episodes) -> dict[str, torch.Tensor]:
+def episode_statistics(results: list[dict]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
     Where none ended, these are NaN and infinite, which the log leaves out.
     """
-    done = episodes.terminated | episodes.truncated
+    done = torch.stack([x["terminated"] | x["truncated"] for x in results])  # (T, N)
     metrics = {"charts/episodes": done.sum()}
-    for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
+    for name in ("return", "length"):
+        x = torch.stack([x[f"episode_{name}"] for x in results])
         metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
         metrics[f"charts/episodic_{name}_min"] = torch.where(done, x, torch.inf).min()
         metrics[f"charts/episodic_{name}_max"] = torch.where(done, x, -torch.inf).max()
@@ -474,47 +510,6 @@ def choose_device() -> torch.device:
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
 
-def iterate(
-    agent: Agent, update_fn, replay, obs, env_state, iteration, step_fn, env: VecEnv, args: Args
-):
-    """Act, step, store and learn num_steps times; return obs and env_state, and what to log.
-
-    Networks, optimizer and replay change in place.
-    """
-    shape = (args.num_steps, args.num_envs)
-    device = obs.device
-    first = iteration * args.num_steps
-    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
-    # One call for all steps: a call costs more than the numbers that it draws.
-    epsilon = torch.tensor(epsilon_after(before, args), dtype=torch.float32, device=device)
-    explore = torch.rand(shape, device=device) < epsilon[:, None]
-    random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
-
-    losses = torch.zeros(2, device=device)
-    results = []
-    for step, global_step in enumerate(before.tolist()):
-        action = act(agent.q_network, obs, explore[step], random_action[step])
-        new_obs, env_state, result = step_fn(env_state, to_jax(action))
-        result = to_torch(result)  # on a CPU, sync
-        results.append(result)  # keeps the views until torch has read them
-        end = result["terminated"]
-        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
-        add(replay, transition, row=global_step % args.buffer_size)
-        learn(agent, update_fn, replay, losses, global_step, args)
-        obs = to_torch(new_obs)
-
-    stacked = [torch.stack([x[name] for x in results]) for name in Episodes._fields]
-    metrics = episode_statistics(Episodes(*stacked))
-    updates = updates_after(before[-1] + args.num_envs, args) - updates_after(before[0], args)
-    updates = torch.tensor(updates, dtype=torch.float32, device=device)
-    metrics["charts/epsilon"] = epsilon[-1]
-    metrics["charts/updates"] = updates
-    td_loss, q_value = losses / updates
-    metrics["losses/td_loss"] = td_loss
-    metrics["losses/q_value"] = q_value
-    return obs, env_state, metrics
-
-
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
@@ -522,78 +517,138 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
+    gpu = device.type == "cuda"
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "torch", "compile", gpu or "cpu")
+    log = RunLog(
+        args,
+        framework="torch",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "compile",
+        device=torch.cuda.get_device_name() if gpu else "cpu",
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     torch.manual_seed(args.seed)
-    agent = make_agent(args, env, device)
-    replay = make_replay(args, env, device)
-    # To the compiler, agent and args are constants. It compiles at the first call, which is made
-    # now, at a learning rate of 0, since the first update is due only after learning_starts.
-    update_fn = compile_graph(partial(update, agent, args=args), gpu)
-    with torch.random.fork_rng():  # so that an eager run draws the same numbers
-        update_fn(sample(replay, 1, args.batch_size))
-    for x in agent.optimizer:
-        x.zero_()
+    iteration = 0
+    num_updates = 0
+    agent, target, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
     # What comes by DLPack is committed to a device. If the first state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
-    if args.resume:
-        obs, env_state = resume(log, agent, replay, obs, env_state)
+    replay = Replay(args, env.obs_dim, obs.dtype, device)
     obs = to_torch(obs)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        num_updates = checkpoint["num_updates"]
+        agent.load_state_dict(checkpoint["agent"])
+        target.load_state_dict(checkpoint["target"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        replay.load_state_dict(checkpoint["replay"])
+        set_rng_state(checkpoint["rng_state"])
+        obs = checkpoint["obs"].to(device)
+        env_state = to_env_state(checkpoint["env_state"], like=env_state)
+    log.begin(iteration)
 
+    # To the compiler, agent, target, optimizer and args are constants.
     step_fn = jax.jit(env.step)
-    for iteration in range(log.info["iteration"], args.num_iterations):
+    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
+    update_fn = compile_graph(partial(update, agent, target, optimizer, args=args), gpu)
+    # It compiles at the first call, which is made now, since no update is due before
+    # learning_starts. What the call changes is put back.
+    saved = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
+    zeros = Transition(*(x.new_zeros(args.batch_size, *x.shape[1:]) for x in replay.rows))
+    update_fn(zeros, torch.zeros((), device=device))
+    agent.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    while iteration < args.num_iterations:
         start = time.perf_counter()
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-        agent.optimizer.lr.fill_(args.learning_rate * decay)
-        obs, env_state, metrics = iterate(
-            agent, update_fn, replay, obs, env_state, iteration, step_fn, env, args
-        )
-        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
-        metrics = dict(zip(metrics, values, strict=True))
-        log.write(metrics, start, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            state = training_state(agent, replay)
-            state = {name: x.cpu() for name, x in state.items()}  # sync
-            log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
-    peak_device_bytes = None
-    if gpu:
-        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
-    log.finish(peak_device_bytes)
-
-
-def training_state(agent: Agent, replay: Transition) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"q_network/{name}": x for name, x in agent.q_network.state_dict().items()}
-    state |= {f"target_network/{name}": x for name, x in agent.target_network.state_dict().items()}
-    state |= {f"replay/{name}": x for name, x in replay._asdict().items()}
-    state |= {f"optimizer/{name}": x for name, x in agent.optimizer._asdict().items()}
-    state["generator"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda_generator"] = torch.cuda.get_rng_state()
-    return state
-
-
-def resume(log, agent: Agent, replay, obs, env_state):
-    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
-    state = training_state(agent, replay)
-    device = obs.device
-    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    torch.set_rng_state(state["generator"])
-    if torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda_generator"])
-    return jax.device_put((obs, env_state), device)
+        learning_rate = torch.tensor(args.learning_rate * decay, device=device)
+        # One call for all steps: a call costs more than the numbers that it draws.
+        steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
+        epsilon = torch.tensor([epsilon_after(x, args) for x in steps], device=device)
+        shape = (args.num_steps, args.num_envs)
+        explore = torch.rand(shape, device=device) < epsilon[:, None]
+        random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
+        results, losses = [], []
+        for step in range(args.num_steps):
+            action = act(agent, obs, explore[step], random_action[step])
+            new_obs, env_state, result = step_fn(env_state, to_jax(action))
+            result = to_torch(result)  # on a CPU, sync
+            results.append(result)  # keeps the views until torch has read them
+            replay.add(obs, action, result)
+            obs = to_torch(new_obs)
+            for _ in range(replay.updates_due()):
+                batch = replay.sample(args.batch_size)
+                losses.append(update_fn(batch, learning_rate))
+                num_updates += 1
+                if num_updates % args.target_network_frequency == 0:
+                    target.load_state_dict(agent.state_dict())
+        metrics = episode_statistics(results) | mean_losses(losses)
+        metrics["charts/epsilon"] = epsilon[-1]
+        metrics["charts/learning_rate"] = learning_rate
+        metrics["charts/updates"] = len(losses)
+        log.write(iteration, metrics, start)  # sync
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "num_updates": num_updates,
+                "agent": agent.state_dict(),
+                "target": target.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "replay": replay.state_dict(),
+                "rng_state": get_rng_state(),
+                "obs": obs,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
+    """The environments' state from the tensors of its leaves, on the device of the state like."""
+    arrays = [x.numpy() for x in tensors]
+    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    return jax.device_put(state, like.key.device)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the best action for each obs.
 
@@ -601,15 +656,13 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     drawn, so the seed, which PPO's scripts have here, changes nothing.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    q_network = make_agent(args, env, torch.device("cpu")).q_network
-    _, saved = load_checkpoint(folder, {"tensors": {"q_network": q_network.state_dict()}})
-    q_network.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["q_network"]))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    agent.load_state_dict(load_checkpoint(folder)["agent"])
 
     @torch.no_grad()
     def policy(obs):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        return q_network(torch.as_tensor(obs)).numpy().argmax(-1)
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
+        return agent(obs).argmax(-1).numpy()
 
     return policy
 

@@ -6,7 +6,9 @@
 """PPO with continuous actions, in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
     python ppo_continuous_linen_gymnasium.py --env-id Pendulum-v1 --seed 1
-    pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
+    python ppo_continuous_linen_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
+
+The robots of the second line need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
 Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
@@ -48,6 +50,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training.train_state import TrainState
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
@@ -91,10 +94,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+        if self.seed not in range(2**32):
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
@@ -108,9 +108,25 @@ class Args:
 
 
 def parse_args() -> Args:
-    """Read the command line. Of a run that goes on, the arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    """Read the command line: the name of a preset, if it begins with one, and flags."""
+    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    if saved:
+        return tyro.cli(Args, default=saved)
+    mujoco = Args(
+        env_id="HalfCheetah-v5",
+        total_timesteps=1_000_000,
+        num_envs=32,
+        num_steps=64,
+        num_minibatches=8,
+    )
+    presets = {
+        "pendulum": ("The defaults. The word mujoco before the flags chooses others.", Args()),
+        "mujoco": ("For robots: the best of the settings tried in HalfCheetah-v5.", mujoco),
+    }
+    words = sys.argv[1:]
+    if not words or words[0] not in presets:
+        words = ["pendulum", *words]
+    return tyro.extras.overridable_config_cli(presets, args=words)
 
 
 # === Environment ================================================================================
@@ -129,18 +145,20 @@ class VecEnv:
         seed: int,
         **options: Any,
     ) -> None:
-        for plugin in metadata.entry_points(group="gymnasium.envs"):  # MinAtar's, for one
+        namespace = env_id.partition("/")[0]  # MinAtar of MinAtar/Breakout-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (num_envs, vectorization, vector_options, wrappers)
         try:
-            self.envs: Any = gymnasium.make_vec(env_id, *how, **options)
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
         except gymnasium.error.Error as error:  # which says what is wrong with env_id
             fail(f"--env-id: {error}")
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
@@ -253,13 +271,13 @@ class Stats(NamedTuple):
     discounted_return: RunningMeanStd  # ()
 
 
-def make_stats(env: VecEnv) -> Stats:
+def make_stats(obs_dim: int) -> Stats:
     """Before any rollout: normalise leaves obs as it is, but for the clipping."""
 
     def start(*shape):
         return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.int32(0))
 
-    return Stats(start(env.obs_dim), start())
+    return Stats(start(obs_dim), start())
 
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
@@ -321,16 +339,21 @@ class Agent(nn.Module):
         return *self.get_gaussian(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.action_dim)
-    params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> TrainState:
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, action_dim)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, math.prod(obs_shape))))  # runs __call__
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
     return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -362,28 +385,32 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, params, stats: Stats, obs, key, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage, in NumPy."""
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.normal(key, (args.num_steps, args.num_envs, env.action_dim))
 
     steps = []
     for step_noise in np.asarray(noise):  # sync
-        action, logprob = map(np.asarray, policy_fn(params, stats.obs, obs, step_noise))  # sync
+        outputs = policy_fn(params, stats.obs, obs, step_noise)
+        action, mean, log_std = map(np.asarray, outputs)  # sync
         new_obs, result = env.step(action)
-        steps.append((obs, action, logprob, result))
+        steps.append((obs, action, mean, log_std, result))
         obs = new_obs
 
-    all_obs, action, logprob, result = jax.tree.map(lambda *x: np.stack(x), *steps)
+    # From one tuple per step to one array per name, (T, N, ...).
+    all_obs, action, mean, log_std, result = jax.tree.map(lambda *x: np.stack(x), *steps)
+    logprob = log_prob_of(action, mean, log_std)
     return obs, Storage(all_obs, action, logprob, **result)
 
 
 def policy(params, stats: RunningMeanStd, obs, noise, apply_fn, args: Args):
-    """(N, obs_dim), (N, action_dim) -> action (N, action_dim), logprob (N,)."""
+    """(N, obs_dim), (N, action_dim) -> action, mean and log_std, (N, action_dim) each."""
     mean, log_std = apply_fn(params, normalise(obs, stats, args), method="get_gaussian")
     action = mean + jnp.exp(log_std) * noise
-    return action, log_prob_of(action, mean, log_std)
+    return action, mean, log_std
 
 
+@jax.jit  # rollout is not compiled, and op by op this would take longer
 def log_prob_of(action, mean, log_std):
     """The log of the Gaussians' density at action: (..., action_dim) each -> (...)."""
     distance = (action - mean) / jnp.exp(log_std)
@@ -475,9 +502,11 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
+    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return train_state, new_stats, metrics
 
@@ -514,38 +543,74 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
-    spaces["action_low"] = env.action_low.tolist()
-    spaces["action_high"] = env.action_high.tolist()
-    log = RunLog(args, spaces, "linen", "jit", device.device_kind)
+    log = RunLog(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
 
     # fold_in makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
-    train_state = make_agent(args, env, agent_key)
-    stats = make_stats(env)
-    if args.resume:
-        train_state, stats = log.load(train_state=train_state, stats=stats)
-    obs = env.reset(log.info["iteration"])
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.action_dim, agent_key)
+    stats = make_stats(env.obs_dim)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, stats)
+        iteration, train_state, stats = load_checkpoint(log.dir, like)
+    obs = env.reset(iteration)
+    log.begin(iteration)
 
     # To the compiler, args is constant. Donating the arguments would save no time.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn, args=args))
     update_fn = jax.jit(partial(update, args=args))
-    for iteration in range(log.info["iteration"], args.num_iterations):
+    while iteration < args.num_iterations:
         start = time.perf_counter()
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, storage = rollout(policy_fn, train_state.params, stats, obs, rollout_key, env, args)
         middle = time.perf_counter()
         train_state, stats, metrics = update_fn(train_state, stats, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
-        log.write(metrics, start, middle, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            log.save(train_state=train_state, stats=stats)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, stats))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from, but the environments."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    stats: Stats
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    return from_bytes(like, (folder / "checkpoint.msgpack").read_bytes())
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -553,18 +618,16 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    state = {"train_state": {"params": shapes.params}, "stats": make_stats(env)}
-    _, saved = load_checkpoint(folder, state)
-    params, stats = saved["train_state"]["params"], saved["stats"]
-    get_gaussian = jax.jit(partial(shapes.apply_fn, params, method="get_gaussian"))
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["action_dim"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
+    params = saved["train_state"]["params"]
+    obs_stats = RunningMeanStd(**saved["stats"]["obs"])
+    get_gaussian = jax.jit(partial(agent.apply, params, method="get_gaussian"))
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        obs = normalise(obs, stats.obs, args)
+        obs = normalise(flatten(obs, info["obs_shape"]), obs_stats, args)
         mean, log_std = map(np.asarray, get_gaussian(obs))
         action = mean
         if sample:

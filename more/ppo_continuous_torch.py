@@ -49,7 +49,7 @@ import tyro
 from gymnax.environments.spaces import Box
 from tensorboard.summary import Writer
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import LambdaLR
 
 
 # === Arguments ==================================================================================
@@ -87,9 +87,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -132,16 +129,16 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        space = self.action_space
+        space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
             fail(f"--env-id: {env_id} has no continuous actions: see ppo_linen.py and ppo_torch.py")
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
             fail(f"--env-id: the actions of {env_id} must have finite bounds")
-        self.action_low = np.broadcast_to(np.float32(space.low), space.shape)
-        self.action_high = np.broadcast_to(np.float32(space.high), space.shape)
         self.num_envs = num_envs
         self.gamma = gamma
+        self.action_space = space
+        self.action_low = np.broadcast_to(np.float32(space.low), space.shape)
+        self.action_high = np.broadcast_to(np.float32(space.high), space.shape)
         self.action_dim = math.prod(space.shape)
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
@@ -212,38 +209,37 @@ def to_jax(tensor):
 
 
 # === Statistics =================================================================================
-class RunningMeanStd(NamedTuple):
+class RunningMeanStd(nn.Module):
     """Of each number, over all rollouts so far."""
 
     mean: torch.Tensor  # (...)
     var: torch.Tensor  # (...)
     count: torch.Tensor  # () int64, how many rollouts
 
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(0))
 
-class Stats(NamedTuple):
-    obs: RunningMeanStd  # (obs_dim,)
-    discounted_return: RunningMeanStd  # ()
+    def update(self, x):
+        """Take in one more rollout, x (T, N, ...), in place (Chan et al. 1979)."""
+        distance = x - self.mean  # float32 adds this up more exactly than an x that is far from 0
+        change = distance.mean((0, 1))
+        self.count += 1
+        weight = 1 / self.count  # of the new rollout; all have the same size
+        self.mean += weight * change
+        rollout_var = distance.var((0, 1), correction=0)
+        self.var.copy_((1 - weight) * (self.var + weight * change**2) + weight * rollout_var)
 
 
-def make_stats(env: VecEnv) -> Stats:
+class Stats(nn.Module):
     """Before any rollout: normalise leaves obs as it is, but for the clipping."""
 
-    def start(*shape):
-        return RunningMeanStd(torch.zeros(shape), torch.ones(shape), torch.tensor(0))
-
-    return Stats(start(env.obs_dim), start())
-
-
-def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
-    """Statistics of the rollouts in stats and of one more, x (T, N, ...) (Chan et al. 1979)."""
-    distance = x - stats.mean  # float32 adds this up more exactly than an x that is far from 0
-    change = distance.mean((0, 1))
-    count = stats.count + 1
-    weight = 1 / count  # of the new rollout; all have the same size
-    mean = stats.mean + weight * change
-    rollout_var = distance.var((0, 1), correction=0)
-    var = (1 - weight) * (stats.var + weight * change**2) + weight * rollout_var
-    return RunningMeanStd(mean, var, count)
+    def __init__(self, obs_dim):
+        super().__init__()
+        self.obs = RunningMeanStd(obs_dim)
+        self.discounted_return = RunningMeanStd()
 
 
 def normalise(obs, stats: RunningMeanStd, args: Args):
@@ -300,14 +296,18 @@ class Agent(nn.Module):
         return *self.get_gaussian(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device):
+def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.action_dim).to(device)
+    agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    last_factor = 0.0 if args.anneal_lr else 1.0  # of the learning rate
-    scheduler = LinearLR(optimizer, 1.0, last_factor, args.num_optimizer_steps)
+    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
     return agent, optimizer, scheduler
+
+
+def learning_rate_factor(step: int, args: Args) -> float:
+    """By which the learning rate is multiplied after so many optimizer steps."""
+    return 1 - step / args.num_optimizer_steps if args.anneal_lr else 1.0
 
 
 # === Storage ====================================================================================
@@ -338,7 +338,7 @@ class Batch(NamedTuple):
 
 
 # === Rollout ====================================================================================
-def rollout(policy_fn, stats: Stats, obs, env_state, step_fn, env: VecEnv, args: Args):
+def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
     # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
@@ -346,8 +346,7 @@ def rollout(policy_fn, stats: Stats, obs, env_state, step_fn, env: VecEnv, args:
 
     steps, results = [], []
     for step_noise in noise:
-        inputs = normalise(obs, stats.obs, args)
-        action, mean, log_std = policy_fn(inputs, step_noise)
+        action, mean, log_std = policy_fn(obs, step_noise)
         new_obs, env_state, result = step_fn(env_state, to_jax(action))
         steps.append((obs, action, mean, log_std))
         results.append(result)  # crosses after the loop: 7 arrays, instead of 7 per step
@@ -367,9 +366,9 @@ def stack(results):
 
 
 @torch.no_grad()
-def policy(agent, obs, noise):
+def policy(agent, stats: RunningMeanStd, obs, noise, args: Args):
     """(N, obs_dim), (N, action_dim) -> action, mean and log_std, (N, action_dim) each."""
-    mean, log_std = agent.get_gaussian(obs)
+    mean, log_std = agent.get_gaussian(normalise(obs, stats, args))
     action = mean + log_std.exp() * noise
     return action, mean, log_std
 
@@ -433,18 +432,16 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
-    """Train on a rollout for update_epochs, in place; return the next stats and what to log."""
+    """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = optimizer.param_groups[0]["lr"]
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
-    new_stats = Stats(
-        obs=merge(stats.obs, storage.obs),
-        discounted_return=merge(stats.discounted_return, storage.discounted_return),
-    )
-    storage = storage._replace(
-        obs=normalise(storage.obs, stats.obs, args),
-        next_obs=normalise(storage.next_obs, stats.obs, args),
-        reward=scale_reward(storage.reward, new_stats.discounted_return, args),
-    )
+    obs = normalise(storage.obs, stats.obs, args)
+    next_obs = normalise(storage.next_obs, stats.obs, args)
+    stats.obs.update(storage.obs)
+    stats.discounted_return.update(storage.discounted_return)
+    reward = scale_reward(storage.reward, stats.discounted_return, args)
+    storage = storage._replace(obs=obs, next_obs=next_obs, reward=reward)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -461,8 +458,9 @@ def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Ar
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
-    return new_stats, metrics
+    return metrics
 
 
 def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
@@ -512,82 +510,111 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.gamma)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
-    spaces["action_low"] = env.action_low.tolist()
-    spaces["action_high"] = env.action_high.tolist()
-    log = RunLog(args, spaces, "torch", "env.jit" if args.jit_env else "none", gpu or "cpu")
+    log = RunLog(
+        args,
+        framework="torch",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "env.jit",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
 
     torch.manual_seed(args.seed)
-    agent, optimizer, scheduler = make_agent(args, env, device)
+    iteration = 0
+    agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.action_dim, device)
+    stats = Stats(env.obs_dim).to(device)
     # What comes by DLPack is committed to a device. If the first state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
-    stats = jax.tree.map(lambda x: x.to(device), make_stats(env))
-    if args.resume:
-        obs, env_state = resume(log, agent, optimizer, scheduler, stats, obs, env_state)
     obs = to_torch(obs)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        stats.load_state_dict(checkpoint["stats"])
+        # --resume may have come with another --learning-rate or --total-timesteps than was saved.
+        scheduler.base_lrs = [args.learning_rate]
+        factor = learning_rate_factor(scheduler.last_epoch, args)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
+        set_rng_state(checkpoint["rng_state"])
+        obs = checkpoint["obs"].to(device)
+        env_state = to_env_state(checkpoint["env_state"], like=env_state)
+    log.begin(iteration)
 
     step_fn = jax.jit(env.step)
-    policy_fn = partial(policy, agent)
-    with jax.disable_jit(not args.jit_env):
-        for _ in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            obs, env_state, storage = rollout(policy_fn, stats, obs, env_state, step_fn, env, args)
-            if args.sync_for_timing and gpu:
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            stats, metrics = update(agent, optimizer, scheduler, stats, storage, args)
-            values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                state = training_state(agent, optimizer, scheduler, stats)
-                state = {name: x.cpu() for name, x in state.items()}  # sync
-                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
-    peak_device_bytes = None
-    if gpu:
-        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
-    log.finish(peak_device_bytes)
-
-
-def training_state(agent, optimizer, scheduler, stats: Stats) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
-    for name, x in agent.named_parameters():
-        for key, moment in optimizer.state[x].items():
-            state[f"optimizer/{name}/{key}"] = moment
-    state |= {f"stats/{name_of(path)}": x for path, x in jax.tree.leaves_with_path(stats)}
-    state["scheduler/last_epoch"] = torch.tensor(scheduler.last_epoch)
-    state["scheduler/lr"] = torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64)
-    state["generator"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda_generator"] = torch.cuda.get_rng_state()
-    return state
-
-
-def resume(log, agent, optimizer, scheduler, stats: Stats, obs, env_state):
-    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
-    for x in agent.parameters():
-        x.grad = torch.zeros_like(x)
-    optimizer.step()  # makes Adam's moments, to load into; gradients of 0 change no parameter
-    state = training_state(agent, optimizer, scheduler, stats)
-    device = obs.device
-    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    scheduler.last_epoch = int(state["scheduler/last_epoch"])
-    optimizer.param_groups[0]["lr"] = float(state["scheduler/lr"])
-    torch.set_rng_state(state["generator"])
-    if torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda_generator"])
-    return jax.device_put((obs, env_state), device)
+    policy_fn = partial(policy, agent, stats.obs, args=args)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
+        if args.sync_for_timing and device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(agent, optimizer, scheduler, stats, storage, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "stats": stats.state_dict(),
+                "rng_state": get_rng_state(),
+                "obs": obs,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
+    """The environments' state from the tensors of its leaves, on the device of the state like."""
+    arrays = [x.numpy() for x in tensors]
+    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    return jax.device_put(state, like.key.device)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -595,20 +622,19 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, *_ = make_agent(args, env, torch.device("cpu"))
-    state = {"tensors": {"agent": agent.state_dict(), "stats": make_stats(env)}}
-    _, saved = load_checkpoint(folder, state)
-    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
-    stats = saved["tensors"]["stats"]
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    checkpoint = load_checkpoint(folder)
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["action_dim"])
+    agent.load_state_dict(checkpoint["agent"])
+    stats = Stats(math.prod(info["obs_shape"]))
+    stats.load_state_dict(checkpoint["stats"])
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
         obs = normalise(obs, stats.obs, args)
-        mean, log_std = map(np.asarray, agent.get_gaussian(torch.as_tensor(obs)))
+        mean, log_std = map(np.asarray, agent.get_gaussian(obs))
         action = mean
         if sample:
             action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)

@@ -1,12 +1,14 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnasium[mujoco]==1.3.0",
+# dependencies = ["torch==2.13.0", "gymnasium[mujoco]==1.3.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
 """PPO with continuous actions, in eager PyTorch, with environments in Gymnasium on the CPU.
 
     python ppo_continuous_torch_gymnasium.py --env-id Pendulum-v1 --seed 1
-    pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
+    python ppo_continuous_torch_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
+
+The robots of the second line need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
 Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
@@ -43,7 +45,6 @@ from typing import Any, Literal, NamedTuple, NoReturn
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnasium
-import jax  # for jax.tree, which maps over tuples and dicts; JAX computes nothing here
 import numpy as np
 import torch
 import tyro
@@ -51,7 +52,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from tensorboard.summary import Writer
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import LambdaLR
 
 
 # === Arguments ==================================================================================
@@ -90,10 +91,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+        if self.seed not in range(2**32):
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
@@ -107,9 +105,25 @@ class Args:
 
 
 def parse_args() -> Args:
-    """Read the command line. Of a run that goes on, the arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    """Read the command line: the name of a preset, if it begins with one, and flags."""
+    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    if saved:
+        return tyro.cli(Args, default=saved)
+    mujoco = Args(
+        env_id="HalfCheetah-v5",
+        total_timesteps=1_000_000,
+        num_envs=32,
+        num_steps=64,
+        num_minibatches=8,
+    )
+    presets = {
+        "pendulum": ("The defaults. The word mujoco before the flags chooses others.", Args()),
+        "mujoco": ("For robots: the best of the settings tried in HalfCheetah-v5.", mujoco),
+    }
+    words = sys.argv[1:]
+    if not words or words[0] not in presets:
+        words = ["pendulum", *words]
+    return tyro.extras.overridable_config_cli(presets, args=words)
 
 
 # === Environment ================================================================================
@@ -128,18 +142,20 @@ class VecEnv:
         seed: int,
         **options: Any,
     ) -> None:
-        for plugin in metadata.entry_points(group="gymnasium.envs"):  # MinAtar's, for one
+        namespace = env_id.partition("/")[0]  # MinAtar of MinAtar/Breakout-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (num_envs, vectorization, vector_options, wrappers)
         try:
-            self.envs: Any = gymnasium.make_vec(env_id, *how, **options)
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
         except gymnasium.error.Error as error:  # which says what is wrong with env_id
             fail(f"--env-id: {error}")
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
@@ -239,38 +255,37 @@ def to_bounds(action, low, high):
 
 
 # === Statistics =================================================================================
-class RunningMeanStd(NamedTuple):
+class RunningMeanStd(nn.Module):
     """Of each number, over all rollouts so far."""
 
     mean: torch.Tensor  # (...)
     var: torch.Tensor  # (...)
     count: torch.Tensor  # () int64, how many rollouts
 
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(0))
 
-class Stats(NamedTuple):
-    obs: RunningMeanStd  # (obs_dim,)
-    discounted_return: RunningMeanStd  # ()
+    def update(self, x):
+        """Take in one more rollout, x (T, N, ...), in place (Chan et al. 1979)."""
+        distance = x - self.mean  # float32 adds this up more exactly than an x that is far from 0
+        change = distance.mean((0, 1))
+        self.count += 1
+        weight = 1 / self.count  # of the new rollout; all have the same size
+        self.mean += weight * change
+        rollout_var = distance.var((0, 1), correction=0)
+        self.var.copy_((1 - weight) * (self.var + weight * change**2) + weight * rollout_var)
 
 
-def make_stats(env: VecEnv) -> Stats:
+class Stats(nn.Module):
     """Before any rollout: normalise leaves obs as it is, but for the clipping."""
 
-    def start(*shape):
-        return RunningMeanStd(torch.zeros(shape), torch.ones(shape), torch.tensor(0))
-
-    return Stats(start(env.obs_dim), start())
-
-
-def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
-    """Statistics of the rollouts in stats and of one more, x (T, N, ...) (Chan et al. 1979)."""
-    distance = x - stats.mean  # float32 adds this up more exactly than an x that is far from 0
-    change = distance.mean((0, 1))
-    count = stats.count + 1
-    weight = 1 / count  # of the new rollout; all have the same size
-    mean = stats.mean + weight * change
-    rollout_var = distance.var((0, 1), correction=0)
-    var = (1 - weight) * (stats.var + weight * change**2) + weight * rollout_var
-    return RunningMeanStd(mean, var, count)
+    def __init__(self, obs_dim):
+        super().__init__()
+        self.obs = RunningMeanStd(obs_dim)
+        self.discounted_return = RunningMeanStd()
 
 
 def normalise(obs, stats: RunningMeanStd, args: Args):
@@ -327,14 +342,18 @@ class Agent(nn.Module):
         return *self.get_gaussian(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device):
+def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.action_dim).to(device)
+    agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    last_factor = 0.0 if args.anneal_lr else 1.0  # of the learning rate
-    scheduler = LinearLR(optimizer, 1.0, last_factor, args.num_optimizer_steps)
+    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
     return agent, optimizer, scheduler
+
+
+def learning_rate_factor(step: int, args: Args) -> float:
+    """By which the learning rate is multiplied after so many optimizer steps."""
+    return 1 - step / args.num_optimizer_steps if args.anneal_lr else 1.0
 
 
 # === Storage ====================================================================================
@@ -365,7 +384,7 @@ class Batch(NamedTuple):
 
 
 # === Rollout ====================================================================================
-def rollout(policy_fn, stats: Stats, obs, env: VecEnv, args: Args):
+def rollout(policy_fn, obs, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
     # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
@@ -373,13 +392,13 @@ def rollout(policy_fn, stats: Stats, obs, env: VecEnv, args: Args):
 
     steps, results = [], []
     for step_noise in noise:
-        inputs = normalise(obs, stats.obs, args)
-        action, mean, log_std = policy_fn(inputs, step_noise)
+        action, mean, log_std = policy_fn(obs, step_noise)
         new_obs, result = env.step(action.cpu().numpy())  # sync
         steps.append((obs, action, mean, log_std))
         results.append(result)  # crosses after the loop: 7 arrays, instead of 7 per step
         obs = torch.from_numpy(new_obs).to(obs.device)
 
+    # From one tuple per step to one tensor per name, (T, N, ...).
     all_obs, action, mean, log_std = map(torch.stack, zip(*steps, strict=True))
     logprob = log_prob_of(action, mean, log_std)
     stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
@@ -388,9 +407,9 @@ def rollout(policy_fn, stats: Stats, obs, env: VecEnv, args: Args):
 
 
 @torch.no_grad()
-def policy(agent, obs, noise):
+def policy(agent, stats: RunningMeanStd, obs, noise, args: Args):
     """(N, obs_dim), (N, action_dim) -> action, mean and log_std, (N, action_dim) each."""
-    mean, log_std = agent.get_gaussian(obs)
+    mean, log_std = agent.get_gaussian(normalise(obs, stats, args))
     action = mean + log_std.exp() * noise
     return action, mean, log_std
 
@@ -454,18 +473,16 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
-    """Train on a rollout for update_epochs, in place; return the next stats and what to log."""
+    """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = optimizer.param_groups[0]["lr"]
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
-    new_stats = Stats(
-        obs=merge(stats.obs, storage.obs),
-        discounted_return=merge(stats.discounted_return, storage.discounted_return),
-    )
-    storage = storage._replace(
-        obs=normalise(storage.obs, stats.obs, args),
-        next_obs=normalise(storage.next_obs, stats.obs, args),
-        reward=scale_reward(storage.reward, new_stats.discounted_return, args),
-    )
+    obs = normalise(storage.obs, stats.obs, args)
+    next_obs = normalise(storage.next_obs, stats.obs, args)
+    stats.obs.update(storage.obs)
+    stats.discounted_return.update(storage.discounted_return)
+    reward = scale_reward(storage.reward, stats.discounted_return, args)
+    storage = storage._replace(obs=obs, next_obs=next_obs, reward=reward)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -482,8 +499,9 @@ def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Ar
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
-    return new_stats, metrics
+    return metrics
 
 
 def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
@@ -517,70 +535,98 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
-    spaces["action_low"] = env.action_low.tolist()
-    spaces["action_high"] = env.action_high.tolist()
-    log = RunLog(args, spaces, "torch", "eager", gpu or "cpu")
+    log = RunLog(
+        args,
+        framework="torch",
+        compile_mode="eager",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
 
     torch.manual_seed(args.seed)
-    agent, optimizer, scheduler = make_agent(args, env, device)
-    stats = jax.tree.map(lambda x: x.to(device), make_stats(env))
-    if args.resume:
-        resume(log, agent, optimizer, scheduler, stats)
-    obs = torch.from_numpy(env.reset(log.info["iteration"])).to(device)
+    iteration = 0
+    agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.action_dim, device)
+    stats = Stats(env.obs_dim).to(device)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        stats.load_state_dict(checkpoint["stats"])
+        # --resume may have come with another --learning-rate or --total-timesteps than was saved.
+        scheduler.base_lrs = [args.learning_rate]
+        factor = learning_rate_factor(scheduler.last_epoch, args)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
+        set_rng_state(checkpoint["rng_state"])
+    obs = torch.from_numpy(env.reset(iteration)).to(device)
+    log.begin(iteration)
 
-    policy_fn = partial(policy, agent)
-    for _ in range(log.info["iteration"], args.num_iterations):
+    policy_fn = partial(policy, agent, stats.obs, args=args)
+    while iteration < args.num_iterations:
         start = time.perf_counter()
-        obs, storage = rollout(policy_fn, stats, obs, env, args)
-        if args.sync_for_timing and gpu:
+        obs, storage = rollout(policy_fn, obs, env, args)
+        if args.sync_for_timing and device.type == "cuda":
             torch.cuda.synchronize()  # sync
         middle = time.perf_counter()
-        stats, metrics = update(agent, optimizer, scheduler, stats, storage, args)
+        metrics = update(agent, optimizer, scheduler, stats, storage, args)
         values = torch.stack([*metrics.values()]).tolist()  # sync
         metrics = dict(zip(metrics, values, strict=True))
-        log.write(metrics, start, middle, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            state = training_state(agent, optimizer, scheduler, stats)
-            state = {name: x.cpu() for name, x in state.items()}  # sync
-            log.save(tensors=state)
-    log.finish(torch.cuda.max_memory_allocated() if gpu else None)
-
-
-def training_state(agent, optimizer, scheduler, stats: Stats) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
-    for name, x in agent.named_parameters():
-        for key, moment in optimizer.state[x].items():
-            state[f"optimizer/{name}/{key}"] = moment
-    state |= {f"stats/{name_of(path)}": x for path, x in jax.tree.leaves_with_path(stats)}
-    state["scheduler/last_epoch"] = torch.tensor(scheduler.last_epoch)
-    state["scheduler/lr"] = torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64)
-    state["generator"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda_generator"] = torch.cuda.get_rng_state()
-    return state
-
-
-def resume(log, agent, optimizer, scheduler, stats: Stats):
-    """Go on from log's checkpoint: load it into all that trains."""
-    for x in agent.parameters():
-        x.grad = torch.zeros_like(x)
-    optimizer.step()  # makes Adam's moments, to load into; gradients of 0 change no parameter
-    state = training_state(agent, optimizer, scheduler, stats)
-    (saved,) = log.load(tensors=state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    scheduler.last_epoch = int(state["scheduler/last_epoch"])
-    optimizer.param_groups[0]["lr"] = float(state["scheduler/lr"])
-    torch.set_rng_state(state["generator"])
-    if torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda_generator"])
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "stats": stats.state_dict(),
+                "rng_state": get_rng_state(),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from, but the environments.
+
+    Killed at any moment, a run has the old checkpoint or the new one.
+    """
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -588,20 +634,19 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, *_ = make_agent(args, env, torch.device("cpu"))
-    state = {"tensors": {"agent": agent.state_dict(), "stats": make_stats(env)}}
-    _, saved = load_checkpoint(folder, state)
-    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
-    stats = saved["tensors"]["stats"]
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    checkpoint = load_checkpoint(folder)
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["action_dim"])
+    agent.load_state_dict(checkpoint["agent"])
+    stats = Stats(math.prod(info["obs_shape"]))
+    stats.load_state_dict(checkpoint["stats"])
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
         obs = normalise(obs, stats.obs, args)
-        mean, log_std = map(np.asarray, agent.get_gaussian(torch.as_tensor(obs)))
+        mean, log_std = map(np.asarray, agent.get_gaussian(obs))
         action = mean
         if sample:
             action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)

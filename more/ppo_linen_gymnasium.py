@@ -8,8 +8,8 @@
     python ppo_linen_gymnasium.py --env-id CartPole-v1 --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
-  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+- VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
+  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
 - VecEnv.step starts the next episode at once, so that no step is spent on it.
 - rollout is a Python loop: arrays cross to JAX and back at each step.
 Diff me with ppo_linen.py to see environments in JAX, with ppo_torch_gymnasium.py to see PyTorch.
@@ -45,6 +45,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training.train_state import TrainState
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
@@ -86,10 +87,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+        if self.seed not in range(2**32):
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
@@ -118,18 +116,20 @@ class VecEnv:
     def __init__(
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
-        for plugin in metadata.entry_points(group="gymnasium.envs"):  # MinAtar's, for one
+        namespace = env_id.partition("/")[0]  # MinAtar of MinAtar/Breakout-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (num_envs, vectorization, vector_options, wrappers)
         try:
-            self.envs: Any = gymnasium.make_vec(env_id, *how, **options)
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
         except gymnasium.error.Error as error:  # which says what is wrong with env_id
             fail(f"--env-id: {error}")
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
@@ -244,16 +244,21 @@ class Agent(nn.Module):
         return self.get_logits(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
-    params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) -> TrainState:
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, math.prod(obs_shape))))  # runs __call__
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
     return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -284,29 +289,32 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage, in NumPy."""
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
     # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
     # takes less time.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     steps = []
     for step_noise in np.asarray(noise):  # sync
-        action, logprob = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
+        logits, action = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
         new_obs, result = env.step(action)
-        steps.append((obs, action, logprob, result))
+        steps.append((obs, action, logits, result))
         obs = new_obs
 
-    all_obs, action, logprob, result = jax.tree.map(lambda *x: np.stack(x), *steps)
+    # From one tuple per step to one array per name, (T, N, ...).
+    all_obs, action, logits, result = jax.tree.map(lambda *x: np.stack(x), *steps)
+    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
     return obs, Storage(all_obs, action, logprob, **result)
 
 
 def policy(params, obs, noise, apply_fn):
-    """(N, obs_dim), (N, num_actions) -> action (N,) int32, logprob (N,)."""
+    """(N, obs_dim), (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
     logits = apply_fn(params, obs, method="get_logits")
     action = (logits + noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
-    return action, log_prob_of(action, jax.nn.log_softmax(logits))
+    return logits, action
 
 
+@jax.jit  # rollout is not compiled, and op by op this would take longer
 def log_prob_of(action, log_probs):
     """(...), (..., num_actions) -> (...)."""
     return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
@@ -387,9 +395,11 @@ def update(train_state, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
+    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return train_state, metrics
 
@@ -426,35 +436,69 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "linen", "jit", device.device_kind)
+    log = RunLog(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     # fold_in makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
-    train_state = make_agent(args, env, agent_key)
-    if args.resume:
-        (train_state,) = log.load(train_state=train_state)
-    obs = env.reset(log.info["iteration"])
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        iteration, train_state = load_checkpoint(log.dir, Checkpoint(iteration, train_state))
+    obs = env.reset(iteration)
+    log.begin(iteration)
 
     # To the compiler, args is constant. Donating the arguments would save no time.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn))
     update_fn = jax.jit(partial(update, args=args))
-    for iteration in range(log.info["iteration"], args.num_iterations):
+    while iteration < args.num_iterations:
         start = time.perf_counter()
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
         middle = time.perf_counter()
         train_state, metrics = update_fn(train_state, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
-        log.write(metrics, start, middle, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            log.save(train_state=train_state)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from, but the environments."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    return from_bytes(like, (folder / "checkpoint.msgpack").read_bytes())
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -462,16 +506,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     sample=True the actions are drawn with their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
     params = saved["train_state"]["params"]
-    get_logits = jax.jit(partial(shapes.apply_fn, params, method="get_logits"))
+    get_logits = jax.jit(partial(agent.apply, params, method="get_logits"))
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        logits = np.asarray(get_logits(obs))
+        logits = np.asarray(get_logits(flatten(obs, info["obs_shape"])))
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
         return logits.argmax(-1)

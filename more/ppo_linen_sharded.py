@@ -21,7 +21,6 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import argparse
-import atexit
 import importlib
 import json
 import math
@@ -29,10 +28,9 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -52,6 +50,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training.train_state import TrainState
 from gymnax.environments.spaces import Discrete
 from jax.experimental.multihost_utils import process_allgather
@@ -92,9 +91,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -212,16 +208,21 @@ class Agent(nn.Module):
         return self.get_logits(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
-    params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) -> TrainState:
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, math.prod(obs_shape))))  # runs __call__
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
     return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -340,12 +341,17 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
     # The loss would normalise advantages by a device's own; train_on_share does it over all.
     share = replace(args, num_envs=args.num_envs // mesh.size, norm_adv=False)
-    on_each = partial(train_on_share, args=share, norm_adv=args.norm_adv)
-    specs = jax.P(), jax.P(None, "devices"), jax.P()  # of a batch, a device has some columns
-    # check_vma=False: JAX need not prove that all devices return the same, as pmean sees to.
-    on_all = partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=jax.P(), check_vma=False)
-    train_state, losses = on_all(on_each)(train_state, batch, key)
+    train_on_all = jax.shard_map(
+        partial(train_on_share, args=share, norm_adv=args.norm_adv),
+        mesh=mesh,
+        in_specs=(jax.P(), jax.P(None, "devices"), jax.P()),  # a device has columns of the batch
+        out_specs=jax.P(),
+        check_vma=False,  # JAX need not prove that all devices return the same: pmean sees to it
+    )
+    learning_rate = make_schedule(args)(train_state.step)
+    train_state, losses = train_on_all(train_state, batch, key)
     metrics = losses | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return train_state, metrics
 
@@ -408,18 +414,46 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 
 
 # === Training ===================================================================================
-def aside(args: Args) -> Args:
-    """For all processes but the first, which run the same code: a run folder that vanishes."""
-    folder = Path(tempfile.mkdtemp(), "run")
-    atexit.register(shutil.rmtree, folder.parent)
-    sys.stdout = open(os.devnull, "w")
-    resume = ""
-    if args.resume:
-        folder.mkdir()
-        for name in ("checkpoint.npz", "metrics.jsonl"):  # what RunLog reads
-            shutil.copy(Path(args.resume, name), folder)
-        resume = str(folder)
-    return replace(args, runs_dir=str(folder.parent), run_name="run", resume=resume, track=False)
+class QuietLog:
+    """Has RunLog's place in all processes but the first: it hears signals, and writes nothing."""
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+        self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # what signals did before
+
+    def begin(self, iteration: int) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.handlers[number] = signal.signal(number, self.stop)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
+        pass
+
+    def must_save(self, done: int) -> bool:
+        return self.stopped_by > 0  # whether one is due, the first process knows
+
+    def note_saved(self, done: int) -> None:
+        pass
+
+    def close(self, done: int) -> None:
+        if done < self.args.num_iterations:
+            sys.exit(128 + self.stopped_by)
+
+
+def start_log(args: Args, **facts: Any) -> Any:
+    """The run log of this process. Where the first process fails, and says why, all end."""
+    log = None
+    try:
+        log = RunLog(args, **facts) if jax.process_index() == 0 else QuietLog(args)
+    finally:  # also of an error, as else the others would wait for the first
+        all_began = process_allgather(np.array(log is not None)).all()
+    if not all_began:
+        sys.exit(2)
+    return log
 
 
 def train(args: Args) -> None:
@@ -427,61 +461,107 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.local_devices()[0]
+    # Auto: where the code does not say how to split an array, XLA chooses.
     mesh = jax.make_mesh((jax.device_count(),), ("devices",), (jax.sharding.AxisType.Auto,))
     if args.num_envs % mesh.size or args.minibatch_size % mesh.size:
         fail(f"--num-envs: {mesh.size} devices cannot share environments and minibatches evenly")
-    if jax.process_count() > 1 and not args.jit:
-        fail("--no-jit: processes can only share what is compiled")
+    if jax.process_count() > 1 and jax.config.values["jax_disable_jit"]:
+        fail("JAX_DISABLE_JIT: processes can only share what is compiled")
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log_args = args if jax.process_index() == 0 else aside(args)
-    began = False
-    try:
-        log = RunLog(log_args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
-        began = True
-    finally:  # where the first process fails, and says why, the others must not wait for it
-        all_began = process_allgather(np.array(began)).all()
-    if not all_began:
-        sys.exit(2)
-    log.info["devices"] = mesh.size
+    log = start_log(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        devices=mesh.size,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    train_state = make_agent(args, env, agent_key)
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
-    if args.resume:
-        saved = log.load(train_state=train_state, obs=obs, env_state=env_state)
-        train_state, obs, env_state = saved
-    specs = jax.P(), jax.P("devices"), jax.P(None, "devices")
-    whole, rows, columns = (jax.NamedSharding(mesh, spec) for spec in specs)
-    places = whole, rows, jax.tree.map(lambda x: rows, env_state)._replace(key=whole)
-    state = jax.device_get((train_state, obs, env_state))
-    train_state, obs, env_state = jax.device_put(state, places)
+    folder = Path(args.resume)
+    if args.resume and (folder / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, obs, env_state)
+        iteration, train_state, obs, env_state = load_checkpoint(folder, like)
+    log.begin(iteration)
+
+    # So far each process has all. From here on each device has all parameters, and of what has a
+    # row or a column for each environment its share.
+    whole = jax.NamedSharding(mesh, jax.P())
+    by_rows = jax.NamedSharding(mesh, jax.P("devices"))  # (N, ...)
+    by_columns = jax.NamedSharding(mesh, jax.P(None, "devices"))  # (T, N, ...)
+    env_sharding = jax.tree.map(lambda x: by_rows, env_state)._replace(key=whole)
+    arrays = jax.device_get((train_state, obs, env_state))
+    train_state, obs, env_state = jax.device_put(arrays, (whole, by_rows, env_sharding))
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
-    rollout_fn = jax.jit(partial(rollout, env=env, args=args), out_shardings=(*places[1:], columns))
+    out_shardings = (by_rows, env_sharding, by_columns)
+    rollout_fn = jax.jit(partial(rollout, env=env, args=args), out_shardings=out_shardings)
     update_fn = jax.jit(partial(update, args=args, mesh=mesh))
-    with jax.disable_jit(not args.jit):
-        for iteration in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-            obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            train_state, metrics = update_fn(train_state, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-            log.write(metrics, start, middle, time.perf_counter())
-            log.signal = int(process_allgather(np.array(log.signal)).max())  # any process's
-            if log.must_save():  # after a signal, this is the end
-                envs = process_allgather((obs, env_state), tiled=True)
-                log.save(train_state=train_state, obs=envs[0], env_state=envs[1])
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        train_state, metrics = update_fn(train_state, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        # All processes decide by the same numbers: a signal to any of them stops all of them here,
+        # and one that comes later waits for the next iteration.
+        asked = np.array([log.stopped_by, log.must_save(iteration)])
+        stopped_by, must_save = process_allgather(asked).max(0).tolist()  # sync
+        if must_save:
+            # One process writes one file, from which any number of devices can go on. orbax lets
+            # each process write its part, which models need that no host can hold.
+            arrays = process_allgather((train_state, obs, env_state), tiled=True)  # sync
+            if jax.process_index() == 0:
+                save_checkpoint(log.dir, Checkpoint(iteration, *arrays))
+            log.note_saved(iteration)
+            if stopped_by:
+                log.stopped_by = stopped_by
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    obs: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
+    checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    arrays, structure = jax.tree.flatten(like.env_state)
+    content = (folder / "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), content)
+    return saved._replace(env_state=jax.tree.unflatten(structure, saved.env_state))
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -489,16 +569,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     sample=True the actions are drawn with their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
     params = saved["train_state"]["params"]
-    get_logits = jax.jit(partial(shapes.apply_fn, params, method="get_logits"))
+    get_logits = jax.jit(partial(agent.apply, params, method="get_logits"))
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        logits = np.asarray(get_logits(obs))
+        logits = np.asarray(get_logits(flatten(obs, info["obs_shape"])))
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
         return logits.argmax(-1)

@@ -20,7 +20,6 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import argparse
-import copy
 import importlib
 import json
 import math
@@ -30,8 +29,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from operator import itemgetter
@@ -47,6 +46,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training.train_state import TrainState
 from gymnax.environments.spaces import Discrete
 from jax.nn.initializers import orthogonal
@@ -87,9 +87,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -100,6 +97,8 @@ class Args:
             raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+        if self.num_agents < 1:
+            raise ValueError("--num-agents must be 1 or more")
         self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
 
 
@@ -207,16 +206,21 @@ class Agent(nn.Module):
         return self.get_logits(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
-    params = jax.jit(agent.init)(key, jnp.zeros((1, env.obs_dim)))  # runs __call__
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) -> TrainState:
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, math.prod(obs_shape))))  # runs __call__
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
     return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -346,9 +350,11 @@ def update(train_state, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
+    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return train_state, metrics
 
@@ -385,10 +391,15 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLogs(args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
+    log = RunLogs(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
@@ -397,33 +408,78 @@ def train(args: Args) -> None:
     split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)
     fold_in = jax.vmap(jax.random.fold_in, in_axes=(0, None))
     key, agent_key, env_key = split(jax.vmap(jax.random.PRNGKey)(seeds), 3)
+    iteration = 0
     # Not vmap: on a CPU, batched QRs, by which weights are made, may wait for ever (JAX 0.10.2).
-    train_state = jax.lax.map(partial(make_agent, args, env), agent_key)
+    make = partial(make_agent, args, env.obs_shape, env.num_actions)
+    with jax.disable_jit(False):  # a loop in Python could not stack states that hold functions
+        train_state = jax.lax.map(make, agent_key)
     obs, env_state = jax.jit(jax.vmap(env.reset))(env_key)
-    if args.resume:
-        saved = log.load(train_state=train_state, obs=obs, env_state=env_state)
-        train_state, obs, env_state = saved
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, obs, env_state)
+        iteration, train_state, obs, env_state = load_checkpoint(log.dir, like)
+    log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
     rollout_fn = jax.jit(jax.vmap(partial(rollout, env=env, args=args)))
     update_fn = jax.jit(jax.vmap(partial(update, args=args)))
-    with jax.disable_jit(not args.jit):
-        for iteration in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            rollout_key, update_key = split(fold_in(key, iteration), 2)
-            obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            train_state, metrics = update_fn(train_state, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                log.save(train_state=train_state, obs=obs, env_state=env_state)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        rollout_key, update_key = split(fold_in(key, iteration), 2)
+        obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        train_state, metrics = update_fn(train_state, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoints(log, Checkpoint(iteration, train_state, obs, env_state))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    obs: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
+    checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def save_checkpoints(log: "RunLogs", checkpoint: Checkpoint) -> None:
+    """Write each agent's part of a checkpoint, for load_policy, and the whole, to go on from."""
+    iteration, *arrays = jax.device_get(checkpoint)  # sync
+    for k, agent in enumerate(log.agents):
+        save_checkpoint(agent.dir, Checkpoint(iteration, *jax.tree.map(itemgetter(k), arrays)))
+    save_checkpoint(log.dir, checkpoint)  # last: once it is there, so are the agents'
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    arrays, structure = jax.tree.flatten(like.env_state)
+    content = (folder / "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), content)
+    return saved._replace(env_state=jax.tree.unflatten(structure, saved.env_state))
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -433,16 +489,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     info, args = load_info(folder)
     if "agent" not in info:
         fail(f"{folder} is of many agents: name one of them, as {folder}/seed{args.seed}")
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
     params = saved["train_state"]["params"]
-    get_logits = jax.jit(partial(shapes.apply_fn, params, method="get_logits"))
+    get_logits = jax.jit(partial(agent.apply, params, method="get_logits"))
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        logits = np.asarray(get_logits(obs))
+        logits = np.asarray(get_logits(flatten(obs, info["obs_shape"])))
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
         return logits.argmax(-1)
@@ -451,69 +505,71 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run logs ===================================================================================
-# You may stop reading here. The rest is plumbing, without any algorithm.
+# You may stop reading here. The rest writes the program's folder, and in it one for each agent.
 class RunLogs:
-    """A log for each agent, in a folder inside the program's, whose own log has means over them.
+    """A log for each agent, and the program's, whose metrics are means over the agents.
 
-    To go on, the program needs its own checkpoint; an agent's is for evaluate.py.
+    Training goes on from the program's checkpoint; an agent's is for evaluate.py.
     """
 
-    def __init__(
-        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
-    ) -> None:
-        if args.resume and "agent" in load_checkpoint(args.resume)[0]:
+    def __init__(self, args: Args, **facts: Any) -> None:
+        if args.resume and "agent" in load_info(args.resume)[0]:
             fail(f"--resume: {args.resume} is one agent's; its program's folder is the one above")
         if args.seed + args.num_agents > 2**32:
             fail("--seed must lie between 0 and 2**32 - --num-agents")
-        self.program = RunLog(args, spaces, framework, compile_mode, device)
-        self.info = self.program.info
-        self.agents = [self.open_agent(k) for k in range(args.num_agents)]
+        self.program = RunLog(args, **facts)
         self.program.steps *= args.num_agents
+        self.dir = self.program.dir
+        self.agents = [self.make_agent(k, args, facts) for k in range(args.num_agents)]
 
-    def open_agent(self, k: int) -> "RunLog":
-        agent = copy.copy(self.program)  # its clock, too
-        seed = agent.args.seed + k
-        agent.dir = self.program.dir / f"seed{seed}"
-        agent.dir.mkdir(exist_ok=True)
-        agent.info = copy.deepcopy(self.info)
-        agent.info["args"]["seed"] = seed
-        agent.info["args"]["runs_dir"] = str(self.program.dir)
-        agent.info["args"]["run_name"] = agent.dir.name
-        agent.info["agent"] = k
-        agent.open_files()
-        if agent.wandb:
-            agent.info["wandb_id"] += f"-{seed}"
-            agent.wandb = agent.start_wandb()
-            agent.wandb.name = f"{self.program.dir.name}-{agent.dir.name}"
-        return agent
+    def make_agent(self, k: int, args: Args, facts: dict) -> "RunLog":
+        folder = self.dir / f"seed{args.seed + k}"
+        resume = str(folder) if folder.exists() else ""
+        args = replace(args, seed=args.seed + k, runs_dir=str(self.dir), run_name=folder.name)
+        return RunLog(replace(args, resume=resume), agent=k, **facts)
 
-    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+    @property
+    def stopped_by(self) -> int:
+        return self.program.stopped_by
+
+    def begin(self, iteration: int) -> None:
+        self.program.begin(iteration)
+        for agent in self.agents:
+            with redirect_stdout(None):  # one line for all, instead of one for each
+                agent.begin(iteration)
+            for number, handler in agent.handlers.items():  # signals are for the program alone
+                signal.signal(number, handler)
+            agent.handlers.clear()
+            if agent.wandb:
+                agent.wandb.name = f"{self.dir.name}-{agent.dir.name}"
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration of all; each of the metrics is (num_agents,)."""
-        with redirect_stdout(None):  # one line for all, instead of one for each
-            for k, agent in enumerate(self.agents):
-                own = {name: x[k] for name, x in metrics.items()}
-                agent.write(own, start, middle, end)
-        values = np.stack(list(metrics.values()), axis=1).astype(float)  # (num_agents, metrics)
-        means = np.ma.masked_invalid(values).mean(0).filled(math.nan)
-        self.program.write(dict(zip(metrics, means, strict=True)), start, middle, end)
-
-    def must_save(self) -> bool:
-        return self.program.must_save()
-
-    def save(self, **state: Any) -> None:
-        host = jax.tree.map(np.asarray, state)  # sync
+        end = time.perf_counter()
         for k, agent in enumerate(self.agents):
-            agent.save(**jax.tree.map(itemgetter(k), host))
-        self.program.save(**host)  # last: once it is there, so are the agents'
+            own = {name: x[k] for name, x in metrics.items()}
+            late = time.perf_counter() - end  # the logs before took that long, not the iteration
+            with redirect_stdout(None):
+                agent.write(iteration, own, start + late, middle + late)
+        values = np.array(list(metrics.values()), float)  # (metrics, num_agents)
+        means = np.ma.masked_invalid(values).mean(1).filled(math.nan)
+        late = time.perf_counter() - end
+        means = dict(zip(metrics, means, strict=True))
+        self.program.write(iteration, means, start + late, middle + late)
 
-    def load(self, **state: Any) -> list[Any]:
-        return self.program.load(**state)
+    def must_save(self, done: int) -> bool:
+        return self.program.must_save(done)
 
-    def finish(self, peak_device_bytes: int | None) -> None:
-        with redirect_stdout(None):
-            for agent in self.agents:
-                agent.finish(peak_device_bytes)
-        self.program.finish(peak_device_bytes)
+    def note_saved(self, done: int) -> None:
+        for agent in self.agents:
+            agent.note_saved(done)
+        self.program.note_saved(done)
+
+    def close(self, done: int) -> None:
+        for agent in self.agents:
+            with redirect_stdout(None), suppress(SystemExit):  # the program's log ends the process
+                agent.close(done)
+        self.program.close(done)
 
 
 # === Run log ====================================================================================

@@ -44,6 +44,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from flax.training.train_state import TrainState
 from gymnax.environments.spaces import Discrete
 from jax.nn.initializers import orthogonal
@@ -85,8 +86,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if min(self.hidden_sizes, default=0) < 1:
-            raise ValueError("--hidden-sizes must be one size or several, each 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -227,18 +226,23 @@ class Agent(nn.Module):
         return self.get_logits(memory), self.get_value(memory), memory
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
-    agent = Agent(env.obs_shape, *sizes)
+def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) -> TrainState:
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions, args.gru_hidden_size)
     memory = jnp.zeros((1, args.gru_hidden_size))
-    params = jax.jit(agent.init)(key, memory, jnp.zeros((1, env.obs_dim)))  # runs __call__
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+    obs = jnp.zeros((1, math.prod(obs_shape)))
+    params = jax.jit(agent.init)(key, memory, obs)  # runs __call__
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
     return train_state.replace(step=jnp.int32(0))  # not an int: update would compile twice
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -396,9 +400,11 @@ def update(train_state, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
+    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return train_state, metrics
 
@@ -435,42 +441,85 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.feed_back)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "linen", "jit" if args.jit else "none", device.device_kind)
+    log = RunLog(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    train_state = make_agent(args, env, agent_key)
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
     memory = jnp.zeros((args.num_envs, args.gru_hidden_size))
-    if args.resume:
-        saved = log.load(train_state=train_state, obs=obs, memory=memory, env_state=env_state)
-        train_state, obs, memory, env_state = saved
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, obs, memory, env_state)
+        iteration, train_state, obs, memory, env_state = load_checkpoint(log.dir, like)
+    log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
     rollout_fn = jax.jit(partial(rollout, env=env, args=args))
     update_fn = jax.jit(partial(update, args=args))
-    with jax.disable_jit(not args.jit):
-        for iteration in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-            acted = rollout_fn(train_state, obs, memory, env_state, rollout_key)
-            obs, memory, env_state, storage = acted
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            train_state, metrics = update_fn(train_state, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                log.save(train_state=train_state, obs=obs, memory=memory, env_state=env_state)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, memory, env_state, storage = rollout_fn(
+            train_state, obs, memory, env_state, rollout_key
+        )
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        train_state, metrics = update_fn(train_state, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = Checkpoint(iteration, train_state, obs, memory, env_state)
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    obs: jax.Array
+    memory: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
+    checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    arrays, structure = jax.tree.flatten(like.env_state)
+    content = (folder / "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), content)
+    return saved._replace(env_state=jax.tree.unflatten(structure, saved.env_state))
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -480,17 +529,16 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    _, saved = load_checkpoint(folder, {"train_state": {"params": shapes.params}})
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"], args.gru_hidden_size)
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
     params = saved["train_state"]["params"]
-    step = jax.jit(partial(shapes.apply_fn, params))
+    step = jax.jit(partial(agent.apply, params))
     rng = np.random.default_rng(seed)
     memory = jnp.zeros((0, args.gru_hidden_size))
 
     def policy(obs, starts=None, sample=False):
         nonlocal memory
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        obs = flatten(obs, info["obs_shape"])
         if len(memory) != len(obs):  # the first call, or other environments
             memory = jnp.zeros((len(obs), args.gru_hidden_size))
         if starts is not None:

@@ -45,6 +45,7 @@ import numpy as np
 import optax
 import tyro
 from flax import nnx
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from gymnax.environments.spaces import Discrete
 from jax.nn.initializers import orthogonal
 from tensorboard.summary import Writer
@@ -85,8 +86,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if min(self.hidden_sizes, default=0) < 1:
-            raise ValueError("--hidden-sizes must be one size or several, each 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -225,15 +224,20 @@ class Agent(nnx.Module):
         return self.get_logits(memory), self.get_value(memory), memory
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> tuple[Agent, nnx.Optimizer]:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
-    agent = Agent(env.obs_shape, *sizes, nnx.Rngs(key))
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+def make_agent(args: Args, obs_shape, num_actions: int, key) -> tuple[Agent, nnx.Optimizer]:
+    """Initialise the parameters and Adam."""
+    sizes = (args.hidden_sizes, num_actions, args.gru_hidden_size)
+    agent = Agent(obs_shape, *sizes, nnx.Rngs(key))
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     return agent, nnx.Optimizer(agent, tx, wrt=nnx.Param)
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -396,10 +400,12 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
+    learning_rate = make_schedule(args)(optimizer.step[...])
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     nnx.update((agent, optimizer), train_state)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -436,47 +442,98 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.feed_back)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "nnx", "jit" if args.jit else "none", device.device_kind)
+    log = RunLog(
+        args,
+        framework="nnx",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    agent, optimizer = make_agent(args, env, agent_key)
+    iteration = 0
+    agent, optimizer = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
     memory = jnp.zeros((args.num_envs, args.gru_hidden_size))
-    objects = {"agent": agent, "optimizer": optimizer}
-    if args.resume:
-        state = nnx.state(objects)
-        saved = log.load(state=state, obs=obs, memory=memory, env_state=env_state)
-        state, obs, memory, env_state = saved
-        nnx.update(objects, state)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, agent, optimizer, obs, memory, env_state)
+        iteration, agent, optimizer, obs, memory, env_state = load_checkpoint(log.dir, like)
+    log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
     rollout_fn = jit(partial(rollout, env=env, args=args))
     update_fn = jit(partial(update, args=args))
-    with jax.disable_jit(not args.jit):
-        for iteration in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-            acted = rollout_fn(agent, obs, memory, env_state, rollout_key)
-            obs, memory, env_state, storage = acted
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            metrics = update_fn(agent, optimizer, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                state = nnx.state(objects)
-                log.save(state=state, obs=obs, memory=memory, env_state=env_state)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, memory, env_state, storage = rollout_fn(agent, obs, memory, env_state, rollout_key)
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        metrics = update_fn(agent, optimizer, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = Checkpoint(iteration, agent, optimizer, obs, memory, env_state)
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    iteration: int  # how many are done
+    agent: Agent
+    optimizer: nnx.Optimizer
+    obs: jax.Array
+    memory: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(to_arrays(checkpoint)))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the objects of like: agent and optimizer change in place."""
+    saved = from_bytes(to_arrays(like), (folder / "checkpoint.msgpack").read_bytes())
+    nnx.update(like.agent, saved["agent"])
+    nnx.update(like.optimizer, saved["optimizer"])
+    env_state = jax.tree.unflatten(jax.tree.structure(like.env_state), saved["env_state"])
+    return like._replace(
+        iteration=saved["iteration"], obs=saved["obs"], memory=saved["memory"], env_state=env_state
+    )
+
+
+def to_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What Flax can write, which objects are not: arrays, in dicts and lists."""
+    return {
+        "iteration": checkpoint.iteration,
+        "agent": nnx.to_pure_dict(nnx.state(checkpoint.agent)),
+        "optimizer": nnx.to_pure_dict(nnx.state(checkpoint.optimizer)),
+        "obs": checkpoint.obs,
+        "memory": checkpoint.memory,
+        "env_state": jax.tree.leaves(checkpoint.env_state),  # an environment's, of any class
+    }
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -486,17 +543,17 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, _ = nnx.eval_shape(partial(make_agent, args, env, jax.random.PRNGKey(0)))
-    _, saved = load_checkpoint(folder, {"state": {"agent": nnx.state(agent)}})
-    nnx.update(agent, saved["state"]["agent"])
+    sizes = (info["obs_shape"], info["num_actions"])
+    agent, _ = nnx.eval_shape(partial(make_agent, args, *sizes, jax.random.PRNGKey(0)))
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
+    nnx.update(agent, nnx.restore_int_paths(saved["agent"]))
     step = jax.jit(agent)
     rng = np.random.default_rng(seed)
     memory = jnp.zeros((0, args.gru_hidden_size))
 
     def policy(obs, starts=None, sample=False):
         nonlocal memory
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        obs = flatten(obs, info["obs_shape"])
         if len(memory) != len(obs):  # the first call, or other environments
             memory = jnp.zeros((len(obs), args.gru_hidden_size))
         if starts is not None:

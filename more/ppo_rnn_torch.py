@@ -48,7 +48,7 @@ import tyro
 from gymnax.environments.spaces import Discrete
 from tensorboard.summary import Writer
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import LambdaLR
 
 
 # === Arguments ==================================================================================
@@ -86,8 +86,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if min(self.hidden_sizes, default=0) < 1:
-            raise ValueError("--hidden-sizes must be one size or several, each 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -246,15 +244,18 @@ class Agent(nn.Module):
         return self.get_logits(memory), self.get_value(memory), memory
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device):
+def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    sizes = (args.hidden_sizes, env.num_actions, args.gru_hidden_size)
-    agent = Agent(env.obs_shape, *sizes).to(device)
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions, args.gru_hidden_size).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    last_factor = 0.0 if args.anneal_lr else 1.0  # of the learning rate
-    scheduler = LinearLR(optimizer, 1.0, last_factor, args.num_optimizer_steps)
+    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
     return agent, optimizer, scheduler
+
+
+def learning_rate_factor(step: int, args: Args) -> float:
+    """By which the learning rate is multiplied after so many optimizer steps."""
+    return 1 - step / args.num_optimizer_steps if args.anneal_lr else 1.0
 
 
 # === Storage ====================================================================================
@@ -306,6 +307,7 @@ def rollout(policy_fn, obs, memory, env_state, step_fn, env: VecEnv, args: Args)
         done = to_torch(result["terminated"]) | to_torch(result["truncated"])
         memory = torch.where(done[:, None], 0.0, memory)  # empty where an episode is done
 
+    # From one tuple per step to one tensor per name, (T, N, ...).
     all_obs, action, logits, memories = map(torch.stack, zip(*steps, strict=True))
     logprob = log_prob_of(action, logits.log_softmax(-1))
     result = to_torch(stack(results))
@@ -407,12 +409,13 @@ def unroll(agent, batch: Batch) -> torch.Tensor:
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = optimizer.param_groups[0]["lr"]
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value = agent.get_value(storage.memory)
         # From the memory before it is emptied: a truncated episode goes on with the one it had.
-        flat = (x.flatten(0, 1) for x in (storage.memory, storage.next_obs))
-        next_value = agent(*flat)[1].view_as(value)
+        _, next_value, _ = agent(storage.memory.flatten(0, 1), storage.next_obs.flatten(0, 1))
+        next_value = next_value.view_as(value)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     done = storage.terminated | storage.truncated
@@ -427,6 +430,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -478,81 +482,111 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.feed_back)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "torch", "env.jit" if args.jit_env else "none", gpu or "cpu")
+    log = RunLog(
+        args,
+        framework="torch",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "env.jit",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     torch.manual_seed(args.seed)
-    agent, optimizer, scheduler = make_agent(args, env, device)
+    iteration = 0
+    agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.num_actions, device)
     # What comes by DLPack is committed to a device. If the first state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
-    memory = torch.zeros(args.num_envs, args.gru_hidden_size, device=device)
-    if args.resume:
-        obs, env_state = resume(log, agent, optimizer, scheduler, memory, obs, env_state)
     obs = to_torch(obs)
+    memory = torch.zeros(args.num_envs, args.gru_hidden_size, device=device)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        # --resume may have come with another --learning-rate or --total-timesteps than was saved.
+        scheduler.base_lrs = [args.learning_rate]
+        factor = learning_rate_factor(scheduler.last_epoch, args)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
+        set_rng_state(checkpoint["rng_state"])
+        obs = checkpoint["obs"].to(device)
+        memory = checkpoint["memory"].to(device)
+        env_state = to_env_state(checkpoint["env_state"], like=env_state)
+    log.begin(iteration)
 
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent)
-    with jax.disable_jit(not args.jit_env):
-        for _ in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            carry = (obs, memory, env_state)
-            obs, memory, env_state, storage = rollout(policy_fn, *carry, step_fn, env, args)
-            if args.sync_for_timing and gpu:
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            metrics = update(agent, optimizer, scheduler, storage, args)
-            values = torch.stack([*metrics.values()]).tolist()  # sync: all in one
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                state = training_state(agent, optimizer, scheduler, memory)
-                state = {name: x.cpu() for name, x in state.items()}  # sync
-                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
-    peak_device_bytes = None
-    if gpu:
-        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
-    log.finish(peak_device_bytes)
-
-
-def training_state(agent, optimizer, scheduler, memory) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
-    for name, x in agent.named_parameters():
-        for key, moment in optimizer.state[x].items():
-            state[f"optimizer/{name}/{key}"] = moment
-    state["scheduler/last_epoch"] = torch.tensor(scheduler.last_epoch)
-    state["scheduler/lr"] = torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64)
-    state["memory"] = memory
-    state["generator"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda_generator"] = torch.cuda.get_rng_state()
-    return state
-
-
-def resume(log, agent, optimizer, scheduler, memory, obs, env_state):
-    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
-    for x in agent.parameters():
-        x.grad = torch.zeros_like(x)
-    optimizer.step()  # makes Adam's moments, to load into; gradients of 0 change no parameter
-    state = training_state(agent, optimizer, scheduler, memory)
-    device = obs.device
-    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    scheduler.last_epoch = int(state["scheduler/last_epoch"])
-    optimizer.param_groups[0]["lr"] = float(state["scheduler/lr"])
-    torch.set_rng_state(state["generator"])
-    if torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda_generator"])
-    return jax.device_put((obs, env_state), device)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, memory, env_state, storage = rollout(
+            policy_fn, obs, memory, env_state, step_fn, env, args
+        )
+        if args.sync_for_timing and device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(agent, optimizer, scheduler, storage, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "rng_state": get_rng_state(),
+                "obs": obs,
+                "memory": memory,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
+    """The environments' state from the tensors of its leaves, on the device of the state like."""
+    arrays = [x.numpy() for x in tensors]
+    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    return jax.device_put(state, like.key.device)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -562,23 +596,21 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, *_ = make_agent(args, env, torch.device("cpu"))
-    _, saved = load_checkpoint(folder, {"tensors": {"agent": agent.state_dict()}})
-    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"], args.gru_hidden_size)
+    agent.load_state_dict(load_checkpoint(folder)["agent"])
     rng = np.random.default_rng(seed)
     memory = torch.zeros(0, args.gru_hidden_size)
 
     @torch.no_grad()
     def policy(obs, starts=None, sample=False):
         nonlocal memory
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
         if len(memory) != len(obs):  # the first call, or other environments
             memory = torch.zeros(len(obs), args.gru_hidden_size)
         if starts is not None:
             starts = np.reshape(starts, len(obs)).astype(bool)
-            memory[torch.as_tensor(starts)] = 0.0
-        logits, _, memory = agent(memory, torch.as_tensor(obs))
+            memory[torch.from_numpy(starts)] = 0.0
+        logits, _, memory = agent(memory, obs)
         logits = logits.numpy()
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout

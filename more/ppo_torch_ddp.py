@@ -21,7 +21,6 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import argparse
-import atexit
 import importlib
 import json
 import math
@@ -29,10 +28,9 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
@@ -53,7 +51,7 @@ from gymnax.environments.spaces import Discrete
 from tensorboard.summary import Writer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import LambdaLR
 
 
 # === Arguments ==================================================================================
@@ -89,9 +87,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -230,14 +225,18 @@ class Agent(nn.Module):
         return self.get_logits(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device):
+def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    last_factor = 0.0 if args.anneal_lr else 1.0  # of the learning rate
-    scheduler = LinearLR(optimizer, 1.0, last_factor, args.num_optimizer_steps)
+    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
     return agent, optimizer, scheduler
+
+
+def learning_rate_factor(step: int, args: Args) -> float:
+    """By which the learning rate is multiplied after so many optimizer steps."""
+    return 1 - step / args.num_optimizer_steps if args.anneal_lr else 1.0
 
 
 # === Storage ====================================================================================
@@ -363,6 +362,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rank's share of a rollout, in place; return what to log of all ranks."""
+    learning_rate = optimizer.param_groups[0]["lr"]
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         # agent.module is the Agent, which DDP wraps: a method other than forward is called there.
@@ -386,6 +386,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), loss_args))
     metrics = {name: mean(torch.stack([x[name] for x in losses])) for name in losses[0]}
     metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
     metrics["losses/explained_variance"] = 1 - variance(target - value) / variance(target)
     return metrics
 
@@ -453,25 +454,47 @@ def choose_device() -> torch.device:
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
 
-def aside(args: Args) -> Args:
-    """For all ranks but the first, which run the same code: a run folder that vanishes."""
-    folder = Path(tempfile.mkdtemp(), "run")
-    atexit.register(shutil.rmtree, folder.parent)
-    sys.stdout = open(os.devnull, "w")
-    resume = ""
-    if args.resume:
-        folder.mkdir()
-        for name in ("checkpoint.npz", "metrics.jsonl"):  # what RunLog reads
-            shutil.copy(Path(args.resume, name), folder)
-        resume = str(folder)
-    return replace(args, runs_dir=str(folder.parent), run_name="run", resume=resume, track=False)
+class QuietLog:
+    """Has RunLog's place in all ranks but the first: it hears signals, and writes nothing."""
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+        self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # what signals did before
+
+    def begin(self, iteration: int) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.handlers[number] = signal.signal(number, self.stop)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
+        pass
+
+    def must_save(self, done: int) -> bool:
+        return self.stopped_by > 0  # whether one is due, the first rank knows
+
+    def note_saved(self, done: int) -> None:
+        pass
+
+    def close(self, done: int) -> None:
+        if done < self.args.num_iterations:
+            sys.exit(128 + self.stopped_by)
 
 
-def gather(tree):
-    """All ranks' rows, as NumPy arrays."""
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, jax.tree.map(np.asarray, tree))
-    return jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+def start_log(args: Args, **facts: Any) -> Any:
+    """The run log of this rank. Where the first rank fails, and says why, all end."""
+    log = None
+    try:
+        log = RunLog(args, **facts) if dist.get_rank() == 0 else QuietLog(args)
+    finally:  # also of an error, as else the others would wait for the first
+        began = [None] * dist.get_world_size()
+        dist.all_gather_object(began, log is not None)
+    if not all(began):
+        sys.exit(2)
+    return log
 
 
 def train(args: Args) -> None:
@@ -481,8 +504,7 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
-    backend = "nccl" if gpu else "gloo"
+    backend = "nccl" if device.type == "cuda" else "gloo"
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend)
     elif not dist.is_initialized():  # without torchrun, a rank alone
@@ -491,89 +513,124 @@ def train(args: Args) -> None:
     if args.num_envs % world_size or args.minibatch_size % world_size:
         fail(f"--num-envs: {world_size} ranks cannot share environments and minibatches evenly")
     share = replace(args, num_envs=args.num_envs // world_size)
-    env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log_args = args if rank == 0 else aside(args)
-    log = RunLog(log_args, spaces, "torch", "env.jit" if args.jit_env else "none", gpu or "cpu")
-    log.info["devices"] = world_size
+    env = VecEnv(args.env_id, share.num_envs)
+    log = start_log(
+        args,
+        framework="torch",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "env.jit",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        devices=world_size,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     torch.manual_seed(args.seed)
-    agent, optimizer, scheduler = make_agent(args, env, device)
-    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
-    # compile twice.
-    key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
-    obs, env_state = jax.jit(env.reset)(key)
+    iteration = 0
+    agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.num_actions, device)
+    # Each rank starts the environments of all, and then takes its rows: so the numbers are those
+    # of one rank.
+    all_envs = VecEnv(args.env_id, args.num_envs)
+    obs, env_state = jax.jit(all_envs.reset)(jax.random.PRNGKey(args.seed))
     env_state = env_state._replace(key=None)  # an iteration begins with a new one
-    if args.resume:
-        obs, env_state = resume(log, agent, optimizer, scheduler, obs, env_state)
+    folder = Path(args.resume)
+    if args.resume and (folder / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(folder)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        # --resume may have come with another --learning-rate or --total-timesteps than was saved.
+        scheduler.base_lrs = [args.learning_rate]
+        factor = learning_rate_factor(scheduler.last_epoch, args)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
+        obs = checkpoint["obs"].numpy()
+        env_state = to_env_state(checkpoint["env_state"], like=env_state)
+    log.begin(iteration)
+
     rows = slice(rank * share.num_envs, (rank + 1) * share.num_envs)
     obs, env_state = jax.tree.map(lambda x: x[rows], (obs, env_state))
+    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # compile twice.
+    jax_device = jax.devices(device.type)[0]
+    obs, env_state = jax.device_put((obs, env_state), jax_device)
     obs = to_torch(obs)
 
-    env = VecEnv(args.env_id, share.num_envs)
     ddp = DistributedDataParallel(agent)
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent)
-    with jax.disable_jit(not args.jit_env):
-        for iteration in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            # Seeds of this rank and iteration, so that a checkpoint need not hold generators.
-            seeds = np.random.SeedSequence([args.seed, iteration, rank]).generate_state(2)
-            torch.manual_seed(int(seeds[0]))
-            env_state = env_state._replace(key=jax.device_put(seeds, key.device))
-            obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, share)
-            if args.sync_for_timing and gpu:
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            metrics = update(ddp, optimizer, scheduler, storage, share)
-            values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(metrics, start, middle, time.perf_counter())
-            signals = torch.tensor(log.signal, device=device)
-            log.signal = int(reduce(signals, dist.ReduceOp.MAX))  # sync, and any rank's stops all
-            if log.must_save():  # after a signal, this is the end
-                state = training_state(agent, optimizer, scheduler)
-                state = {name: x.cpu() for name, x in state.items()}  # sync
-                envs = gather((obs.cpu(), env_state._replace(key=None)))
-                try:
-                    log.save(tensors=state, obs=envs[0], env_state=envs[1])
-                finally:  # wait: when a rank ends, torchrun ends all, and the first may be writing
-                    dist.barrier()
-    peak_device_bytes = None
-    if gpu:
-        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
-    log.finish(peak_device_bytes)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        # Seeds of this rank and iteration, so that a checkpoint need not hold generators.
+        seeds = np.random.SeedSequence([args.seed, iteration, rank]).generate_state(2)
+        torch.manual_seed(int(seeds[0]))
+        env_state = env_state._replace(key=jax.device_put(seeds, jax_device))
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, share)
+        if args.sync_for_timing and device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(ddp, optimizer, scheduler, storage, share)
+        values = torch.stack([*metrics.values()]).tolist()  # sync
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        # All ranks decide by the same numbers: a signal to any of them stops all of them here, and
+        # one that comes later waits for the next iteration.
+        asked = torch.tensor([log.stopped_by, log.must_save(iteration)], device=device)
+        stopped_by, must_save = reduce(asked, dist.ReduceOp.MAX).tolist()  # sync
+        if must_save:
+            env_state = env_state._replace(key=None)
+            all_obs, *all_env_state = gather([obs.cpu(), *jax.tree.leaves(env_state)])  # sync
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "obs": all_obs,
+                "env_state": all_env_state,
+            }
+            if rank == 0:
+                save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if stopped_by:
+                log.stopped_by = stopped_by
+                break
+    try:
+        log.close(iteration)
+    finally:  # all wait for the first: where a rank ends by a signal, torchrun ends all others
+        dist.barrier()
     dist.destroy_process_group()
 
 
-def training_state(agent, optimizer, scheduler) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
-    for name, x in agent.named_parameters():
-        for key, moment in optimizer.state[x].items():
-            state[f"optimizer/{name}/{key}"] = moment
-    state["scheduler/last_epoch"] = torch.tensor(scheduler.last_epoch)
-    state["scheduler/lr"] = torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64)
-    return state
-
-
-def resume(log, agent, optimizer, scheduler, obs, env_state):
-    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
-    for x in agent.parameters():
-        x.grad = torch.zeros_like(x)
-    optimizer.step()  # makes Adam's moments, to load into; gradients of 0 change no parameter
-    state = training_state(agent, optimizer, scheduler)
-    device = obs.device
-    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    scheduler.last_epoch = int(state["scheduler/last_epoch"])
-    optimizer.param_groups[0]["lr"] = float(state["scheduler/lr"])
-    return jax.device_put((obs, env_state), device)
+def gather(arrays):
+    """All ranks' rows of each array, as tensors on the CPU."""
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, [np.asarray(x) for x in arrays])
+    return [torch.from_numpy(np.concatenate(rows)) for rows in zip(*parts, strict=True)]
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
+    """The environments' state from the tensors of its leaves."""
+    arrays = [x.numpy() for x in tensors]
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -581,16 +638,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     sample=True the actions are drawn with their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, *_ = make_agent(args, env, torch.device("cpu"))
-    _, saved = load_checkpoint(folder, {"tensors": {"agent": agent.state_dict()}})
-    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    agent.load_state_dict(load_checkpoint(folder)["agent"])
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        logits = agent.get_logits(torch.as_tensor(obs)).numpy()
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
+        logits = agent.get_logits(obs).numpy()
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
         return logits.argmax(-1)

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnasium==1.3.0",
+# dependencies = ["torch==2.13.0", "gymnasium==1.3.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
 """PPO in eager PyTorch, with environments in Gymnasium on the CPU.
@@ -8,8 +8,8 @@
     python ppo_torch_gymnasium.py --env-id CartPole-v1 --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
-  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+- VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
+  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
 - VecEnv.step starts the next episode at once, so that no step is spent on it.
 - rollout moves observations to the device and actions back, at each step.
 Diff me with ppo_torch.py to see environments in JAX, with ppo_linen_gymnasium.py to see JAX.
@@ -40,7 +40,6 @@ from typing import Any, Literal, NamedTuple, NoReturn
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
 
 import gymnasium
-import jax  # for jax.tree, which maps over tuples and dicts; JAX computes nothing here
 import numpy as np
 import torch
 import tyro
@@ -48,7 +47,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 from tensorboard.summary import Writer
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import LambdaLR
 
 
 # === Arguments ==================================================================================
@@ -85,10 +84,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+        if self.seed not in range(2**32):
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
@@ -117,18 +113,20 @@ class VecEnv:
     def __init__(
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
-        for plugin in metadata.entry_points(group="gymnasium.envs"):  # MinAtar's, for one
+        namespace = env_id.partition("/")[0]  # MinAtar of MinAtar/Breakout-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (num_envs, vectorization, vector_options, wrappers)
         try:
-            self.envs: Any = gymnasium.make_vec(env_id, *how, **options)
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
         except gymnasium.error.Error as error:  # which says what is wrong with env_id
             fail(f"--env-id: {error}")
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
@@ -249,14 +247,18 @@ class Agent(nn.Module):
         return self.get_logits(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device):
+def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
     """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
+    agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
-    last_factor = 0.0 if args.anneal_lr else 1.0  # of the learning rate
-    scheduler = LinearLR(optimizer, 1.0, last_factor, args.num_optimizer_steps)
+    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
     return agent, optimizer, scheduler
+
+
+def learning_rate_factor(step: int, args: Args) -> float:
+    """By which the learning rate is multiplied after so many optimizer steps."""
+    return 1 - step / args.num_optimizer_steps if args.anneal_lr else 1.0
 
 
 # === Storage ====================================================================================
@@ -301,6 +303,7 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
         results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
         obs = torch.from_numpy(new_obs).to(obs.device)
 
+    # From one tuple per step to one tensor per name, (T, N, ...).
     all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
     logprob = log_prob_of(action, logits.log_softmax(-1))
     stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
@@ -376,6 +379,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = optimizer.param_groups[0]["lr"]
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -392,6 +396,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -427,66 +432,93 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLog(args, spaces, "torch", "eager", gpu or "cpu")
+    log = RunLog(
+        args,
+        framework="torch",
+        compile_mode="eager",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
     torch.manual_seed(args.seed)
-    agent, optimizer, scheduler = make_agent(args, env, device)
-    if args.resume:
-        resume(log, agent, optimizer, scheduler)
-    obs = torch.from_numpy(env.reset(log.info["iteration"])).to(device)
+    iteration = 0
+    agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.num_actions, device)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        # --resume may have come with another --learning-rate or --total-timesteps than was saved.
+        scheduler.base_lrs = [args.learning_rate]
+        factor = learning_rate_factor(scheduler.last_epoch, args)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
+        set_rng_state(checkpoint["rng_state"])
+    obs = torch.from_numpy(env.reset(iteration)).to(device)
+    log.begin(iteration)
 
     policy_fn = partial(policy, agent)
-    for _ in range(log.info["iteration"], args.num_iterations):
+    while iteration < args.num_iterations:
         start = time.perf_counter()
         obs, storage = rollout(policy_fn, obs, env, args)
-        if args.sync_for_timing and gpu:
+        if args.sync_for_timing and device.type == "cuda":
             torch.cuda.synchronize()  # sync
         middle = time.perf_counter()
         metrics = update(agent, optimizer, scheduler, storage, args)
         values = torch.stack([*metrics.values()]).tolist()  # sync
         metrics = dict(zip(metrics, values, strict=True))
-        log.write(metrics, start, middle, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            state = training_state(agent, optimizer, scheduler)
-            state = {name: x.cpu() for name, x in state.items()}  # sync
-            log.save(tensors=state)
-    log.finish(torch.cuda.max_memory_allocated() if gpu else None)
-
-
-def training_state(agent, optimizer, scheduler) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
-    for name, x in agent.named_parameters():
-        for key, moment in optimizer.state[x].items():
-            state[f"optimizer/{name}/{key}"] = moment
-    state["scheduler/last_epoch"] = torch.tensor(scheduler.last_epoch)
-    state["scheduler/lr"] = torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64)
-    state["generator"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        state["cuda_generator"] = torch.cuda.get_rng_state()
-    return state
-
-
-def resume(log, agent, optimizer, scheduler):
-    """Go on from log's checkpoint: load it into all that trains."""
-    for x in agent.parameters():
-        x.grad = torch.zeros_like(x)
-    optimizer.step()  # makes Adam's moments, to load into; gradients of 0 change no parameter
-    state = training_state(agent, optimizer, scheduler)
-    (saved,) = log.load(tensors=state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    scheduler.last_epoch = int(state["scheduler/last_epoch"])
-    optimizer.param_groups[0]["lr"] = float(state["scheduler/lr"])
-    torch.set_rng_state(state["generator"])
-    if torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda_generator"])
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "rng_state": get_rng_state(),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from, but the environments.
+
+    Killed at any moment, a run has the old checkpoint or the new one.
+    """
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -494,16 +526,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     sample=True the actions are drawn with their probabilities, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, *_ = make_agent(args, env, torch.device("cpu"))
-    _, saved = load_checkpoint(folder, {"tensors": {"agent": agent.state_dict()}})
-    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    agent.load_state_dict(load_checkpoint(folder)["agent"])
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        logits = agent.get_logits(torch.as_tensor(obs)).numpy()
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
+        logits = agent.get_logits(obs).numpy()
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
         return logits.argmax(-1)

@@ -21,7 +21,6 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import argparse
-import copy
 import importlib
 import json
 import math
@@ -31,12 +30,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -89,9 +87,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -102,6 +97,8 @@ class Args:
             raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+        if self.num_agents < 1:
+            raise ValueError("--num-agents must be 1 or more")
         self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
 
 
@@ -230,46 +227,71 @@ class Agent(nn.Module):
         return self.get_logits(obs), self.get_value(obs)
 
 
-class Adam(NamedTuple):
-    mean: torch.Tensor  # one entry per parameter, (P,)
-    square: torch.Tensor  # (P,)
-    count: torch.Tensor  # of steps; not a number, which would be compiled in
+class Adam(nn.Module):
+    """Adam (Kingma & Ba 2015), written out to compile into one graph with loss and gradient.
+
+    All P parameters are one vector to it: fewer kernels, which compile in a third less time. What
+    differs from ppo_torch_compile.py: each agent has a row of its own in the three buffers.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    def __init__(self, num_agents, num_params, eps, device):
+        super().__init__()
+        self.eps = eps
+        # Of count, too: a number would be compiled in.
+        self.register_buffer("count", torch.zeros(num_agents, 1, device=device))
+        self.register_buffer("mean", torch.zeros(num_agents, num_params, device=device))
+        self.register_buffer("square", torch.zeros(num_agents, num_params, device=device))
+
+    def step(self, params, grad, learning_rate):
+        """Change the parameters in place by their gradient, (num_agents, P)."""
+        beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
+        self.count.add_(1)
+        self.mean.lerp_(grad, 1 - beta1)
+        self.square.lerp_(grad**2, 1 - beta2)
+        root = (self.square / (1 - beta2**self.count)).sqrt() + self.eps
+        change = learning_rate * self.mean / (1 - beta1**self.count) / root
+        for x, dx in zip(params, change.split([x[0].numel() for x in params], 1), strict=True):
+            x -= dx.view_as(x)
 
 
-def make_agent(args: Args, env: VecEnv, device: torch.device):
-    """Initialise the parameters and Adam."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.num_actions).to(device)
-    mean, square = torch.zeros(2, sum(x.numel() for x in agent.parameters()), device=device)
-    return agent, Adam(mean, square, torch.tensor(0, device=device))
-
-
-def make_agents(args: Args, env: VecEnv, device: torch.device):
+def make_agents(args: Args, obs_shape, num_actions: int, device: torch.device):
     """Return one Agent and one Adam, of all agents' tensors stacked, and a generator for each.
 
     Agent k starts, and goes on drawing, as ppo_torch_compile.py does from seed + k.
     """
-    agents, adams, generators = [], [], []
+    agents, generators = [], []
     for seed in range(args.seed, args.seed + args.num_agents):
         torch.manual_seed(seed)
-        agent, adam = make_agent(args, env, device)
-        agents.append(agent)
-        adams.append(adam)
-        generators.append(torch.Generator(device))
+        agents.append(Agent(obs_shape, args.hidden_sizes, num_actions).to(device))
         default = torch if device.type == "cpu" else torch.cuda
-        generators[-1].set_state(default.get_rng_state())
+        generator = torch.Generator(device)
+        generator.set_state(default.get_rng_state())
+        generators.append(generator)
+    num_params = sum(x.numel() for x in agents[0].parameters())
     for params in zip(*(x.parameters() for x in agents), strict=True):
         params[0].data = torch.stack([x.data for x in params])
-    return agents[0], Adam(*map(torch.stack, zip(*adams, strict=True))), generators
+    return agents[0], Adam(args.num_agents, num_params, args.adam_eps, device), generators
 
 
-def for_each(agent, function, **constants):
+def learning_rate_after(steps, args: Args) -> torch.Tensor:
+    """The learning rate after so many optimizer steps, which are a tensor, too."""
+    decay = 1 - steps / args.num_optimizer_steps if args.anneal_lr else torch.ones_like(steps)
+    return args.learning_rate * decay
+
+
+def for_each(agent, function):
     """A function(agent, ...) written for one agent -> the same for all, on stacked inputs.
 
     vmap runs it once: inside, each tensor looks like one agent's, and each operation works on all.
     """
 
     def call(params, *inputs):
-        return function(partial(functional_call, agent, params), *inputs, **constants)
+        one_agent = partial(functional_call, agent, params)
+        return function(one_agent, *inputs)
 
     return partial(vmap(call), dict(agent.named_parameters()))
 
@@ -319,9 +341,11 @@ def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: A
         results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
         obs = to_torch(new_obs)  # on a CPU, sync
 
+    # From one tuple per step to one tensor per name, (num_agents, T, N, ...).
     all_obs, action, logits = (torch.stack(x, 1) for x in zip(*steps, strict=True))
     logprob = log_prob_of(action, logits.log_softmax(-1))
-    return obs, env_state, Storage(all_obs, action, logprob, **to_torch(stack(results)))
+    result = to_torch(stack(results))
+    return obs, env_state, Storage(all_obs, action, logprob, **result)
 
 
 @jax.jit
@@ -396,8 +420,9 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 # === Update =====================================================================================
-def update(agent, epoch_fn, storage: Storage, generators, args: Args):
+def update(agent, adam, epoch_fn, storage: Storage, generators, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log, (num_agents,) each."""
+    learning_rate = learning_rate_after(adam.count, args)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         both_obs = torch.stack([storage.obs, storage.next_obs], 1)
@@ -411,18 +436,19 @@ def update(agent, epoch_fn, storage: Storage, generators, args: Args):
     losses = []
     for _ in range(args.update_epochs):
         order = torch.stack([shuffle(generator=x) for x in generators])
-        losses.append(epoch_fn(batch, order))
+        losses.append(epoch_fn(order, *batch))
     metrics = {name: torch.stack([x[name] for x in losses]).mean((0, 1)) for name in losses[0]}
     metrics |= vmap(episode_statistics)(storage)
+    metrics["charts/learning_rate"] = learning_rate.squeeze(1)
     error = target - value
     metrics["losses/explained_variance"] = 1 - error.var((1, 2)) / target.var((1, 2))
     return metrics
 
 
-def epoch(minibatch_fn, batch: Batch, order, args: Args):
-    """Train in this order, in place; return each loss, (num_minibatches, num_agents), by name."""
+def epoch(minibatch_fn, args: Args, order, *batch):
+    """Train on a Batch in this order, in place; return losses, (num_minibatches, num_agents)."""
     rows = torch.arange(args.num_agents, device=order.device)[:, None]  # [rows, order]: of each
-    shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]
+    shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]  # one gather an epoch
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
     return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
@@ -430,27 +456,17 @@ def epoch(minibatch_fn, batch: Batch, order, args: Args):
 def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train each agent on its minibatch, in place; return their losses, (num_agents,).
 
-    Gradient, clipping and Adam (Kingma & Ba 2015) compile as one graph. torch.optim's
-    step would be a second one, and backward() would compile twice, since .grad is None at first.
+    Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
+    one, and backward() would compile twice, since .grad is None at first.
     """
-    loss, losses = for_each(agent, ppo_loss, args=args)(minibatch)
+    loss, losses = for_each(agent, partial(ppo_loss, args=args))(minibatch)
     params = list(agent.parameters())
     # No loss reads another agent's parameters, so the gradient of their sum is each one's own.
     grads = torch.autograd.grad(loss.sum(), params)
-    # One vector for each agent, (num_agents, P): fewer kernels, which compile in a third less time.
     grad = torch.cat([x.flatten(1) for x in grads], 1)
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm(dim=1, keepdim=True) + 1e-6)).clip(max=1.0)
-        count = adam.count[:, None]  # a view: what is added to it is added to adam's
-        decay = 1 - count / args.num_optimizer_steps if args.anneal_lr else 1.0
-        count.add_(1)
-        beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
-        adam.mean.lerp_(grad, 1 - beta1)
-        adam.square.lerp_(grad**2, 1 - beta2)
-        root = (adam.square / (1 - beta2**count)).sqrt() + args.adam_eps
-        change = args.learning_rate * decay * adam.mean / (1 - beta1**count) / root
-        for x, dx in zip(params, change.split([x[0].numel() for x in params], 1), strict=True):
-            x -= dx.view_as(x)
+        adam.step(params, grad, learning_rate_after(adam.count, args))
     return losses
 
 
@@ -474,16 +490,18 @@ def compile_graph(function, gpu):
 def capture(function, state):
     """Record function as a CUDA graph: a replay costs one launch, not one per kernel.
 
-    The first call compiles and records. A replay works on the memory it was recorded with: its
-    inputs are copied in, its outputs cloned, since the next replay overwrites them. Warming up runs
-    function for real, so the tensors of state are restored afterwards.
+    function takes tensors and returns several, or a dict of them. The first call compiles and
+    records. A replay works on the memory it was recorded with: its inputs are copied in, its
+    outputs cloned, since the next replay overwrites them. Warming up runs function for real, so the
+    tensors of the list state, which it changes, are restored afterwards.
     """
-    graph, inputs, outputs = torch.cuda.CUDAGraph(), None, None
+    graph, inputs, outputs = torch.cuda.CUDAGraph(), [], []
 
     def replay(*new_inputs):
         nonlocal inputs, outputs
-        if inputs is None:
-            inputs, saved = jax.tree.map(torch.clone, (new_inputs, state))  # each tensor in them
+        if not inputs:
+            inputs = [x.clone() for x in new_inputs]
+            saved = [x.clone() for x in state]
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -494,10 +512,14 @@ def capture(function, state):
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 outputs = function(*inputs)
             with torch.no_grad():
-                jax.tree.map(lambda x, y: x.copy_(y), state, saved)
-        jax.tree.map(lambda x, y: x.copy_(y), inputs, new_inputs)
+                for x, old in zip(state, saved, strict=True):
+                    x.copy_(old)
+        for x, new in zip(inputs, new_inputs, strict=True):
+            x.copy_(new)
         graph.replay()
-        return jax.tree.map(torch.clone, outputs)
+        if isinstance(outputs, dict):
+            return {name: x.clone() for name, x in outputs.items()}
+        return [x.clone() for x in outputs]
 
     return replay
 
@@ -538,78 +560,107 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else None
+    gpu = device.type == "cuda"
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
     log = RunLogs(
-        args, spaces, "torch", "compile" if args.jit_env else "compile, env none", gpu or "cpu"
+        args,
+        framework="torch",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "compile",
+        device=torch.cuda.get_device_name() if gpu else "cpu",
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
     )
 
-    agent, adam, generators = make_agents(args, env, device)
+    iteration = 0
+    agent, adam, generators = make_agents(args, env.obs_shape, env.num_actions, device)
     # What comes by DLPack is committed to a device. If the first state were not, step_fn would
     # compile twice.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
     obs, env_state = jax.jit(jax.vmap(env.reset))(keys)
-    if args.resume:
-        obs, env_state = resume(log, agent, adam, generators, obs, env_state)
     obs = to_torch(obs)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        adam.load_state_dict(checkpoint["adam"])
+        for generator, state in zip(generators, checkpoint["generators"], strict=True):
+            generator.set_state(state.clone())  # a row in place would crash PyTorch 2.13
+        obs = checkpoint["obs"].to(device)
+        env_state = to_env_state(checkpoint["env_state"], like=env_state)
+    log.begin(iteration)
 
     # To the compiler, agent, adam and args are constants.
     step_fn = jax.jit(jax.vmap(env.step))
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = compile_graph(for_each(agent, policy), gpu)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
-    epoch_fn = partial(epoch, minibatch_fn, args=args)  # compiled too, it would be unrolled
+    epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
     if gpu:
-        policy_fn = capture(policy_fn, ())
-        epoch_fn = capture(epoch_fn, (list(agent.parameters()), adam))
-
-    with jax.disable_jit(not args.jit_env):
-        for _ in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            obs, env_state, storage = rollout(
-                policy_fn, obs, env_state, step_fn, generators, env, args
-            )
-            if args.sync_for_timing and gpu:
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            metrics = update(agent, epoch_fn, storage, generators, args)
-            values = torch.stack([*metrics.values()]).cpu().numpy()  # sync: the only transfer
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                state = training_state(agent, adam, generators)
-                state = {name: x.cpu() for name, x in state.items()}  # sync
-                log.save(tensors=state, obs=obs.cpu(), env_state=env_state)
-    peak_device_bytes = None
-    if gpu:
-        jax_peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
-        peak_device_bytes = torch.cuda.max_memory_allocated() + jax_peak
-    log.finish(peak_device_bytes)
-
-
-def training_state(agent, adam, generators) -> dict[str, torch.Tensor]:
-    """What PyTorch's part of a training goes on from, by name: views, to which resume writes."""
-    state = {f"agent/{name}": x for name, x in agent.state_dict().items()}
-    state |= {f"adam/{name}": x for name, x in adam._asdict().items()}
-    state["generator"] = torch.stack([x.get_state() for x in generators])
-    return state
-
-
-def resume(log, agent, adam, generators, obs, env_state):
-    """Go on from log's checkpoint: load it into all that trains; return its obs and env_state."""
-    state = training_state(agent, adam, generators)
-    device = obs.device
-    saved, obs, env_state = log.load(tensors=state, obs=obs, env_state=env_state)
-    for name, x in state.items():
-        x.copy_(torch.as_tensor(saved[name]))
-    for generator, x in zip(generators, state["generator"], strict=True):
-        generator.set_state(x.clone())  # a row in place would crash PyTorch 2.13
-    return jax.device_put((obs, env_state), device)
+        policy_fn = capture(policy_fn, [])
+        epoch_fn = capture(epoch_fn, [*agent.parameters(), *adam.buffers()])
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, generators, env, args)
+        if args.sync_for_timing and gpu:
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(agent, adam, epoch_fn, storage, generators, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "adam": adam.state_dict(),
+                "generators": torch.stack([x.get_state() for x in generators]),
+                "obs": obs,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoints(log, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def save_checkpoints(log: "RunLogs", checkpoint: dict) -> None:
+    """Write each agent's part of a checkpoint, for load_policy, and the whole, to go on from."""
+    tensors = checkpoint.copy()
+    iteration = tensors.pop("iteration")
+    for k, agent in enumerate(log.agents):
+        # Cloned, since of a view torch.save writes the whole tensor.
+        part = jax.tree.map(lambda x, k=k: x[k].clone(), tensors)
+        save_checkpoint(agent.dir, part | {"iteration": iteration})
+    save_checkpoint(log.dir, checkpoint)  # last: once it is there, so are the agents'
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
+    """The environments' state from the tensors of its leaves, on the device of the state like."""
+    arrays = [x.numpy() for x in tensors]
+    state = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    return jax.device_put(state, like.key.device)
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -619,16 +670,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     info, args = load_info(folder)
     if "agent" not in info:
         fail(f"{folder} is of many agents: name one of them, as {folder}/seed{args.seed}")
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, *_ = make_agent(args, env, torch.device("cpu"))
-    _, saved = load_checkpoint(folder, {"tensors": {"agent": agent.state_dict()}})
-    agent.load_state_dict(jax.tree.map(torch.as_tensor, saved["tensors"]["agent"]))
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    agent.load_state_dict(load_checkpoint(folder)["agent"])
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        logits = agent.get_logits(torch.as_tensor(obs)).numpy()
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
+        logits = agent.get_logits(obs).numpy()
         if sample:
             logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
         return logits.argmax(-1)
@@ -637,69 +686,71 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run logs ===================================================================================
-# You may stop reading here. The rest is plumbing, without any algorithm.
+# You may stop reading here. The rest writes the program's folder, and in it one for each agent.
 class RunLogs:
-    """A log for each agent, in a folder inside the program's, whose own log has means over them.
+    """A log for each agent, and the program's, whose metrics are means over the agents.
 
-    To go on, the program needs its own checkpoint; an agent's is for evaluate.py.
+    Training goes on from the program's checkpoint; an agent's is for evaluate.py.
     """
 
-    def __init__(
-        self, args: Args, spaces: dict, framework: str, compile_mode: str, device: str
-    ) -> None:
-        if args.resume and "agent" in load_checkpoint(args.resume)[0]:
+    def __init__(self, args: Args, **facts: Any) -> None:
+        if args.resume and "agent" in load_info(args.resume)[0]:
             fail(f"--resume: {args.resume} is one agent's; its program's folder is the one above")
         if args.seed + args.num_agents > 2**32:
             fail("--seed must lie between 0 and 2**32 - --num-agents")
-        self.program = RunLog(args, spaces, framework, compile_mode, device)
-        self.info = self.program.info
-        self.agents = [self.open_agent(k) for k in range(args.num_agents)]
+        self.program = RunLog(args, **facts)
         self.program.steps *= args.num_agents
+        self.dir = self.program.dir
+        self.agents = [self.make_agent(k, args, facts) for k in range(args.num_agents)]
 
-    def open_agent(self, k: int) -> "RunLog":
-        agent = copy.copy(self.program)  # its clock, too
-        seed = agent.args.seed + k
-        agent.dir = self.program.dir / f"seed{seed}"
-        agent.dir.mkdir(exist_ok=True)
-        agent.info = copy.deepcopy(self.info)
-        agent.info["args"]["seed"] = seed
-        agent.info["args"]["runs_dir"] = str(self.program.dir)
-        agent.info["args"]["run_name"] = agent.dir.name
-        agent.info["agent"] = k
-        agent.open_files()
-        if agent.wandb:
-            agent.info["wandb_id"] += f"-{seed}"
-            agent.wandb = agent.start_wandb()
-            agent.wandb.name = f"{self.program.dir.name}-{agent.dir.name}"
-        return agent
+    def make_agent(self, k: int, args: Args, facts: dict) -> "RunLog":
+        folder = self.dir / f"seed{args.seed + k}"
+        resume = str(folder) if folder.exists() else ""
+        args = replace(args, seed=args.seed + k, runs_dir=str(self.dir), run_name=folder.name)
+        return RunLog(replace(args, resume=resume), agent=k, **facts)
 
-    def write(self, metrics: dict, start: float, middle: float, end: float) -> None:
+    @property
+    def stopped_by(self) -> int:
+        return self.program.stopped_by
+
+    def begin(self, iteration: int) -> None:
+        self.program.begin(iteration)
+        for agent in self.agents:
+            with redirect_stdout(None):  # one line for all, instead of one for each
+                agent.begin(iteration)
+            for number, handler in agent.handlers.items():  # signals are for the program alone
+                signal.signal(number, handler)
+            agent.handlers.clear()
+            if agent.wandb:
+                agent.wandb.name = f"{self.dir.name}-{agent.dir.name}"
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration of all; each of the metrics is (num_agents,)."""
-        with redirect_stdout(None):  # one line for all, instead of one for each
-            for k, agent in enumerate(self.agents):
-                own = {name: x[k] for name, x in metrics.items()}
-                agent.write(own, start, middle, end)
-        values = np.stack(list(metrics.values()), axis=1).astype(float)  # (num_agents, metrics)
-        means = np.ma.masked_invalid(values).mean(0).filled(math.nan)
-        self.program.write(dict(zip(metrics, means, strict=True)), start, middle, end)
-
-    def must_save(self) -> bool:
-        return self.program.must_save()
-
-    def save(self, **state: Any) -> None:
-        host = jax.tree.map(np.asarray, state)  # sync
+        end = time.perf_counter()
         for k, agent in enumerate(self.agents):
-            agent.save(**jax.tree.map(itemgetter(k), host))
-        self.program.save(**host)  # last: once it is there, so are the agents'
+            own = {name: x[k] for name, x in metrics.items()}
+            late = time.perf_counter() - end  # the logs before took that long, not the iteration
+            with redirect_stdout(None):
+                agent.write(iteration, own, start + late, middle + late)
+        values = np.array(list(metrics.values()), float)  # (metrics, num_agents)
+        means = np.ma.masked_invalid(values).mean(1).filled(math.nan)
+        late = time.perf_counter() - end
+        means = dict(zip(metrics, means, strict=True))
+        self.program.write(iteration, means, start + late, middle + late)
 
-    def load(self, **state: Any) -> list[Any]:
-        return self.program.load(**state)
+    def must_save(self, done: int) -> bool:
+        return self.program.must_save(done)
 
-    def finish(self, peak_device_bytes: int | None) -> None:
-        with redirect_stdout(None):
-            for agent in self.agents:
-                agent.finish(peak_device_bytes)
-        self.program.finish(peak_device_bytes)
+    def note_saved(self, done: int) -> None:
+        for agent in self.agents:
+            agent.note_saved(done)
+        self.program.note_saved(done)
+
+    def close(self, done: int) -> None:
+        for agent in self.agents:
+            with redirect_stdout(None), suppress(SystemExit):  # the program's log ends the process
+                agent.close(done)
+        self.program.close(done)
 
 
 # === Run log ====================================================================================

@@ -12,7 +12,7 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
 - sac_loss adds up three losses. stop_gradient makes each train its own parameters alone, so that
   one jax.grad and one Adam train all.
-- make_plan says beforehand, in NumPy, what each step does: where it is stored, how often to learn.
+- Replay is a tuple of arrays and of how many steps it got; add and sample are functions of it.
 - iterate runs environments, replay and updates in one lax.scan, so an iteration is one call.
 Diff me with dqn_linen.py to see what continuous actions change, with sac_torch.py to see PyTorch,
 with sac_linen_gymnasium.py to see environments in NumPy.
@@ -46,6 +46,7 @@ import optax
 import tyro
 from flax import linen as nn
 from flax import struct
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from gymnax.environments.spaces import Box
 from tensorboard.summary import Writer
 
@@ -93,25 +94,22 @@ def parse_args() -> Args:
     saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
-    # The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start.
     mujoco = Args(
-        total_timesteps=1_000_000,  # environment steps, in whole iterations
-        learning_rate=3e-4,  # Adam's, of actor, critics and alpha
-        num_envs=1,  # parallel environments
-        num_steps=5_000,  # steps of each environment per iteration, a line of the log
-        buffer_size=1_000_000,  # environment steps that the replay holds
-        batch_size=256,  # transitions drawn from the replay for each update
-        train_frequency=1,  # environment steps from one update to the next
-        learning_starts=5_000,  # environment steps with random actions, before updates begin
-        tau=0.005,  # share of the way that target critics move to the critics, per update
-        hidden_sizes=(256, 256),  # hidden layers of the actor and of each critic
+        total_timesteps=1_000_000,
+        learning_rate=3e-4,
+        num_envs=1,
+        num_steps=5_000,
+        buffer_size=1_000_000,
+        batch_size=256,
+        train_frequency=1,
+        learning_starts=5_000,
+        tau=0.005,
+        hidden_sizes=(256, 256),
     )
+    source = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), and CleanRL's random start."
     presets = {
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
-        "mujoco": (
-            "The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start.",
-            mujoco,
-        ),
+        "mujoco": (source, mujoco),
     }
     words = sys.argv[1:]
     if not words or words[0] not in presets:
@@ -192,7 +190,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
+        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strongly typed, too
 
 
 def to_bounds(action, low, high):
@@ -220,7 +218,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs):  # (B, obs_dim) -> mean and log_std, (B, action_dim) each
-        mean, log_std = jnp.split(MLP(self.hidden_sizes, 2 * self.action_dim)(obs), 2, axis=-1)
+        x = obs.astype(jnp.float32)
+        mean, log_std = jnp.split(MLP(self.hidden_sizes, 2 * self.action_dim)(x), 2, axis=-1)
         # SB3 and SBX clip to the same bounds; CleanRL maps log_std into [-5, 2] by a tanh.
         return mean, log_std.clip(-20, 2)
 
@@ -232,7 +231,7 @@ class Critics(nn.Module):
 
     @nn.compact
     def __call__(self, obs, action):  # (B, obs_dim), (B, action_dim) -> (2, B)
-        x = jnp.concatenate([obs, action], axis=-1)
+        x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
         return jnp.stack([MLP(self.hidden_sizes, 1)(x).squeeze(-1) for _ in range(2)])
 
 
@@ -253,20 +252,20 @@ class TrainState:
     tx: optax.GradientTransformation = struct.field(pytree_node=False)
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
+def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> TrainState:
     """Initialise the parameters, the target critics' copy and the optimizer."""
-    actor = Actor(args.hidden_sizes, env.action_dim)
+    actor = Actor(args.hidden_sizes, action_dim)
     critics = Critics(args.hidden_sizes)
     actor_key, critics_key = jax.random.split(key)
-    obs = jnp.zeros((1, env.obs_dim))
-    action = jnp.zeros((1, env.action_dim))
+    obs = jnp.zeros((1, math.prod(obs_shape)))  # obs comes flat; a CNN would restore its shape
+    action = jnp.zeros((1, action_dim))
     params = {
         "actor": jax.jit(actor.init)(actor_key, obs),
         "critics": jax.jit(critics.init)(critics_key, obs, action),
         "log_alpha": jnp.zeros(()),
     }
     copy = jax.tree.map(jnp.copy, params["critics"])  # own memory: training overwrites both
-    tx = optax.scale_by_adam()  # without a rate: update multiplies by the plan's
+    tx = optax.scale_by_adam()  # without a rate: update multiplies by an iteration's own
     return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
 
 
@@ -274,44 +273,57 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: jax.Array  # (N, obs_dim) float32, what the action was chosen from
+    obs: jax.Array  # (N, obs_dim), what the action was chosen from, in the environment's own type
     action: jax.Array  # (N, action_dim), in [-1, 1] and not in the environment's units
     reward: jax.Array  # (N,) float32, a result of the action, as everything below
     terminated: jax.Array  # (N,) bool
     next_obs: jax.Array  # (N, obs_dim), before any restart
 
 
-def make_replay(args: Args, env: VecEnv) -> Transition:
+class Replay(NamedTuple):
+    """The last buffer_size environment steps."""
+
+    rows: Transition
+    num_steps: jax.Array  # () int32, of environments, added so far
+
+
+def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) -> Replay:
     """An empty replay."""
     size = args.buffer_size
-    return Transition(
-        obs=jnp.zeros((size, env.obs_dim)),
-        action=jnp.zeros((size, env.action_dim)),
+    gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+    if gigabytes > 1:
+        print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
+    rows = Transition(
+        obs=jnp.zeros((size, obs_dim), obs_dtype),
+        action=jnp.zeros((size, action_dim)),
         reward=jnp.zeros(size),
         terminated=jnp.zeros(size, bool),
-        next_obs=jnp.zeros((size, env.obs_dim)),
+        next_obs=jnp.zeros((size, obs_dim), obs_dtype),
     )
+    return Replay(rows, jnp.int32(0))
 
 
-def add(replay: Transition, transition: Transition, row) -> Transition:
-    """Write N steps from row on, over the oldest ones."""
+def add(replay: Replay, transition: Transition) -> Replay:
+    """Store a step of all environments, over the oldest rows."""
+    row = replay.num_steps % len(replay.rows.reward)
 
     def write(old, new):
         return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, axis=0)
 
-    return jax.tree.map(write, replay, transition)
+    rows = jax.tree.map(write, replay.rows, transition)
+    return Replay(rows, replay.num_steps + len(transition.reward))
 
 
-def sample(replay: Transition, key, num_rows, batch_size: int) -> Transition:
-    """A batch of the first num_rows rows, drawn uniformly with replacement."""
+def sample(replay: Replay, key, batch_size: int) -> Transition:
+    """A batch of the rows so far, drawn uniformly with replacement."""
+    num_rows = jnp.minimum(replay.num_steps, len(replay.rows.reward))
     rows = jax.random.randint(key, (batch_size,), 0, num_rows)
-    return Transition(*(x[rows] for x in replay))
+    return Transition(*(x[rows] for x in replay.rows))
 
 
-def rows_to_save(replay: Transition, num_steps: int, args: Args) -> Transition:
-    """What a checkpoint holds of a replay with so many steps: views of the rows written so far."""
-    num_rows = min(num_steps, args.buffer_size) if args.save_replay else 0
-    return jax.tree.map(lambda x: np.asarray(x)[:num_rows], replay)
+def updates_after(steps, args: Args):
+    """How many updates are due after so many steps in the replay, whatever num_envs is."""
+    return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
@@ -346,11 +358,13 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
 
 
+LOSSES = ["losses/td_loss", "losses/q_value", "losses/actor_loss", "losses/entropy", "losses/alpha"]
+
+
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs. The log (5,) is of
-    td_loss, q_value, actor_loss, entropy and alpha.
+    noise (2, B, action_dim) draws the actions at next_obs and at obs.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
     fixed = jax.lax.stop_gradient(params)  # for what a loss reads, and does not train
@@ -374,48 +388,16 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     # As SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
     alpha_loss = params["log_alpha"] * jax.lax.stop_gradient(entropy - target_entropy)
     loss = td_loss + actor_loss + alpha_loss
-    return loss, jnp.stack([td_loss, q.mean(), actor_loss, entropy, alpha])
+    return loss, {
+        "losses/td_loss": td_loss,
+        "losses/q_value": q.mean(),
+        "losses/actor_loss": actor_loss,
+        "losses/entropy": entropy,
+        "losses/alpha": alpha,
+    }
 
 
 # === Update =====================================================================================
-class Plan(NamedTuple):
-    """What an iteration does at each of its T = num_steps steps, known beforehand."""
-
-    is_random: np.ndarray  # (T,) bool, whether actions are random, as until learning starts
-    learning_rate: np.ndarray  # (T,) float32
-    row: np.ndarray  # (T,) int32, where the step goes in the replay
-    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
-    num_updates: np.ndarray  # (T,) int32, how many follow the step
-
-
-def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
-    """The schedules of an iteration, as arrays that are made before it runs.
-
-    Counts are integers, so rounding moves no update. replay_start says how many environment steps
-    there were before the replay's first.
-    """
-    first = iteration * args.num_steps
-    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
-    stored = before - replay_start
-    after = stored + args.num_envs
-    num_updates = updates_after(after, args) - updates_after(stored, args)
-    learning_rate = args.learning_rate
-    if args.anneal_lr:
-        learning_rate *= 1 - iteration / args.num_iterations
-    return Plan(
-        is_random=before < args.learning_starts,
-        learning_rate=np.full(args.num_steps, learning_rate, np.float32),
-        row=(stored % args.buffer_size).astype(np.int32),
-        num_rows=np.minimum(after, args.buffer_size).astype(np.int32),
-        num_updates=num_updates.astype(np.int32),
-    )
-
-
-def updates_after(steps, args: Args):
-    """How many updates are due after so many steps in the replay, whatever num_envs is."""
-    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
-
-
 def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
     # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
@@ -433,21 +415,18 @@ def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     return train_state, losses
 
 
-def learn(train_state, replay, losses, transition: Transition, key, now: Plan, args: Args):
-    """Store N steps and train on num_updates batches; losses (5,) are summed up."""
-    # Written first, read afterwards: the other way round, XLA copies the replay at each step.
-    replay = add(replay, transition, now.row)
+def learn(train_state, replay, losses, num_updates, key, learning_rate, args: Args):
+    """Train on num_updates batches from the replay; losses are summed up."""
 
     def step(i, carry):
         train_state, losses = carry
         sample_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
-        batch = sample(replay, sample_key, now.num_rows, args.batch_size)
+        batch = sample(replay, sample_key, args.batch_size)
         noise = jax.random.normal(noise_key, (2, *batch.action.shape))
-        train_state, new_losses = update(train_state, batch, noise, now.learning_rate, args)
-        return train_state, losses + new_losses
+        train_state, new_losses = update(train_state, batch, noise, learning_rate, args)
+        return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
-    train_state, losses = jax.lax.fori_loop(0, now.num_updates, step, (train_state, losses))
-    return train_state, replay, losses
+    return jax.lax.fori_loop(0, num_updates, step, (train_state, losses))
 
 
 class Episodes(NamedTuple):
@@ -474,31 +453,41 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 
 # === Training ===================================================================================
-def iterate(train_state, replay, obs, env_state, key, plan: Plan, env: VecEnv, args: Args):
+def iterate(train_state, replay, obs, env_state, key, iteration, learning_rate, env, args: Args):
     """Act, step, store and learn num_steps times; return what goes on, and what to log."""
+    first_step = iteration * args.num_steps
+    steps_before = (first_step + jnp.arange(args.num_steps)) * args.num_envs  # (T,)
+    is_random = steps_before < args.learning_starts
+    updates_before = updates_after(replay.num_steps, args)
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
-        now, act_key, learn_key = inputs
-        action = act(train_state, obs, act_key, now.is_random)
+        is_random, act_key, learn_key = inputs
+        action = act(train_state, obs, act_key, is_random)
         new_obs, env_state, result = env.step(env_state, action)
-        end = result["terminated"]
-        transition = Transition(obs, action, result["reward"], end, result["next_obs"])
-        learnt = learn(train_state, replay, losses, transition, learn_key, now, args)
-        train_state, replay, losses = learnt
+        rows = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
+        done = updates_after(replay.num_steps, args)
+        # Written first, read afterwards: the other way round, XLA copies the replay at each step.
+        replay = add(replay, rows)
+        due = updates_after(replay.num_steps, args) - done
+        train_state, losses = learn(
+            train_state, replay, losses, due, learn_key, learning_rate, args
+        )
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # A compiled loop over plan and keys: the carry goes on from step to step, episodes are stacked.
-    carry = (train_state, replay, obs, env_state, jnp.zeros(5))
+    # A compiled loop over keys: the carry goes on from step to step, episodes are stacked.
+    carry = (train_state, replay, obs, env_state, dict.fromkeys(LOSSES, jnp.zeros(())))
     act_keys, learn_keys = jax.random.split(key, (2, args.num_steps))
-    carry, episodes = jax.lax.scan(step, carry, (plan, act_keys, learn_keys))
+    carry, episodes = jax.lax.scan(step, carry, (is_random, act_keys, learn_keys))
     train_state, replay, obs, env_state, losses = carry
+    num_updates = updates_after(replay.num_steps, args) - updates_before
     metrics = episode_statistics(episodes)
-    metrics["charts/updates"] = plan.num_updates.sum()
-    names = ["td_loss", "q_value", "actor_loss", "entropy", "alpha"]
-    for name, x in zip(names, losses / plan.num_updates.sum(), strict=True):  # NaN: no update
-        metrics[f"losses/{name}"] = x
+    metrics["charts/updates"] = num_updates
+    metrics["charts/learning_rate"] = learning_rate
+    share = 1 / num_updates  # infinite where there was no update, and 0 * share is NaN
+    for name, x in losses.items():
+        metrics[name] = x * share
     return train_state, replay, obs, env_state, metrics
 
 
@@ -507,58 +496,105 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
-    spaces["action_low"] = env.action_low.tolist()
-    spaces["action_high"] = env.action_high.tolist()
-    log = RunLog(args, spaces, "linen", "jit", device.device_kind)
+    log = RunLog(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
 
-    # PRNGKey, not key: a plain array, which a checkpoint can hold in env_state. An iteration's
-    # keys are folded in from its number, so resuming needs none.
+    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
+    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    train_state = make_agent(args, env, agent_key)
-    replay = make_replay(args, env)
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.action_dim, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
-    replay_start = 0
-    if args.resume:
-        steps = log.info["iteration"] * log.steps
-        train_state, rows, obs, env_state = log.load(
-            train_state=train_state,
-            replay=rows_to_save(replay, steps, args),
-            obs=obs,
-            env_state=env_state,
-        )
-        replay = jax.jit(add, donate_argnums=0)(replay, rows, 0)
-        del rows  # as large as the replay
-        if not args.save_replay:
-            replay_start = steps
+    replay = make_replay(args, env.obs_dim, obs.dtype, env.action_dim)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, replay, obs, env_state)
+        iteration, train_state, replay, obs, env_state = load_checkpoint(log.dir, like)
+        if replay.num_steps == 0:
             print("The checkpoint has no replay: a new one is filled before updates go on.")
+    log.begin(iteration)
 
-    # env and args are bound: to the compiler they are constants. What is donated is changed in
-    # place: the replay is never copied.
-    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))  # in place
-    for iteration in range(log.info["iteration"], args.num_iterations):
+    # To the compiler, env and args are constants. What is donated is changed in place: the replay
+    # is never copied.
+    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))
+    while iteration < args.num_iterations:
         start = time.perf_counter()
         iteration_key = jax.random.fold_in(key, iteration)
-        plan = make_plan(iteration, replay_start, args)
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        learning_rate = args.learning_rate * decay
         train_state, replay, obs, env_state, metrics = iterate_fn(
-            train_state, replay, obs, env_state, iteration_key, plan
+            train_state, replay, obs, env_state, iteration_key, iteration, learning_rate
         )
         metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-        log.write(metrics, start, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            num_steps = (iteration + 1) * log.steps - replay_start
-            log.save(
-                train_state=train_state,
-                replay=rows_to_save(replay, num_steps, args),
-                obs=obs,
-                env_state=env_state,
-            )
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+        log.write(iteration, metrics, start)
+        iteration += 1
+        if log.must_save(iteration):
+            rows = rows_to_save(replay, args)
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, rows, obs, env_state))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    replay: Replay
+    obs: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
+    checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    arrays, structure = jax.tree.flatten(like.env_state)
+    content = (folder / "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), content)
+    env_state = jax.tree.unflatten(structure, saved.env_state)
+    return saved._replace(env_state=env_state, replay=restore(like.replay, saved.replay))
+
+
+def rows_to_save(replay: Replay, args: Args) -> Replay:
+    """What a checkpoint holds of a replay: the rows so far, or with --no-save-replay none."""
+    num_steps = replay.num_steps if args.save_replay else jnp.int32(0)
+    return Replay(jax.tree.map(lambda x: np.asarray(x)[:num_steps], replay.rows), num_steps)
+
+
+def restore(empty: Replay, saved: Replay) -> Replay:
+    """A replay of buffer_size rows, with those of a checkpoint; it takes the empty one's memory."""
+    num_rows = min(int(saved.num_steps), len(empty.rows.reward))
+
+    def write(x, rows):
+        return x.at[:num_rows].set(rows)
+
+    rows = jax.tree.map(jax.jit(write, donate_argnums=0), empty.rows, saved.rows)
+    return Replay(rows, jnp.int32(saved.num_steps))
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the squashed mean action for each obs.
 
@@ -566,18 +602,15 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     the actions are drawn, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    state = {"train_state": {"params": {"actor": shapes.params["actor"]}}}
-    _, saved = load_checkpoint(folder, state)
+    actor = Actor(args.hidden_sizes, info["action_dim"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
     params = saved["train_state"]["params"]["actor"]
-    get_gaussian = jax.jit(partial(shapes.actor_fn, params))
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    get_gaussian = jax.jit(partial(actor.apply, params))
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        mean, log_std = get_gaussian(obs)
+        mean, log_std = get_gaussian(flatten(obs, info["obs_shape"]))
         action = np.asarray(mean)
         if sample:
             action = action + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)

@@ -47,6 +47,7 @@ import optax
 import tyro
 from flax import linen as nn
 from flax import struct
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from tensorboard.summary import Writer
@@ -96,26 +97,23 @@ def parse_args() -> Args:
     saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
-    # The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start.
     mujoco = Args(
-        env_id="HalfCheetah-v5",  # Gymnasium environment with continuous actions
-        total_timesteps=1_000_000,  # environment steps, in whole iterations
-        learning_rate=3e-4,  # Adam's, of actor, critics and alpha
-        num_envs=1,  # parallel environments
-        num_steps=5_000,  # steps of each environment per iteration, a line of the log
-        buffer_size=1_000_000,  # environment steps that the replay holds
-        batch_size=256,  # transitions drawn from the replay for each update
-        train_frequency=1,  # environment steps from one update to the next
-        learning_starts=5_000,  # environment steps with random actions, before updates begin
-        tau=0.005,  # share of the way that target critics move to the critics, per update
-        hidden_sizes=(256, 256),  # hidden layers of the actor and of each critic
+        env_id="HalfCheetah-v5",
+        total_timesteps=1_000_000,
+        learning_rate=3e-4,
+        num_envs=1,
+        num_steps=5_000,
+        buffer_size=1_000_000,
+        batch_size=256,
+        train_frequency=1,
+        learning_starts=5_000,
+        tau=0.005,
+        hidden_sizes=(256, 256),
     )
+    source = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), and CleanRL's random start."
     presets = {
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
-        "mujoco": (
-            "The paper's settings (Haarnoja et al. 2018, arXiv 1812.05905), and CleanRL's random start.",
-            mujoco,
-        ),
+        "mujoco": (source, mujoco),
     }
     words = sys.argv[1:]
     if not words or words[0] not in presets:
@@ -164,6 +162,7 @@ class VecEnv:
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
         self.obs_dim = math.prod(self.obs_shape)
+        self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start every environment; return obs (N, obs_dim).
@@ -210,7 +209,7 @@ class VecEnv:
         return self.flatten(obs), result
 
     def flatten(self, obs: np.ndarray) -> np.ndarray:
-        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
+        return obs.reshape(len(obs), self.obs_dim).astype(self.obs_dtype)  # a copy
 
 
 class WithoutInfo(gymnasium.Wrapper):
@@ -258,7 +257,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs):  # (B, obs_dim) -> mean and log_std, (B, action_dim) each
-        mean, log_std = jnp.split(MLP(self.hidden_sizes, 2 * self.action_dim)(obs), 2, axis=-1)
+        x = obs.astype(jnp.float32)
+        mean, log_std = jnp.split(MLP(self.hidden_sizes, 2 * self.action_dim)(x), 2, axis=-1)
         # SB3 and SBX clip to the same bounds; CleanRL maps log_std into [-5, 2] by a tanh.
         return mean, log_std.clip(-20, 2)
 
@@ -270,7 +270,7 @@ class Critics(nn.Module):
 
     @nn.compact
     def __call__(self, obs, action):  # (B, obs_dim), (B, action_dim) -> (2, B)
-        x = jnp.concatenate([obs, action], axis=-1)
+        x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
         return jnp.stack([MLP(self.hidden_sizes, 1)(x).squeeze(-1) for _ in range(2)])
 
 
@@ -291,20 +291,20 @@ class TrainState:
     tx: optax.GradientTransformation = struct.field(pytree_node=False)
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
+def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> TrainState:
     """Initialise the parameters, the target critics' copy and the optimizer."""
-    actor = Actor(args.hidden_sizes, env.action_dim)
+    actor = Actor(args.hidden_sizes, action_dim)
     critics = Critics(args.hidden_sizes)
     actor_key, critics_key = jax.random.split(key)
-    obs = jnp.zeros((1, env.obs_dim))
-    action = jnp.zeros((1, env.action_dim))
+    obs = jnp.zeros((1, math.prod(obs_shape)))  # obs comes flat; a CNN would restore its shape
+    action = jnp.zeros((1, action_dim))
     params = {
         "actor": jax.jit(actor.init)(actor_key, obs),
         "critics": jax.jit(critics.init)(critics_key, obs, action),
         "log_alpha": jnp.zeros(()),
     }
     copy = jax.tree.map(jnp.copy, params["critics"])  # own memory: training overwrites both
-    tx = optax.scale_by_adam()  # without a rate: update multiplies by the plan's
+    tx = optax.scale_by_adam()  # without a rate: update multiplies by an iteration's own
     return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
 
 
@@ -312,54 +312,74 @@ def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: jax.Array  # (N, obs_dim) float32, what the action was chosen from
-    action: jax.Array  # (N, action_dim), in [-1, 1] and not in the environment's units
-    reward: jax.Array  # (N,) float32, a result of the action, as everything below
-    terminated: jax.Array  # (N,) bool
-    next_obs: jax.Array  # (N, obs_dim), before any restart
+    obs: np.ndarray  # (N, obs_dim), what the action was chosen from, in the environment's own type
+    action: np.ndarray  # (N, action_dim), in [-1, 1] and not in the environment's units
+    reward: np.ndarray  # (N,) float32, a result of the action, as everything below
+    terminated: np.ndarray  # (N,) bool
+    next_obs: np.ndarray  # (N, obs_dim), before any restart
 
 
-def make_replay(args: Args, env: VecEnv) -> Transition:
-    """An empty replay."""
-    size = args.buffer_size
-    return Transition(
-        obs=jnp.zeros((size, env.obs_dim)),
-        action=jnp.zeros((size, env.action_dim)),
-        reward=jnp.zeros(size),
-        terminated=jnp.zeros(size, bool),
-        next_obs=jnp.zeros((size, env.obs_dim)),
-    )
+class Replay:
+    """The last buffer_size environment steps, in NumPy on the host."""
+
+    def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) -> None:
+        self.args = args
+        self.num_steps = 0  # of environments, added so far
+        size = args.buffer_size
+        gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+        if gigabytes > 1:
+            print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
+        self.rows = Transition(
+            obs=np.zeros((size, obs_dim), obs_dtype),
+            action=np.zeros((size, action_dim), np.float32),
+            reward=np.zeros(size, np.float32),
+            terminated=np.zeros(size, bool),
+            next_obs=np.zeros((size, obs_dim), obs_dtype),
+        )
+
+    def add(self, obs, action, result: dict) -> None:
+        """Store a step of all environments, over the oldest rows."""
+        row = self.num_steps % self.args.buffer_size
+        step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
+        for old, new in zip(self.rows, step, strict=True):
+            old[row : row + len(new)] = new
+        self.num_steps += len(obs)
+
+    def sample(self, rng: np.random.Generator, batch_size: int) -> Transition:
+        """A batch of the rows so far, drawn uniformly with replacement."""
+        num_rows = min(self.num_steps, self.args.buffer_size)
+        rows = rng.integers(num_rows, size=batch_size)
+        return Transition(*(x[rows] for x in self.rows))
+
+    def updates_due(self) -> int:
+        """How many updates are due after the step that was added last."""
+        before = updates_after(self.num_steps - self.args.num_envs, self.args)
+        return updates_after(self.num_steps, self.args) - before
+
+    def state_dict(self) -> dict:
+        """For a checkpoint: the rows so far, or with --no-save-replay none."""
+        num_steps = self.num_steps if self.args.save_replay else 0
+        rows = Transition(*(x[:num_steps] for x in self.rows))
+        return {"num_steps": num_steps, "rows": rows}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.num_steps = state["num_steps"]
+        num_rows = min(self.num_steps, self.args.buffer_size)
+        for old, saved in zip(self.rows, state["rows"], strict=True):
+            old[:num_rows] = saved
 
 
-def add(replay: Transition, transition: Transition, row) -> Transition:
-    """Write N steps from row on, over the oldest ones."""
-
-    def write(old, new):
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, axis=0)
-
-    return jax.tree.map(write, replay, transition)
-
-
-def sample(replay: Transition, key, num_rows, batch_size: int) -> Transition:
-    """A batch of the first num_rows rows, drawn uniformly with replacement."""
-    rows = jax.random.randint(key, (batch_size,), 0, num_rows)
-    return Transition(*(x[rows] for x in replay))
-
-
-def rows_to_save(replay: Transition, num_steps: int, args: Args) -> Transition:
-    """What a checkpoint holds of a replay with so many steps: views of the rows written so far."""
-    num_rows = min(num_steps, args.buffer_size) if args.save_replay else 0
-    return jax.tree.map(lambda x: np.asarray(x)[:num_rows], replay)
+def updates_after(steps: int, args: Args) -> int:
+    """How many updates are due after so many steps in the replay, whatever num_envs is."""
+    return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
-def act(train_state, obs, key, is_random):
-    """Actions (N, action_dim) in [-1, 1]: the actor's, or until learning starts random ones."""
-    noise_key, action_key = jax.random.split(key)
+def act(train_state, obs, noise):
+    """Actions (N, action_dim) in [-1, 1], which the noise draws."""
     mean, log_std = train_state.actor_fn(train_state.params["actor"], obs)
-    action, _ = draw_action(mean, log_std, jax.random.normal(noise_key, mean.shape))
-    random_action = jax.random.uniform(action_key, mean.shape, minval=-1.0)
-    return jnp.where(is_random, random_action, action)
+    action, _ = draw_action(mean, log_std, noise)
+    return action
 
 
 def draw_action(mean, log_std, noise):
@@ -384,11 +404,13 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
 
 
+LOSSES = ["losses/td_loss", "losses/q_value", "losses/actor_loss", "losses/entropy", "losses/alpha"]
+
+
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs. The log (5,) is of
-    td_loss, q_value, actor_loss, entropy and alpha.
+    noise (2, B, action_dim) draws the actions at next_obs and at obs.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
     fixed = jax.lax.stop_gradient(params)  # for what a loss reads, and does not train
@@ -412,48 +434,16 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     # As SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
     alpha_loss = params["log_alpha"] * jax.lax.stop_gradient(entropy - target_entropy)
     loss = td_loss + actor_loss + alpha_loss
-    return loss, jnp.stack([td_loss, q.mean(), actor_loss, entropy, alpha])
+    return loss, {
+        "losses/td_loss": td_loss,
+        "losses/q_value": q.mean(),
+        "losses/actor_loss": actor_loss,
+        "losses/entropy": entropy,
+        "losses/alpha": alpha,
+    }
 
 
 # === Update =====================================================================================
-class Plan(NamedTuple):
-    """What an iteration does at each of its T = num_steps steps, known beforehand."""
-
-    is_random: np.ndarray  # (T,) bool, whether actions are random, as until learning starts
-    learning_rate: np.ndarray  # (T,) float32
-    row: np.ndarray  # (T,) int32, where the step goes in the replay
-    num_rows: np.ndarray  # (T,) int32, how many of the replay are written after it
-    num_updates: np.ndarray  # (T,) int32, how many follow the step
-
-
-def make_plan(iteration: int, replay_start: int, args: Args) -> Plan:
-    """The schedules of an iteration, as arrays that are made before it runs.
-
-    Counts are integers, so rounding moves no update. replay_start says how many environment steps
-    there were before the replay's first.
-    """
-    first = iteration * args.num_steps
-    before = np.arange(first, first + args.num_steps) * args.num_envs  # environment steps so far
-    stored = before - replay_start
-    after = stored + args.num_envs
-    num_updates = updates_after(after, args) - updates_after(stored, args)
-    learning_rate = args.learning_rate
-    if args.anneal_lr:
-        learning_rate *= 1 - iteration / args.num_iterations
-    return Plan(
-        is_random=before < args.learning_starts,
-        learning_rate=np.full(args.num_steps, learning_rate, np.float32),
-        row=(stored % args.buffer_size).astype(np.int32),
-        num_rows=np.minimum(after, args.buffer_size).astype(np.int32),
-        num_updates=num_updates.astype(np.int32),
-    )
-
-
-def updates_after(steps, args: Args):
-    """How many updates are due after so many steps in the replay, whatever num_envs is."""
-    return np.maximum(steps - args.learning_starts, 0) // args.train_frequency
-
-
 def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     """Train on a batch, and then move the target critics a little towards the critics."""
     # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
@@ -471,126 +461,123 @@ def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     return train_state, losses
 
 
-def learn(train_state, replay, losses, transition: Transition, key, now: Plan, args: Args):
-    """Store N steps and train on num_updates batches; losses (5,) are summed up."""
-    # Written first, read afterwards: the other way round, XLA copies the replay at each step.
-    replay = add(replay, transition, now.row)
-
-    def step(i, carry):
-        train_state, losses = carry
-        sample_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
-        batch = sample(replay, sample_key, now.num_rows, args.batch_size)
-        noise = jax.random.normal(noise_key, (2, *batch.action.shape))
-        train_state, new_losses = update(train_state, batch, noise, now.learning_rate, args)
-        return train_state, losses + new_losses
-
-    train_state, losses = jax.lax.fori_loop(0, now.num_updates, step, (train_state, losses))
-    return train_state, replay, losses
+def mean_losses(losses: list[dict]) -> dict:
+    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
+    if not losses:
+        return dict.fromkeys(LOSSES, math.nan)
+    losses = jax.device_get(losses)  # sync
+    return {name: np.mean([x[name] for x in losses]) for name in LOSSES}
 
 
-class Episodes(NamedTuple):
-    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
-
-    terminated: jax.Array  # (T, N) bool
-    truncated: jax.Array  # (T, N) bool
-    episode_return: jax.Array  # (T, N), up to and with this step
-    episode_length: jax.Array  # (T, N)
-
-
-def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
+def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
     Where none ended, these are NaN and infinite, which the log leaves out.
     """
-    done = episodes.terminated | episodes.truncated
-    metrics = {"charts/episodes": done.sum()}
-    for name, x in [("return", episodes.episode_return), ("length", episodes.episode_length)]:
-        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
-        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
-        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    metrics = {"charts/episodes": len(returns)}
+    for name, x in [("return", returns), ("length", lengths)]:
+        metrics[f"charts/episodic_{name}"] = sum(x) / len(x) if x else math.nan
+        metrics[f"charts/episodic_{name}_min"] = min(x, default=math.inf)
+        metrics[f"charts/episodic_{name}_max"] = max(x, default=-math.inf)
     return metrics
 
 
 # === Training ===================================================================================
-def iterate(train_state, replay, obs, key, plan: Plan, act_fn, learn_fn, env: VecEnv, args: Args):
-    """Act, step, store and learn num_steps times; return what goes on, and what to log."""
-    # In NumPy: to take one step's key is then no call of JAX.
-    act_keys, learn_keys = np.asarray(jax.random.split(key, (2, args.num_steps)))  # sync
-    losses = jnp.zeros(5)
-    results = []
-    for step in range(args.num_steps):
-        now = Plan(*(x[step] for x in plan))  # this step's entry of each array
-        action = act_fn(train_state, obs, act_keys[step], now.is_random)
-        new_obs, result = env.step(np.asarray(action))  # sync
-        results.append(result)
-        row = [obs, action, result["reward"], result["terminated"], result["next_obs"]]
-        transition = Transition._make(row)  # of NumPy's arrays, which learn_fn takes to the device
-        learnt = learn_fn(train_state, replay, losses, transition, learn_keys[step], now)
-        train_state, replay, losses = learnt
-        obs = new_obs
-
-    stacked = [np.stack([x[name] for x in results]) for name in Episodes._fields]
-    metrics = episode_statistics(Episodes(*map(jnp.asarray, stacked)))
-    metrics["charts/updates"] = plan.num_updates.sum()
-    names = ["td_loss", "q_value", "actor_loss", "entropy", "alpha"]
-    for name, x in zip(names, losses / plan.num_updates.sum(), strict=True):  # NaN: no update
-        metrics[f"losses/{name}"] = x
-    return train_state, replay, obs, metrics
-
-
 def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
-    spaces["action_low"] = env.action_low.tolist()
-    spaces["action_high"] = env.action_high.tolist()
-    log = RunLog(args, spaces, "linen", "jit", device.device_kind)
+    log = RunLog(
+        args,
+        framework="linen",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
 
-    # An iteration's keys are folded in from its number, so resuming needs none.
-    key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
-    train_state = make_agent(args, env, agent_key)
-    replay = make_replay(args, env)
-    replay_start = 0
-    if args.resume:
-        steps = log.info["iteration"] * log.steps
-        train_state, rows = log.load(
-            train_state=train_state,
-            replay=rows_to_save(replay, steps, args),
-        )
-        replay = jax.jit(add, donate_argnums=0)(replay, rows, 0)
-        del rows  # as large as the replay
-        if not args.save_replay:
-            replay_start = steps
+    iteration = 0
+    key = jax.random.PRNGKey(args.seed)
+    train_state = make_agent(args, env.obs_shape, env.action_dim, key)
+    replay = Replay(args, env.obs_dim, env.obs_dtype, env.action_dim)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, train_state, replay.state_dict())
+        iteration, train_state, saved_replay = load_checkpoint(log.dir, like)
+        replay.load_state_dict(saved_replay)
+        if replay.num_steps == 0:
             print("The checkpoint has no replay: a new one is filled before updates go on.")
-    obs = env.reset(log.info["iteration"])
+    obs = env.reset(iteration)
+    log.begin(iteration)
 
-    # args is bound: to the compiler it is a constant. What is donated is changed in place: the
-    # replay is never copied.
     act_fn = jax.jit(act)
-    learn_fn = jax.jit(partial(learn, args=args), donate_argnums=range(3))  # in place
-    for iteration in range(log.info["iteration"], args.num_iterations):
+    update_fn = jax.jit(partial(update, args=args))  # to the compiler, args are constants
+    while iteration < args.num_iterations:
         start = time.perf_counter()
-        iteration_key = jax.random.fold_in(key, iteration)
-        plan = make_plan(iteration, replay_start, args)
-        train_state, replay, obs, metrics = iterate(
-            train_state, replay, obs, iteration_key, plan, act_fn, learn_fn, env, args
-        )
-        metrics = jax.device_get(metrics)  # sync
-        log.write(metrics, start, time.perf_counter())
-        if log.must_save():  # after a signal, this is the end
-            num_steps = (iteration + 1) * log.steps - replay_start
-            log.save(
-                train_state=train_state,
-                replay=rows_to_save(replay, num_steps, args),
-            )
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        learning_rate = args.learning_rate * decay
+        # From the iteration's number, so that a checkpoint need not hold a generator.
+        rng = np.random.default_rng([args.seed, iteration])
+        returns, lengths, losses = [], [], []
+        for step in range(args.num_steps):
+            global_step = (iteration * args.num_steps + step) * args.num_envs
+            if global_step < args.learning_starts:
+                action = rng.uniform(-1, 1, (args.num_envs, env.action_dim)).astype(np.float32)
+            else:
+                noise = rng.standard_normal((args.num_envs, env.action_dim), np.float32)
+                action = np.asarray(act_fn(train_state, obs, noise))  # sync
+            new_obs, result = env.step(action)
+            replay.add(obs, action, result)
+            obs = new_obs
+            done = result["terminated"] | result["truncated"]
+            returns += result["episode_return"][done].tolist()
+            lengths += result["episode_length"][done].tolist()
+            for _ in range(replay.updates_due()):
+                batch = replay.sample(rng, args.batch_size)
+                noise = rng.standard_normal((2, *batch.action.shape), np.float32)
+                train_state, new_losses = update_fn(train_state, batch, noise, learning_rate)
+                losses.append(new_losses)
+        metrics = episode_statistics(returns, lengths) | mean_losses(losses)
+        metrics["charts/learning_rate"] = learning_rate
+        metrics["charts/updates"] = len(losses)
+        log.write(iteration, metrics, start)
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from, but for the environments."""
+
+    iteration: int  # how many are done
+    train_state: TrainState
+    replay: dict
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(checkpoint))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    return from_bytes(like, (folder / "checkpoint.msgpack").read_bytes())
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the squashed mean action for each obs.
 
@@ -598,18 +585,15 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     the actions are drawn, as in training, by seed.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    state = {"train_state": {"params": {"actor": shapes.params["actor"]}}}
-    _, saved = load_checkpoint(folder, state)
+    actor = Actor(args.hidden_sizes, info["action_dim"])
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
     params = saved["train_state"]["params"]["actor"]
-    get_gaussian = jax.jit(partial(shapes.actor_fn, params))
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    get_gaussian = jax.jit(partial(actor.apply, params))
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        mean, log_std = get_gaussian(obs)
+        mean, log_std = get_gaussian(flatten(obs, info["obs_shape"]))
         action = np.asarray(mean)
         if sample:
             action = action + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)

@@ -105,7 +105,7 @@ KINDS: dict[Check, str] = {
     is_texts: "a list of texts",
     is_numbers: "a list of whole numbers from 1 on",
     is_order: "'blocks' or 'repeats'",
-    is_flags: "a table of flags, as { num-envs = 8, jit = false }",
+    is_flags: "a table of flags, as { num-envs = 8, anneal-lr = false }",
     is_programs: "a table of commands by their names",
     is_presets: "a table of tables of flags",
     is_tables: "tables, each below a line [[runs]]",
@@ -463,11 +463,14 @@ def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
     name = "__".join(filter(None, [*parts, f"{iterations}it", f"seed{seed}"]))
 
     words = list(grid.programs.get(script) or [file_of(script)])
-    runner = [args.python]
+    settings = []  # of the command `env`
     # A script looks for one's own environment in the folder that it runs in.
     if ":" in env and Path.cwd() != ROOT:
-        runner = ["env", f"--chdir={Path.cwd()}", args.python]
+        settings.append(f"--chdir={Path.cwd()}")
         words[0] = str(ROOT / words[0])
+    compiles = not script.endswith("-none") or script in grid.programs
+    if not compiles:
+        settings.append("JAX_DISABLE_JIT=1")
     if devices and SCRIPTS[full_name(script)]["framework"] == "torch":
         # A port that is free, so that several can run beside each other.
         words = [
@@ -478,7 +481,7 @@ def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
             *words,
         ]
     elif devices:  # of a CPU; of GPUs JAX takes those that it sees
-        runner = ["env", f"JAX_NUM_CPU_DEVICES={devices}", *runner]
+        settings.append(f"JAX_NUM_CPU_DEVICES={devices}")
     if "wrapper" in row:
         words = ["-m", row["wrapper"], *words]
     words += [env[1:]] if is_configuration else ["--env-id", env]
@@ -487,17 +490,16 @@ def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
     steps = row.get("steps") or steps_of(script)
     words += words_of(row["flags"])
     words += ["--seed", str(seed), "--total-timesteps", str(iterations * steps)]
-    seconds = STARTUP + iterations * COMPILED.get(size, COMPILED["own"])
-    if script.endswith("-none") and script not in grid.programs:
-        is_torch = SCRIPTS[full_name(script)]["framework"] == "torch"
-        words.append("--no-jit-env" if is_torch else "--no-jit")
-        seconds = iterations * UNCOMPILED.get(size, UNCOMPILED["own"])
+    seconds = iterations * UNCOMPILED.get(size, UNCOMPILED["own"])
+    if compiles:
+        seconds = STARTUP + iterations * COMPILED.get(size, COMPILED["own"])
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
     if args.track and row["track"]:
         words.append("--track")
     folder = args.runs_dir
     if name.startswith("warmup__"):
         folder /= ".benchmark/warmup"  # out of the report's way
+    runner = ["env", *settings, args.python] if settings else [args.python]
     words += ["--runs-dir", as_path(folder), "--run-name", name]
     return {
         "name": name,

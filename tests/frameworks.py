@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
+from running import arrays, info
 
 Weights = dict[str, list[tuple[np.ndarray, ...]]]
 Metrics = dict[str, float]
@@ -56,11 +57,21 @@ def to_arrays(weights: Weights) -> list[np.ndarray]:
 
 
 def weights_in(folder: Path) -> Weights:
-    """The weights in a run's checkpoint."""
-    beginnings = ("train_state/params/", "train_state/agent/", "state/agent/", "tensors/agent/")
-    with np.load(folder / "checkpoint.npz") as file:
-        names = sorted(name for name in file.files if name.startswith(beginnings))
-        return to_weights([file[x].T if "tensors" in x else file[x] for x in names])
+    """The weights in a run's checkpoint. Equinox's come first in it, in the order of the agent."""
+    found, run = arrays(folder), info(folder)
+    if run["framework"] == "equinox":
+        number = 4 * (1 + len(run["args"]["hidden_sizes"])) + ("action_dim" in run)
+        return to_weights([found[str(i)] for i in range(number)])
+    names = sorted(name for name in found if name.startswith(("train_state/params/", "agent/")))
+    return to_weights([found[x].T if run["framework"] == "torch" else found[x] for x in names])
+
+
+def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
+    """As layers begin: kernels orthogonal in each direction that has room, biases 0."""
+    for (kernel, bias), scale in zip(layers, scales, strict=True):
+        gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
+        np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
+        assert not bias.any()
 
 
 def num_shuffled(args: Any) -> int:
@@ -91,12 +102,13 @@ def gae(script: ModuleType, storage: tuple, value, next_value, args: Any) -> np.
 
 def make_env(script: ModuleType, args: Any) -> Any:
     """The environments, by the arguments that the script makes them with."""
-    return script.VecEnv(*(getattr(args, x) for x in inspect.signature(script.VecEnv).parameters))
+    names = [x for x in inspect.signature(script.VecEnv).parameters if x != "options"]
+    return script.VecEnv(*(getattr(args, x) for x in names))
 
 
-def first_stats(script: ModuleType, env: Any) -> list[Any]:
-    """The statistics before any rollout, where a script has them."""
-    return [script.make_stats(env)] if hasattr(script, "make_stats") else []
+def sizes(env: Any) -> tuple:
+    """Of the networks, as make_agent takes them."""
+    return env.obs_shape, env.action_dim if hasattr(env, "action_dim") else env.num_actions
 
 
 # === JAX ========================================================================================
@@ -109,7 +121,9 @@ class Linen:
         self.script, self.args = script, args
         self.make_env()
         self.make_agent(jax.random.PRNGKey(args.seed))
-        self.stats = first_stats(script, self.env)
+        self.stats: list[Any] = []  # where a script has them
+        if hasattr(script, "make_stats"):
+            self.stats.append(script.make_stats(self.env.obs_dim))
         self.update_fn = self.jit(partial(script.update, args=args))
 
     def make_env(self) -> None:
@@ -118,7 +132,7 @@ class Linen:
         self.obs, self.env_state = jax.jit(self.env.reset)(jax.random.PRNGKey(self.args.seed))
 
     def make_agent(self, key: jax.Array) -> None:
-        self.state = self.script.make_agent(self.args, self.env, key)
+        self.state = self.script.make_agent(self.args, *sizes(self.env), key)
 
     def get_tree(self) -> Any:
         return self.state.params
@@ -154,6 +168,12 @@ class Linen:
         self.state, *self.stats, metrics = new
         return floats(metrics)
 
+    def watch(self, storage: tuple) -> None:
+        """Take a rollout into the statistics, as an update does, and learn nothing of it."""
+        merge, (stats,) = self.script.merge, self.stats
+        new = merge(stats.obs, storage[0]), merge(stats.discounted_return, storage[9])
+        self.stats = [self.script.Stats(*new)]
+
     def rollout(self, seed: int) -> Any:
         carry = self.obs, *empty_memory(self.args, jnp.zeros), self.env_state
         new = self.rollout_fn(self.state, *self.stats, *carry, jax.random.key(seed))
@@ -179,7 +199,7 @@ class NNX(Linen):
     jit = partial(nnx.jit, graph=True, graph_updates=True)
 
     def make_agent(self, key: jax.Array) -> None:
-        self.state, self.optimizer = self.script.make_agent(self.args, self.env, key)
+        self.state, self.optimizer = self.script.make_agent(self.args, *sizes(self.env), key)
 
     def get_tree(self) -> Any:
         return nnx.state(self.state)
@@ -225,9 +245,12 @@ class Torch:
         self.script, self.args = script, args
         torch.manual_seed(args.seed)
         self.make_env()
-        self.agent, *self.learning = script.make_agent(args, self.env, torch.device("cpu"))
-        self.stats = first_stats(script, self.env)
+        self.agent, *self.learning = script.make_agent(args, *sizes(self.env), torch.device("cpu"))
         self.policy_fn = partial(script.policy, self.agent)
+        self.stats: list[Any] = []  # where a script has them
+        if hasattr(script, "Stats"):
+            self.stats.append(script.Stats(self.env.obs_dim))
+            self.policy_fn = partial(script.policy, self.agent, self.stats[0].obs, args=args)
 
     def make_env(self) -> None:
         self.env = make_env(self.script, self.args)
@@ -262,13 +285,17 @@ class Torch:
         torch.manual_seed(seed)
         storage = self.script.Storage(*map(torch.tensor, storage))
         trained = self.agent, *self.learning, *self.stats
-        new = self.script.update(*trained, storage, self.args)
-        *self.stats, metrics = new if self.stats else [new]
-        return floats(metrics)
+        return floats(self.script.update(*trained, storage, self.args))
+
+    def watch(self, storage: tuple) -> None:
+        """Take a rollout into the statistics, as an update does, and learn nothing of it."""
+        (stats,) = self.stats
+        stats.obs.update(torch.tensor(storage[0]))
+        stats.discounted_return.update(torch.tensor(storage[9]))
 
     def rollout(self, seed: int) -> Any:
         torch.manual_seed(seed)
-        carry = *self.stats, self.obs, *empty_memory(self.args, torch.zeros), self.env_state
+        carry = self.obs, *empty_memory(self.args, torch.zeros), self.env_state
         new = self.script.rollout(self.policy_fn, *carry, self.step_fn, self.env, self.args)
         self.obs, *_, self.env_state, storage = new
         return storage
@@ -278,7 +305,7 @@ class TorchCompile(Torch):
     def __init__(self, script: ModuleType, args: Any) -> None:
         super().__init__(script, args)
         step = partial(script.minibatch_step, self.agent, *self.learning, args=args)
-        self.learning = [partial(script.epoch, step, args=args)]
+        self.learning.append(partial(script.epoch, step, args))
 
 
 class TorchGymnasium(Torch):
@@ -288,8 +315,7 @@ class TorchGymnasium(Torch):
 
     def rollout(self, seed: int) -> Any:
         torch.manual_seed(seed)
-        carry = *self.stats, self.obs
-        self.obs, storage = self.script.rollout(self.policy_fn, *carry, self.env, self.args)
+        self.obs, storage = self.script.rollout(self.policy_fn, self.obs, self.env, self.args)
         return storage
 
 

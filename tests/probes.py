@@ -181,11 +181,31 @@ class GymnasiumUnbounded(GymnasiumAim):
     action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
 
 
+class GymnasiumIntegers(GymnasiumAim):
+    action_space = gymnasium.spaces.Box(-100, 100, (2,), np.int8)
+
+
+class GymnasiumDoubles(GymnasiumAim):
+    """Its bounds are float64's; the action must be, too, or at least lie between them."""
+
+    action_space = gymnasium.spaces.Box(np.float64(LOW), np.float64(HIGH), dtype=np.float64)
+
+
+def make_doubled(env_id: str) -> gymnasium.Env:
+    """With a wrapper that has a lambda, which no spec can hold."""
+    env = gymnasium.make(env_id)
+    return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * float(reward))
+
+
 if "ProbeSignal-v0" not in gymnax.registered_envs:
     for probe in (ProbeSignal, Aim, Unbounded):
         gymnax.register(f"{probe.__name__}-v0", probe)
     kinds: dict[str, type] = {"ProbeSignal": GymnasiumSignal, "Aim": GymnasiumAim}
     kinds |= {"AimAlike": GymnasiumAimAlike, "Unbounded": GymnasiumUnbounded}
+    kinds |= {"Integers": GymnasiumIntegers, "Doubles": GymnasiumDoubles}
     for name, kind in kinds.items():
         entry_point = f"probes:{kind.__name__}"
         gymnasium.register(f"{name}-v0", entry_point=entry_point, max_episode_steps=2)
+    for name in ("ProbeSignal", "Aim"):
+        own = {"env_id": f"{name}-v0"}
+        gymnasium.register(f"Doubled{name}-v0", entry_point="probes:make_doubled", kwargs=own)

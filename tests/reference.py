@@ -143,6 +143,7 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
     batch = [x.reshape(rows, *x.shape[2:]) for x in batch]
     weights, metrics = train(weights, batch, orders, args)
     metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = args.learning_rate  # which the first step takes
     metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
     return weights, metrics
 

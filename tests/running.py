@@ -1,10 +1,8 @@
 """Runs of the scripts' train(): how to start them, what they leave, and what they cost."""
 
-import gc
 import importlib
 import json
 import shutil
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,7 +12,9 @@ import jax
 import numpy as np
 import probes  # noqa: F401  (registers the environments)
 import pytest
+import scripted  # noqa: F401  (registers the environments)
 import torch
+from flax.serialization import msgpack_restore
 from sections import CONTINUOUS_SCRIPTS, path_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -30,21 +30,20 @@ def command(name, run_name, iterations, *flags):
     return [sys.executable, path_of(name), *sizes, "--run-name", run_name, *flags]
 
 
-def main(name, *flags):
-    """Run a script as from a command line, but in this process; its exit status."""
-    script, numbers = importlib.import_module(name), (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.getsignal(number) for number in numbers]
+def parse(name, *flags):
+    """The arguments that a script has of a command line."""
+    script = importlib.import_module(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
-        try:
-            args = script.tyro.cli(script.Args)
-            script.train(script.args_to_resume(args) if args.resume else args)
-        except SystemExit as stopped:
-            return stopped.code
-        finally:
-            for number, handler in zip(numbers, handlers, strict=True):
-                signal.signal(number, handler)
-            gc.collect()  # the run log, and with it its open files
+        return script.parse_args()
+
+
+def main(name, *flags):
+    """Run a script as from a command line, but in this process; its exit status."""
+    try:
+        importlib.import_module(name).train(parse(name, *flags))
+    except SystemExit as stopped:
+        return stopped.code
     return 0
 
 
@@ -78,28 +77,55 @@ def assert_close(rows, expected):
 
 def assert_tensorboard_agrees(folder):
     """Every value of metrics.jsonl is there once, and no other."""
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    logged = metrics(folder)
-    for tag in ("losses/entropy", "charts/episodic_return", "charts/episodes"):
-        values = [(row["global_step"], row[tag]) for row in logged if row[tag] is not None]
-        steps, numbers = zip(*((x.step, x.value) for x in events.Scalars(tag)), strict=True)
-        assert list(steps) == [step for step, _ in values]
-        np.testing.assert_allclose(numbers, [value for _, value in values], rtol=1e-6)
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    found = set()
+    for tag in events.Tags()["tensors"]:
+        for event in events.Tensors(tag):
+            (value,) = event.tensor_proto.float_val
+            found.add((tag, event.step, value))
+        assert len(events.Tensors(tag)) == len({x.step for x in events.Tensors(tag)})
+    logged = rows(folder)
+    curves = [(key, row["global_step"], row[key]) for row in logged for key in row if "/" in key]
+    assert found == {(key, step, np.float32(x)) for key, step, x in curves if x is not None}
 
 
 def arrays(folder) -> dict[str, Any]:
-    """A checkpoint's arrays; the text info is one of them."""
-    with np.load(folder / "checkpoint.npz") as file:
-        return dict(file)
+    """A checkpoint's arrays, by their places, joined by slashes; Equinox's are numbered."""
+    (path,) = folder.glob("checkpoint.*")
+    if path.suffix == ".msgpack":
+        return dict(flat(msgpack_restore(path.read_bytes())))
+    if path.suffix == ".pt":
+        return dict(flat(torch.load(path, map_location="cpu", weights_only=True)))
+    found = {}
+    with open(path, "rb") as file:
+        while file.tell() < path.stat().st_size:
+            found[str(len(found))] = np.load(file)
+    return found
+
+
+def flat(tree, place=""):
+    """The places and arrays in dicts and lists of dicts and lists."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, x in pairs:
+        if isinstance(x, dict | list | tuple):
+            yield from flat(x, f"{place}{key}/")
+        else:
+            yield f"{place}{key}", np.array(x)
+
+
+def assert_same_checkpoints(folder, other):
+    """To the last digit."""
+    ours, theirs = arrays(folder), arrays(other)
+    assert ours.keys() == theirs.keys()
+    for place, x in ours.items():
+        np.testing.assert_array_equal(x, theirs[place], err_msg=place, strict=True)
 
 
 def change(folder, args=(), **others):
-    """Rewrite what a checkpoint says of its run."""
-    found: dict[str, Any] = arrays(folder)
-    said = json.loads(found["info"].item())
+    """Rewrite what run.json says of a run."""
+    said = info(folder)
     said["args"] |= dict(args)
-    found["info"] = json.dumps(said | others)
-    np.savez(folder / "checkpoint.npz", **found)
+    (folder / "run.json").write_text(json.dumps(said | others))
 
 
 def info(folder):
@@ -156,10 +182,10 @@ AGENTS, SEED = 3, 2**32 - 1  # of many agents, the last has the highest seed tha
 
 
 class WholeRun(NamedTuple):
-    """A run of four iterations, which saved a checkpoint after two."""
+    """A run of five iterations, which saved a checkpoint after two, four and five."""
 
     folder: Path
-    checkpoint: bytes  # after two iterations
+    saved: Path  # a folder for each of these checkpoints: 2, 4 and 5
     counts: list[dict[str, int]]  # by iteration
 
 
@@ -169,8 +195,8 @@ def flags_of(name):
         own = ["--num-agents", AGENTS, "--seed", SEED - AGENTS + 1]
     if name in CONTINUOUS_SCRIPTS:
         own += AIM.split()
-        if "gymnasium" in name:  # which goes on with new episodes, so here all are alike
-            own += ["--env-id", "AimAlike-v0"]
+    if "gymnasium" in name:  # which goes on with new episodes, so here all are alike
+        own += ["--env-id", "AimAlike-v0" if name in CONTINUOUS_SCRIPTS else "Constant-v0"]
     return (*own, "--save-every", 2, "--sync-for-timing")
 
 
@@ -186,43 +212,45 @@ def op_by_op(monkeypatch, script):
 
 
 def make_whole_run(name, runs_dir, begin=None):
-    """A run that begin starts, which is the one of four iterations if there is none.
+    """A run that begin starts, which is the one of five iterations if there is none.
 
     It stays in runs_dir, where read_whole_run finds it.
     """
-    script, checkpoints = importlib.import_module(name), []
-    log = getattr(script, "RunLogs", script.RunLog)
-    save = log.save
-    folder = runs_dir / "whole"
+    script = importlib.import_module(name)
+    save = script.save_checkpoint
+    whole = runs_dir / "whole"
 
-    def keep(log, **state):
-        save(log, **state)
-        checkpoints.append((folder / "checkpoint.npz").read_bytes())
+    def keep(folder, *what):
+        save(folder, *what)
+        if folder == whole:  # and not that of one of many agents
+            (path,) = folder.glob("checkpoint.*")
+            place = runs_dir / f"saved/{len(rows(folder))}"
+            place.mkdir(parents=True)
+            shutil.copy(path, place)
 
     with pytest.MonkeyPatch.context() as patch:
         counts = Counts(patch)
         counts.watch(patch, script)
         op_by_op(patch, script)
-        patch.setattr(log, "save", keep)
+        patch.setattr(script, "save_checkpoint", keep)
         if begin:
-            begin(folder)
+            begin(whole)
         else:
-            train(name, runs_dir, "whole", *flags_of(name), iterations=4)
-    (runs_dir / "half.npz").write_bytes(checkpoints[0])
+            train(name, runs_dir, "whole", *flags_of(name), iterations=5)
     (runs_dir / "counts.json").write_text(json.dumps(counts.per_iteration))
     return read_whole_run(runs_dir)
 
 
 def read_whole_run(runs_dir):
-    half = (runs_dir / "half.npz").read_bytes()
     counts = json.loads((runs_dir / "counts.json").read_text())
-    return WholeRun(runs_dir / "whole", half, counts)
+    return WholeRun(runs_dir / "whole", runs_dir / "saved", counts)
 
 
 def rewind(run, folder):
-    """A copy of the run as if it had been killed in its fourth iteration, late, and not saved."""
+    """A copy of the run as if it had been killed late, with the checkpoint after two iterations."""
     shutil.copytree(run.folder, folder)
+    (path,) = (run.saved / "2").iterdir()
+    shutil.copy(path, folder)
     for path in folder.rglob("run.json"):
-        path.unlink()
-    (folder / "checkpoint.npz").write_bytes(run.checkpoint)
+        change(path.parent, status="running", iteration=2)
     return folder

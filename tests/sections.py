@@ -6,6 +6,7 @@
 A section goes from its banner to the next. Parts of one that are a script's own stay as they are.
 """
 
+import ast
 import difflib
 import re
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ROWS = tomllib.loads((ROOT / "scripts.toml").read_text())
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
-SECTIONS += ["Training", "Run log"]
+SECTIONS += ["Training", "Checkpoint", "Run log"]
 VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
 CONTINUOUS_SECTIONS = [*SECTIONS[:2], "Statistics", *SECTIONS[2:]]
 BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
@@ -141,6 +142,14 @@ def sections(text: str) -> dict[str, str]:
     """Name -> text below the banner, up to the next."""
     parts = BANNER.split(text)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def function(script: str, wanted: str) -> str:
+    """The text of a function, a method or a class."""
+    for node in ast.walk(ast.parse(read(script))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == wanted:
+            return "\n".join(read(script).splitlines()[node.lineno - 1 : node.end_lineno])
+    raise AssertionError(f"{script} has no {wanted}")
 
 
 def shared_part(script: str, section: str) -> str:

@@ -18,10 +18,20 @@ def trace(event: str) -> None:
         file.write(f"{event} {folder.name} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\n")
 
 
+def write_info(status: str) -> None:
+    variables = {name: x for name, x in os.environ.items() if name.startswith(VARIABLES)}
+    info = {"status": status, "args": flags, "variables": variables, "folder": os.getcwd()}
+    info["machine"] = json.loads(os.environ["RUN_INFO"])
+    info["first"] = first
+    (folder / "run.new").write_text(json.dumps(info, indent=2))
+    os.replace(folder / "run.new", folder / "run.json")
+
+
+VARIABLES = ("CUDA_", "WANDB_", "JAX_DISABLE")
 flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
-checkpoint = folder / "checkpoint.npz"
+checkpoint = folder / "checkpoint.msgpack"
 if (resumed or flags["--runs-dir"]).startswith("-"):  # as a script, which takes it for a flag
     sys.exit("--runs-dir has no value")
 if folder.exists() and not resumed:
@@ -29,6 +39,7 @@ if folder.exists() and not resumed:
 folder.mkdir(parents=True, exist_ok=True)
 trace("start")
 first = int(checkpoint.read_text()) if resumed else 0
+write_info("running")
 plans = json.loads(os.environ["STAND_IN"])
 plan = next((plan for part, plan in plans.items() if part in folder.name), "")
 if plan == "crash":
@@ -44,9 +55,5 @@ if plan == "hang":
 if plan.startswith("0."):
     time.sleep(float(plan))
 if plan != "silent":
-    variables = {name: x for name, x in os.environ.items() if name.startswith(("CUDA_", "WANDB_"))}
-    info = {"args": flags, "variables": variables, "folder": os.getcwd(), "first": first}
-    info["machine"] = json.loads(os.environ["RUN_INFO"])
-    (folder / "run.json.partial").write_text(json.dumps(info))
-    os.rename(folder / "run.json.partial", folder / "run.json")
+    write_info("completed")
 trace("end")

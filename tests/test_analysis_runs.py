@@ -75,11 +75,11 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
             "mine",
             "ppo_torch_ddp, 4 devices",
             "ppo_linen",
-            "ppo_linen --no-jit",
+            "ppo_linen without jit",
             "ppo_linen --vectorization async --compile",
         ),
-        *("ppo_linen, 2 side by side", "ppo_nnx", "ppo_nnx --no-jit", "ppo_nnx_cached"),
-        *("ppo_torch", "ppo_torch --no-jit-env", "ppo_torch_compile"),
+        *("ppo_linen, 2 side by side", "ppo_nnx", "ppo_nnx without jit", "ppo_nnx_cached"),
+        *("ppo_torch", "ppo_torch without jit", "ppo_torch_compile"),
     }
     assert set(runs["env_id"]) == {"CartPole-v1", "Doors-v0", "Pong, sticky_actions 0.2"}
     assert runs["algorithm"].value_counts().to_dict() == {"ppo": 13, "dqn": 1}
@@ -136,7 +136,8 @@ def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "row", "reason"),
     [
-        ({"status": "running"}, {}, "status is running"),
+        ({"status": "running"}, {}, "it was killed, or is still running"),
+        ({"status": "stopped"}, {}, "status is stopped"),
         ({"args": {"num_envs": 0}}, {}, "not a run of this benchmark: ZeroDivisionError"),
         ({"args": {"seed": 10**400}}, {}, "seed is "),
         ({"cores": "many"}, {}, "cores is 'many', not a number"),
@@ -169,7 +170,7 @@ def test_what_is_no_good_file_is_a_reason_and_never_hangs(tmp_path):
     data = load(tmp_path)
     assert data.runs["run"].tolist() == names[5:]
     assert data.left_out == {
-        names[0]: "no run.json: it was killed or stopped, or is still running",
+        names[0]: "no file run.json",
         names[1]: "run.json is not JSON",
         names[2]: "no file metrics.jsonl",
         names[3]: "no file metrics.jsonl",
@@ -194,12 +195,15 @@ def test_text_from_strangers_is_clean_once_loaded_and_speaks_for_nobody_else(tmp
 
 def test_runs_that_failed_are_named_from_the_drivers_log(tmp_path):
     folder = write_plain(tmp_path / "grid")
-    events = [{"run": "killed", "completed": "no", "reason": "out of memory"}]
+    killed = write_plain(tmp_path / "grid", seed=2, status="running").name
+    events = [{"run": killed, "completed": "no", "reason": "out of memory"}]
+    events += [{"run": "early", "completed": "no", "reason": "no end after 9 s"}]
     events += [{"run": "fine", "completed": "yes"}]
     events += [{"run": folder.name, "completed": "no", "reason": "at first"}]  # and made again
     lines = [*map(json.dumps, events), '{"half a li']
     (tmp_path / "grid" / "benchmark.jsonl").write_text("\n".join(lines))
-    assert load(tmp_path).left_out == {"grid/killed": "out of memory"}
+    reasons = {f"grid/{killed}": "out of memory", "grid/early": "no end after 9 s"}
+    assert load(tmp_path).left_out == reasons
 
 
 # === Made twice =================================================================================
@@ -296,7 +300,10 @@ def test_a_study_is_the_same_tables_to_the_last_bit(tmp_path):
 
 # === Weights & Biases ===========================================================================
 def from_wandb(name, info, summary, rows, state="finished"):
-    """A run as W&B's client gives it: lines have a number, and a summary no nulls."""
+    """A run as W&B's client gives it: lines have a number, and a summary no nulls.
+
+    Its config is what was known when it began.
+    """
     kept = {key: x for key, x in summary.items() if x is not None}
     history = [row | {"_step": i} for i, row in enumerate(rows)]
     return SimpleNamespace(
@@ -304,7 +311,7 @@ def from_wandb(name, info, summary, rows, state="finished"):
         name=name,
         url=f"https://wandb.ai/{name}",
         state=state,
-        config=info,
+        config=info | {"status": "running"},
         summary_metrics=kept,
         scan_history=lambda: iter(history),
     )
@@ -320,6 +327,7 @@ def test_runs_are_the_same_from_wandb_as_from_their_folders(tmp_path, monkeypatc
         from_wandb("whole", info, results(rows), rows),
         from_wandb("resumed", run_info(seed=2), results(rows), rows[:4] + killed + rows[4:]),
         from_wandb("foreign", {}, results(rows), rows),
+        from_wandb("stopped", info, results(rows) | {"status": "stopped"}, rows),
         from_wandb("crashed", {}, {}, [], state="crashed"),
     ]
     api = create_autospec(wandb.Api)  # refuses what the client's own would not take
@@ -330,6 +338,7 @@ def test_runs_are_the_same_from_wandb_as_from_their_folders(tmp_path, monkeypatc
     assert api.return_value.runs.call_args.args == ("team/project", {"group": "mine"})
     assert data.left_out["crashed (crashed)"] == "no results; W&B calls it crashed"
     assert "not a run of this benchmark" in data.left_out["foreign"]
+    assert data.left_out["stopped"] == "status is stopped"
     resumed = data.iterations[data.iterations["run"] == "resumed"]
     assert resumed["charts/episodic_return"].tolist() == [10.0 * i for i in range(12)]
     ours = load(tmp_path / "runs")

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 import reference
 import tyro
-from frameworks import LEARNERS, own, random_weights, weights_in
+from frameworks import LEARNERS, assert_orthogonal, own, random_weights, weights_in
 from probes import HIGH, LOW, best_action, nearness
-from running import AIM, BATCH, SMALL, arrays, train
+from running import AIM, BATCH, SMALL, arrays, content, train
 from scipy.stats import norm
-from sections import CONTINUOUS_IN_GYMNAX, CONTINUOUS_IN_JAX, CONTINUOUS_SCRIPTS, stand_ins
-from test_numerics import OTHER_FLAGS
+from sections import (
+    CONTINUOUS_IN_GYMNAX,
+    CONTINUOUS_IN_JAX,
+    CONTINUOUS_IN_TORCH,
+    CONTINUOUS_SCRIPTS,
+    stand_ins,
+)
+from test_numerics import OTHER_FLAGS, next_rate
 
 OBS_DIM, ACTION_DIM = 3, 2
 EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)
@@ -37,15 +43,16 @@ def random_gaussian(seed: int) -> dict:
 
 
 def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
-    """32 steps of 4 environments. Rewards and obs have means other than 0; some obs are clipped."""
+    """32 steps of 4 environments. Rewards and obs have means other than 0; some are clipped."""
     rng = np.random.default_rng(seed)
     shape = (32, 4)
     obs, next_obs = rng.normal(5, 3, (2, *shape, OBS_DIM)) * rng.choice([1, 9], (*shape, 1))
+    reward = np.where(rng.random(shape) < 0.1, 100, rng.normal(3, 2, shape))
     return (
         obs.astype("f"),
         rng.normal(size=(*shape, ACTION_DIM)).astype("f"),
         rng.normal(-2, 0.3, shape).astype("f"),
-        rng.normal(3, 2, shape).astype("f"),
+        reward.astype("f"),
         rng.random(shape) < end_rate,
         rng.random(shape) < end_rate,
         next_obs.astype("f"),
@@ -53,14 +60,6 @@ def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
         rng.integers(1, 9, shape).astype("f"),
         rng.normal(20, 4, shape).astype("f"),
     )
-
-
-def watch(learner: Any, storage: tuple) -> None:
-    """Take a rollout into the statistics, as an update does, and learn nothing of it."""
-    script, (stats,) = learner.script, learner.stats
-    obs, discounted_return = own(script)(storage[0]), own(script)(storage[9])
-    both = script.merge(stats.obs, obs), script.merge(stats.discounted_return, discounted_return)
-    learner.stats = [script.Stats(*both)]
 
 
 # === Statistics =================================================================================
@@ -72,9 +71,16 @@ def test_statistics_are_those_of_all_rows(name, offset, num_envs):
     script: Any = importlib.import_module(name)
     rng = np.random.default_rng(0)
     rollouts = [rng.normal(offset + i, 1 + i, (256, OBS_DIM)).astype("f") for i in range(12)]
-    stats = script.RunningMeanStd(*map(own(script), (np.zeros(3, "f"), np.ones(3, "f"), 0)))
+    if name in CONTINUOUS_IN_TORCH:
+        stats = script.RunningMeanStd(OBS_DIM)
+    else:
+        stats = script.make_stats(OBS_DIM).obs
     for rows in rollouts:
-        stats = script.merge(stats, own(script)(rows.reshape(-1, num_envs, OBS_DIM)))
+        x = own(script)(rows.reshape(-1, num_envs, OBS_DIM))
+        if name in CONTINUOUS_IN_TORCH:
+            stats.update(x)
+        else:
+            stats = script.merge(stats, x)
     mean, var = reference.moments([x[None] for x in rollouts])
     np.testing.assert_allclose(stats.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(stats.var, var, rtol=1e-5)
@@ -94,7 +100,15 @@ UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch", "others
 def learner(request):
     """One for all tests of a script and flags, since making it takes seconds."""
     name, flags = request.param
-    return make_learner(name, **FLAGS[flags])
+    learner = make_learner(name, **FLAGS[flags])
+    learner.initial_weights = learner.get_weights()
+    return learner
+
+
+def test_initial_weights_are_orthogonal_and_scaled(learner):
+    assert_orthogonal(learner.initial_weights["actor"], [2**0.5, 2**0.5, 0.01])
+    assert_orthogonal(learner.initial_weights["critic"], [2**0.5, 2**0.5, 1])
+    assert not learner.initial_weights["log_std"][0][0].any()
 
 
 def test_loss_and_gradient_equal_numpy(learner):
@@ -114,7 +128,7 @@ def test_update_equals_numpy(learner):
     """obs and next_obs by the statistics of the rollout before; the log has returns as they are."""
     before, storage, weights = random_storage(3), random_storage(4), random_gaussian(3)
     learner.set_weights(weights)
-    watch(learner, before)
+    learner.watch(before)
     normalised = reference.normalised(storage, [before], learner.args)
     expected, metrics = reference.update(weights, normalised, learner.orders(5), learner.args)
     assert learner.update(storage, 5) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
@@ -125,6 +139,7 @@ def test_update_equals_numpy(learner):
         mean, var = reference.moments([before[place], storage[place]])
         np.testing.assert_allclose(found.mean, mean, rtol=1e-5)
         np.testing.assert_allclose(found.var, var, rtol=1e-5)
+    assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
 
 
 # === Rollouts ===================================================================================
@@ -136,7 +151,7 @@ def two_rollouts(name: str) -> tuple[Any, list]:
     storages = []
     for seed in (1, 2):
         storages.append(tuple(map(np.asarray, learner.rollout(seed))))
-        watch(learner, storages[0])
+        learner.watch(storages[0])
     return learner, storages
 
 
@@ -222,7 +237,7 @@ def gaussians(folder: Path, obs: np.ndarray) -> Any:
 def test_a_policy_is_the_checkpoints_with_its_statistics(name, whole_run):
     """Greedy it takes the mean, else it draws, which repeats with the seed. It changes no file."""
     folder = whole_run(name).folder
-    before = (folder / "checkpoint.npz").read_bytes()
+    before = content(folder)
     load_policy = importlib.import_module(name).load_policy
     obs = np.random.default_rng(0).normal((0, 1000, 1), (1, 1, 1), (300, OBS_DIM)).astype("f")
     expected = LOW + (HIGH - LOW) * (gaussians(folder, obs).mean().clip(-1, 1) + 1) / 2
@@ -238,4 +253,4 @@ def test_a_policy_is_the_checkpoints_with_its_statistics(name, whole_run):
         share = gaussians(folder, obs[:1]).cdf(bound)
         drawn = (draws[0] < LOW + (HIGH - LOW) * (bound + 1) / 2).mean(0)
         assert (abs(drawn - share) <= 5 * np.sqrt(share * (1 - share) / 20_000) + 1e-4).all()
-    assert (folder / "checkpoint.npz").read_bytes() == before
+    assert content(folder) == before

@@ -3,6 +3,10 @@
 import argparse
 import ast
 import re
+import shutil
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -49,12 +53,39 @@ def test_links_lead_to_files_and_headings(path):
             assert not anchor or anchor in anchors(file), link
 
 
-# === Change the network =========================================================================
-def blocks(language):
-    """The code of the section in docs/scripts.md."""
+def blocks(heading, language):
+    """The code of a section in docs/scripts.md."""
     page = (ROOT / "docs/scripts.md").read_text()
-    section = page.partition("## Change the network")[2].partition("\n## ")[0]
+    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+
+
+# === Load what was trained ======================================================================
+def test_the_pages_lines_read_checkpoints(whole_run, tmp_path, monkeypatch):
+    [code] = blocks("Save and resume", "python")
+    for name in ("linen", "torch"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        for path in whole_run(f"ppo_{name}").folder.glob("checkpoint.*"):
+            shutil.copy(path, tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert (names["kernel"].shape, names["weight"].shape) == ((4, 8), (8, 4))
+
+
+def test_the_pages_lines_work_outside_the_projects_folder(whole_run, tmp_path):
+    """By the variable that the page names; a script in more/ is imported as it says."""
+    [code] = blocks("Use what was trained", "python")
+    [command] = blocks("Use what was trained", "bash")
+    (tmp_path / "play.py").write_text(f"from more.dqn_linen import Args\n{code}print(action)\n")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/mine").symlink_to(whole_run("ppo_linen").folder)
+    line = command.replace("~/ppo-rosetta", str(ROOT)).replace("python", sys.executable, 1)
+    said = subprocess.check_output(["bash", "-c", line], cwd=tmp_path, text=True)
+    assert said in ("[0]\n", "[1]\n")
+
+
+# === Change the network =========================================================================
 
 
 def with_class(script, code):
@@ -69,9 +100,11 @@ def with_class(script, code):
 @pytest.mark.parametrize(("script", "place"), [("ppo_linen", 0), ("ppo_torch", 1)])
 def test_the_pages_network_trains(script, place, tmp_path, monkeypatch):
     copy = script.replace("ppo", "cnn")
-    (tmp_path / f"{copy}.py").write_text(with_class(script, blocks("python")[place]))
+    (tmp_path / f"{copy}.py").write_text(
+        with_class(script, blocks("Change the network", "python")[place])
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    [flags] = re.findall("ppo_cnn.py (--.+)", blocks("bash")[1])
+    [flags] = re.findall("ppo_cnn.py (--.+)", blocks("Change the network", "bash")[1])
     folder = train(copy, tmp_path, "run", *flags.split(), iterations=2)
     assert all(row["losses/value_loss"] > 0 for row in rows(folder))
     convolution = [x for name, x in arrays(folder).items() if "conv" in name]
@@ -80,7 +113,7 @@ def test_the_pages_network_trains(script, place, tmp_path, monkeypatch):
 
 
 def test_the_pages_flag_makes_a_wider_network(tmp_path):
-    [flags] = re.findall("ppo_linen.py (--.+)", blocks("bash")[0])
+    [flags] = re.findall("ppo_linen.py (--.+)", blocks("Change the network", "bash")[0])
     folder = train("ppo_linen", tmp_path, "run", *flags.split(), iterations=1)
     assert {x.shape for name, x in arrays(folder).items() if "Dense_1/kernel" in name} == {
         (256, 256)

@@ -115,8 +115,13 @@ def started(project):
     return [name for event, name, *_ in trace(project) if event == "start"]
 
 
+def is_complete(path):
+    return '"status": "completed"' in path.read_text()
+
+
 def completed(project):
-    return sorted(path.parent.name for path in (project / "runs").glob("*/run.json"))
+    paths = (project / "runs").glob("*/run.json")
+    return sorted(path.parent.name for path in paths if is_complete(path))
 
 
 def info_of(project, name):
@@ -291,9 +296,9 @@ def test_the_same_command_resumes(project):
     flags = (*TWO, "--repeats", "2")
     names = names_of(project, *flags)
     empty, killed, third, fourth = names
-    for name, file in ((empty, "run.json"), (killed, "metrics.jsonl")):  # power lost; killed
+    for name, text in ((empty, ""), (killed, '{\n  "status": "running"\n}')):  # power lost; killed
         (project / "runs" / name).mkdir(parents=True)
-        (project / "runs" / name / file).touch()
+        (project / "runs" / name / "run.json").write_text(text)
     assert "A report of 2 runs\n" in succeed(project, *TWO)
     assert started(project) == [empty, killed]
     assert len(list((project / "runs/.benchmark/partial").iterdir())) == 2
@@ -358,11 +363,13 @@ def test_a_study_has_commands_at_its_begin_and_end(project):
 def test_a_long_run_goes_on_from_its_checkpoint(project):
     """A short one starts anew: its durations must be those of one process."""
     linen = LINEN.replace("CartPole-v1", "@minatar")
-    saving = f"{linen}iterations = 100\nflags = {{ save-every = 20 }}"
-    add_grid(project, f"{linen}iterations = 20{saving}{linen}iterations = 7")
+    saving = "flags = { save-every = 20 }"
+    grid = f"{linen}iterations = 20{linen}iterations = 100\n{saving}{linen}iterations = 7\n{saving}"
+    add_grid(project, grid)
     short, long, last = names_of(project, "mine")
-    (project / "runs" / short).mkdir(parents=True)
-    (project / "runs" / short / "checkpoint.npz").write_text("8")
+    for name, file in ((short, "checkpoint.msgpack"), (last, "checkpoint.new")):
+        (project / "runs" / name).mkdir(parents=True)
+        (project / "runs" / name / file).write_text("8")
     assert bench(project, "mine", **{"100it": "killed"}).returncode == 1
     assert started(project) == [short, long, last]
     assert f"stopped  {long}" in succeed(project, "mine", "--dry-run")
@@ -370,8 +377,8 @@ def test_a_long_run_goes_on_from_its_checkpoint(project):
     assert [info_of(project, x)["first"] for x in (short, long, last)] == [0, 8, 0]
     text = "".join(log_of(project))
     assert text.count(f'ppo_linen.py --resume runs/{long}"') == text.count("--resume") == 1
-    (kept,) = (project / "runs/.benchmark/partial").iterdir()
-    assert kept.name.startswith(short)
+    kept = sorted(x.name for x in (project / "runs/.benchmark/partial").iterdir())
+    assert [x.rpartition(".")[0] for x in kept] == sorted((short, last))
 
 
 def test_a_full_disk_stops_the_grid(project):
@@ -451,7 +458,8 @@ def test_killed_at_random_moments(project):
         finish(driver)
     succeed(project, *flags)
     assert completed(project) == sorted(names_of(project, *flags))
-    assert not list((project / "runs").glob(".benchmark/partial/*/run.json"))  # none ran twice
+    partial = (project / "runs").glob(".benchmark/partial/*/run.json")
+    assert not any(map(is_complete, partial))  # none ran twice
     assert all(json.loads(line) for line in log_of(project))
 
 

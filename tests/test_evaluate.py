@@ -16,7 +16,7 @@ import probes
 import pytest
 from conftest import ROOT
 from PIL import Image, ImageSequence
-from running import change, main
+from running import change, main, rewind
 from scipy import stats
 
 import evaluate
@@ -104,7 +104,7 @@ def play(run, **flags):
 @pytest.mark.parametrize("name", PPO)
 def test_a_run_of_each_framework_is_played(name, whole_run):
     result = play(evaluate.load_run(str(whole_run(name).folder)), episodes=3)
-    assert (result["script"], result["iteration"], result["global_step"]) == (name, 4, 512)
+    assert (result["script"], result["iteration"], result["global_step"]) == (name, 5, 640)
     assert len(result["returns"]) == 3 and result["returns"] == result["lengths"]
 
 
@@ -129,6 +129,7 @@ def test_continuous_actions_are_played_in_their_own_units(name, whole_run):
 
 
 CONTINUOUS = """import json
+from pathlib import Path
 import gymnax
 import numpy as np
 import ppo_linen
@@ -142,8 +143,7 @@ class VecEnv(ppo_linen.VecEnv):
 
 
 def load_info(folder):
-    with np.load(f"{folder}/checkpoint.npz") as file:
-        info = json.loads(file["info"].item())
+    info = json.loads(Path(folder, "run.json").read_text())
     return info, ppo_linen.Args(**info["args"])
 
 
@@ -172,7 +172,7 @@ def test_a_script_lies_anywhere(copied_run, command, tmp_path):
     (tmp_path / "else where").mkdir()
     mine = shutil.copy(ROOT / "ppo_linen.py", tmp_path / "else where/mine.py")
     status, out, _ = command(copied_run, "--script", mine, "--episodes", 2)
-    assert status == 0 and "copied: mine, CartPole-v1, seed 4294967295, 512 steps" in out
+    assert status == 0 and "copied: mine, CartPole-v1, seed 4294967295, 640 steps" in out
 
 
 # === Episodes ===================================================================================
@@ -264,8 +264,8 @@ def test_bad_command_line(flags, sentence, command, monkeypatch):
 STRANGE = [
     ({"script": "../../evil\n\x1b[31m"}, "There is no ../../evil??[31m.py"),
     ({"args": {"env_id": "evil:Evil"}}, "is code; to run it, add --env-id evil:Evil"),
-    ({"args": {"env_id": "\x1b[31m"}}, "--env-id: gymnax has no ?[31m"),
-    ({"args": {"hidden_sizes": [8]}}, "Dense_1/bias of shape (2,) in its checkpoint"),
+    ({"args": {"env_id": "\x1b[31m"}}, "run.json names no environment, but ?[31m"),
+    ({"args": {"exp_name": "x"}}, "is a run of another version of ppo_linen.py, or is damaged: "),
 ]
 
 
@@ -281,10 +281,38 @@ def test_a_strange_file_runs_nothing(changes, message, copied_run, command, monk
     assert not (tmp_path / "evil").exists()
 
 
-def test_a_pickle_is_refused(copied_run, command):
-    path = copied_run / "checkpoint.npz"
-    np.savez(path, info=np.array({}, dtype=object))
-    assert command(copied_run) == (2, "", f"{path} is not there, or is damaged (ValueError)\n")
+@pytest.mark.parametrize("name", PPO)
+def test_a_damaged_checkpoint_is_one_sentence(name, whole_run, command, tmp_path):
+    folder = shutil.copytree(whole_run(name).folder, tmp_path / "run")
+    (path,) = folder.glob("checkpoint.*")
+    path.write_bytes(path.read_bytes()[:1000])
+    status, out, err = command(folder)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"{name}.py cannot read its checkpoint, which may be damaged: " in err
+    path.rename(folder / "checkpoint.new")  # as where the run was killed while it wrote its first
+    said = f"{folder} has no checkpoint: a run writes one when it ends, and by --save-every\n"
+    assert command(folder) == (2, "", said)
+    (folder / "run.json").write_text("[")
+    said = f"{folder}/run.json is not there, or is damaged (JSONDecodeError)\n"
+    assert command(folder) == (2, "", said)
+
+
+@pytest.mark.parametrize("text", ["import nowhere", "x = ["])
+def test_a_script_that_cannot_be_imported_is_one_sentence(text, copied_run, command, tmp_path):
+    change(copied_run, script="broken")
+    script = tmp_path / "broken.py"
+    script.write_text(f"{text}\ndef load_policy(folder):\n    pass\n")
+    status, out, err = command(copied_run, "--script", script)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"{script} cannot be imported: ")
+
+
+@pytest.mark.parametrize("status", ["running", "stopped"])
+def test_a_run_that_has_not_ended_is_played_if_it_has_a_checkpoint(status, whole_run, tmp_path):
+    folder = rewind(whole_run("ppo_torch"), tmp_path / "run")
+    change(folder, status=status)
+    result = play(evaluate.load_run(str(folder)), episodes=3)
+    assert (result["iteration"], result["global_step"]) == (2, 256)
 
 
 # === Picture ====================================================================================

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import reference
-from frameworks import gae, make_args, make_learner, random_weights
+from frameworks import assert_orthogonal, gae, make_args, make_learner, random_weights
 from sections import JAX_SCRIPTS, stand_ins
 
 OBS_DIM, NUM_ACTIONS = 4, 2
@@ -60,12 +60,8 @@ def learner(request):
 
 
 def test_initial_weights_are_orthogonal_and_scaled(learner):
-    for network, output_scale in (("actor", 0.01), ("critic", 1.0)):
-        scales = [2**0.5, 2**0.5, output_scale]
-        for (kernel, bias), scale in zip(learner.initial_weights[network], scales, strict=True):
-            gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
-            np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
-            assert not bias.any()
+    assert_orthogonal(learner.initial_weights["actor"], [2**0.5, 2**0.5, 0.01])
+    assert_orthogonal(learner.initial_weights["critic"], [2**0.5, 2**0.5, 1])
 
 
 def test_loss_and_gradient_equal_numpy(learner):
@@ -82,13 +78,20 @@ def test_loss_and_gradient_equal_numpy(learner):
 
 
 def test_update_equals_numpy(learner):
-    """If annealed, from the full learning rate to an eighth."""
+    """If annealed, from the full learning rate to an eighth; the next update is told zero."""
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)
     assert learner.update(storage, 5) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     actual = reference.flatten(learner.get_weights())
     np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
+    assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
+
+
+def next_rate(args):
+    """The learning rate that the log has after an update."""
+    done = args.update_epochs * args.num_minibatches / args.num_optimizer_steps
+    return pytest.approx(args.learning_rate * (1 - done if args.anneal_lr else 1), abs=1e-9)
 
 
 def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():

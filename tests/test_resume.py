@@ -1,44 +1,51 @@
-"""A run that is stopped or killed goes on; what cannot go on is refused, and nothing is unpickled.
+"""A run that is stopped, killed or at the end goes on, and a stranger's folder runs no code.
 
-The Run log is the same to the letter in all scripts, so here one of JAX and one of PyTorch stand
-for all. That each script goes on to the last digit, test_training.py has.
+The Run log is the same to the letter in all scripts of PPO, so here one of JAX and one of PyTorch
+stand for all. That each script goes on to the last digit, test_training.py has.
 """
 
 import importlib
+import io
 import json
 import os
 import pickle
 import random
-import shlex
+import resource
 import shutil
 import signal
 import struct
 import sys
+import threading
 import time
-from types import SimpleNamespace
-from typing import Any
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, start_process
+from frameworks import weights_in
 from running import (
-    AGENTS,
+    BATCH,
     SEED,
     arrays,
+    assert_same_checkpoints,
     assert_tensorboard_agrees,
     change,
     command,
     info,
     main,
     metrics,
+    op_by_op,
+    parse,
     rewind,
+    rows,
     train,
 )
+from sections import PPO_SCRIPTS, ROWS
 from wandb.proto.wandb_internal_pb2 import Record
 
-BIAS = {"ppo_linen": "train_state/params/params/actor/Dense_2/bias"}
-BIAS["ppo_torch"] = "tensors/agent/actor.output.bias"
-EACH = pytest.mark.parametrize("name", BIAS)
+EACH = pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch"])
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 # === Real processes =============================================================================
@@ -48,8 +55,7 @@ def start(tmp_path, compiled):
     processes = []
 
     def start(*command):
-        own = {name: x for name, x in os.environ.items() if name not in ("UV", "VIRTUAL_ENV")}
-        processes.append(start_process(command, tmp_path, own | compiled))
+        processes.append(start_process(command, tmp_path, os.environ | compiled))
         return processes[-1]
 
     yield start
@@ -73,119 +79,203 @@ def wait_for_lines(process, folder, count):
 
 @pytest.mark.parametrize(
     ("name", "signals"),
-    [("ppo_linen", [signal.SIGKILL]), ("ppo_torch", [signal.SIGINT, signal.SIGKILL])],
+    [
+        ("ppo_linen", [signal.SIGKILL, signal.SIGTERM]),
+        ("ppo_torch", [signal.SIGINT, signal.SIGKILL]),
+    ],
 )
 def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(name, signals, start, tmp_path):
-    """At any moment; the command that the run prints is run."""
+    """At any moment."""
     rng, iterations = random.Random(name), 100
     folder, resumed = tmp_path / "runs/stopped", []
-    process = start(*command(name, "stopped", iterations, "--save-every", 7))
+    words = command(name, "stopped", iterations, "--save-every", 7)
     for number in signals:
-        wait_for_lines(process, folder, sum(resumed[-1:]) + rng.randrange(8, 40))
+        process = start(*words)
+        wait_for_lines(process, folder, sum(resumed[-1:]) + rng.randrange(10, 40))
         time.sleep(rng.uniform(0, 0.02))
         os.killpg(process.pid, number)  # as Ctrl-C in a terminal
         output, errors = process.communicate(timeout=120)
-        done = json.loads(arrays(folder)["info"].item())["iteration"]
-        resumed.append(done)
-        assert not (folder / "run.json").exists()
+        saved = list(folder.glob("checkpoint.*"))
+        done = int(arrays(folder)["iteration"]) if saved else 0
+        said = info(folder)
+        assert said["iteration"] == done
         if number == signal.SIGKILL:
-            assert process.returncode == -number
+            assert (process.returncode, said["status"]) == (-number, "running")
             assert 0 <= count_lines(folder) - done < 7 + 1
-            assert main(name, "--resume", folder) == 0
         else:
-            assert (process.returncode, errors) == (128 + number, "")
+            assert (process.returncode, said["status"], errors) == (128 + number, "stopped", "")
             assert count_lines(folder) == done
-            *_, said, told = output.splitlines()
-            assert said == f"Stopped after {done} iterations. To go on:"
-            assert shlex.split(told)[1:] == [f"{ROOT / name}.py", "--resume", "runs/stopped"]
-            process = start(*shlex.split(told))
-    whole = train(name, tmp_path, "whole", iterations=iterations)
-    assert metrics(folder) == metrics(whole)
+            assert "--resume runs/stopped" in output.splitlines()[-1]
+        resumed.append(done)
+        words = [*words[:2], "--resume", "runs/stopped"]
+    assert main(name, "--resume", folder) == 0
+    assert metrics(folder) == metrics(train(name, tmp_path, "whole", iterations=iterations))
     run = info(folder)
-    assert (run["resumed"], run["iteration"], run["args"]["resume"]) == (resumed, iterations, "")
+    assert (run["status"], run["resumed"]) == ("completed", resumed)
     assert_tensorboard_agrees(folder)
 
 
-# === Lines to paste =============================================================================
-SHORT = "--num-envs 4 --num-steps 32 --hidden-sizes 8 --update-epochs 1"
+# === Signals ====================================================================================
+@pytest.fixture
+def received():
+    """The signals that reach who had them before the run."""
+    received = []
+    before = [signal.signal(x, lambda number, _: received.append(number)) for x in SIGNALS]
+    yield received
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
-def output_of_line(line, start):
-    """What a line prints that a run ended with, pasted into a shell."""
-    process = start("bash", "-c", line)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    return output
+@pytest.mark.parametrize("moment", ["write", "must_save", "note_saved"])
+def test_a_signal_counts_where_a_checkpoint_is_written(moment, tmp_path, monkeypatch, received):
+    """Whenever it comes: in the iteration, after the question if one is due, or as one is saved.
 
-
-def test_a_script_alone_goes_on_and_shows_its_curves_by_the_lines_that_it_prints(start, tmp_path):
-    """In an empty folder; by uv where that is there, as a new user would."""
-    shutil.copy(ROOT / "ppo_linen.py", tmp_path)
-    runner, python = ["python"], "python"
-    if shutil.which("uv"):
-        runner = ["uv", "run"]
-        python = "uv run --no-project --with-requirements ppo_linen.py python"
-    flags = f"{SHORT} --run-name one --total-timesteps {128 * 400}"
-    process = start(*runner, "ppo_linen.py", *flags.split())
-    while not process.stdout.readline().startswith("iteration"):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130
-    told = output.splitlines()[-1]
-    assert told == f"{python} ppo_linen.py --resume runs/one"
-    told = output_of_line(told, start).splitlines()[-1]
-    assert [row["iteration"] for row in metrics(tmp_path / "runs/one")] == list(range(400))
-    assert told == f"{python} -m tensorboard.main --logdir runs/one"
-    assert "charts/episodic_return" in output_of_line(f"{told} --inspect", start)
-
-
-def test_an_edited_copy_with_an_environment_of_ones_own_is_played_by_its_last_line(start, tmp_path):
-    """From another folder, whose name has a space, as the copy's has."""
-    shutil.copy(ROOT / "evaluate.py", tmp_path)
-    shutil.copy(ROOT / "tests/probes.py", tmp_path / "mine.py")
-    (tmp_path / "my scripts").mkdir()
-    shutil.copy(ROOT / "ppo_linen.py", tmp_path / "my scripts/ppo copy.py")
-    flags = f"{SHORT} --env-id mine:ProbeSignal --run-name first --total-timesteps 128"
-    process = start(sys.executable, "my scripts/ppo copy.py", *flags.split())
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "ppo copy, mine:ProbeSignal, seed 1" in output_of_line(output.splitlines()[-1], start)
-
-
-def test_a_second_signal_ends_a_run_at_once():
-    """Where an iteration hangs, the first one would wait for ever."""
-    log: Any = SimpleNamespace(received=0)
-    before = signal.getsignal(signal.SIGTERM)
-    importlib.import_module("ppo_linen").RunLog.on_signal(log, signal.SIGTERM, None)
-    assert (log.received, signal.getsignal(signal.SIGTERM)) == (signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, before)
-
-
-# === The last iteration =========================================================================
-def test_a_stop_in_the_last_iteration_completes_the_run(tmp_path, monkeypatch, capfd):
-    """Before its checkpoint, which is the run's only one."""
+    A second one does what it did before, and so do all afterwards.
+    """
     log = importlib.import_module("ppo_torch").RunLog
-    save = log.save
+    original = getattr(log, moment)
+    calls = []
 
-    def stop_and_save(log, **state):
-        signal.raise_signal(signal.SIGTERM)
-        save(log, **state)
+    def interrupted(log, *args):
+        value = original(log, *args)
+        calls.append(args)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        return value
 
-    monkeypatch.setattr(log, "save", stop_and_save)
-    folder = train("ppo_torch", tmp_path, "stopped")
-    assert (folder / "run.json").exists()
-    assert "Stopped" not in capfd.readouterr().out
+    monkeypatch.setattr(log, moment, interrupted)
+    flags = command("ppo_torch", "run", 8, "--runs-dir", tmp_path, "--save-every", 3)[2:]
+    assert main("ppo_torch", *flags) == 128 + signal.SIGTERM
+    assert received == [signal.SIGTERM]
+    for number in SIGNALS:
+        signal.raise_signal(number)
+    assert received == [signal.SIGTERM, *SIGNALS]
+    folder = tmp_path / "run"
+    done = {"write": 2, "must_save": 3, "note_saved": 6}[moment]
+    assert (len(rows(folder)), int(arrays(folder)["iteration"])) == (done, done)
+    assert (info(folder)["iteration"], info(folder)["status"]) == (done, "stopped")
+
+
+def test_a_stop_in_the_last_iteration_completes_the_run(tmp_path, monkeypatch, received):
+    log = importlib.import_module("ppo_torch").RunLog
+    monkeypatch.setattr(log, "note_saved", lambda *_: signal.raise_signal(signal.SIGINT))
+    folder = train("ppo_torch", tmp_path, "run", iterations=1)
+    assert info(folder)["status"] == "completed" and not received
+
+
+def test_a_training_in_a_thread_sets_no_handlers(tmp_path):
+    """Which Python refuses outside the main thread."""
+    folders = []
+
+    def run():
+        folders.append(train("ppo_torch", tmp_path, "run", iterations=1))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(rows(folders[0])) == 1
+
+
+# === More arguments =============================================================================
+def test_a_run_goes_on_with_its_arguments_and_those_that_are_given(whole_run, tmp_path, capfd):
+    """By either spelling. An environment that is code is the user's to name, not run.json's."""
+    folder = shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "run")
+    args = parse("ppo_linen", "--resume", folder, "--total-timesteps", 1024, "--env_id", "Mine-v0")
+    assert (args.seed, args.hidden_sizes, args.num_envs) == (SEED, (8, 8), 4)
+    assert (args.total_timesteps, args.num_iterations, args.env_id) == (1024, 8, "Mine-v0")
+    change(folder, {"env_id": "probes:Recall1"})
+    for flag in ("--env-id", "--env_id"):
+        assert parse("ppo_linen", "--resume", folder, flag, "probes:Recall1").seed == SEED
+    before = info(folder)
+    for others in ([], ["--env-id", "probes:Recall10"]):
+        capfd.readouterr()
+        assert main("ppo_linen", "--resume", folder, *others) == 2
+        assert "--env-id 'probes:Recall1'" in capfd.readouterr().err
+    assert info(folder) == before
+
+
+# Each in PyTorch sets the rate of a checkpoint's optimizer; in JAX the rate is not in a checkpoint.
+TRAINED_ON = [name for name in PPO_SCRIPTS if ROWS[name]["framework"] == "torch"]
+TRAINED_ON += ["ppo_linen", "ppo_nnx", "ppo_equinox"]
+
+
+@pytest.mark.parametrize("name", TRAINED_ON)
+def test_a_finished_run_is_trained_on_at_another_rate(name, whole_run, tmp_path, monkeypatch):
+    """At one so small that nothing moves, by which Adam tells that it is the rate that it takes."""
+    run = whole_run(name).folder
+    folder = shutil.copytree(run, tmp_path / "run")
+    op_by_op(monkeypatch, importlib.import_module(name))
+    flags = ["--total-timesteps", 8 * BATCH, "--learning-rate", 1e-30]
+    assert main(name, "--resume", folder, *flags) == 0
+    places = [path.parent.relative_to(run) for path in run.rglob("metrics.jsonl")]
+    for place in places:
+        assert metrics(folder / place)[:5] == metrics(run / place)
+        rates = [row["charts/learning_rate"] for row in rows(folder / place)[5:]]
+        anneal_lr = info(run)["args"]["anneal_lr"]
+        expected = [1e-30 * (1 - i / 8 if anneal_lr else 1) for i in (5, 6, 7)]
+        assert rates == pytest.approx(expected, rel=1e-5, abs=0)
+        assert_tensorboard_agrees(folder / place)
+        before, after = info(run / place), info(folder / place)
+        assert (after["status"], after["iteration"], after["resumed"]) == ("completed", 8, [5])
+        given = {"total_timesteps": 8 * BATCH, "learning_rate": 1e-30}
+        assert after["args"] == before["args"] | given | {"resume": after["args"]["resume"]}
+    place = max(places)  # of many agents, the last
+    before, after = weights_in(run / place), weights_in(folder / place)
+    for network, layers in before.items():
+        for layer, same in zip(layers, after[network], strict=True):
+            for x, y in zip(layer, same, strict=True):
+                np.testing.assert_allclose(y, x, rtol=0, atol=1e-20)
 
 
 @EACH
-def test_a_run_that_was_killed_before_run_json_has_only_that_to_write(name, whole_run, tmp_path):
-    folder = shutil.copytree(whole_run(name).folder, tmp_path / "killed")
-    (folder / "run.json").unlink()
-    before = (folder / "metrics.jsonl").read_bytes()
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(
+    name, whole_run, tmp_path, monkeypatch
+):
+    run = whole_run(name)
+    folder = rewind(run, tmp_path / "killed")
+    (path,) = folder.glob("checkpoint.*")
+    path.unlink()
+    change(folder, iteration=0)
+    op_by_op(monkeypatch, importlib.import_module(name))
     assert main(name, "--resume", folder) == 0
-    assert (folder / "metrics.jsonl").read_bytes() == before
-    assert info(folder)["resumed"] == [4]
+    assert metrics(folder) == metrics(run.folder)
+    assert_same_checkpoints(folder, run.folder)
+
+
+# === A full disk ================================================================================
+@contextmanager
+def full_disk():
+    """No file may grow beyond a thousand bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+FRAMEWORKS = ("ppo_linen", "ppo_nnx", "ppo_equinox", "ppo_torch")
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_full_disk_leaves_the_checkpoint_before(name, whole_run, tmp_path, monkeypatch, received):
+    run = whole_run(name)
+    folder = rewind(run, tmp_path / "run")
+    script = importlib.import_module(name)
+    save = script.save_checkpoint
+
+    def fill_and_save(*args):
+        with full_disk():
+            save(*args)
+
+    monkeypatch.setattr(script, "save_checkpoint", fill_and_save)
+    reason = main(name, "--resume", folder)  # sys.exit says it, and the exit status is 1
+    assert isinstance(reason, str) and reason.count("\n") == 0
+    assert reason.startswith(f"{folder}/checkpoint.new: ")
+    assert not (folder / "checkpoint.new").exists()
+    assert_same_checkpoints(folder, run.saved / "2")
+    assert (info(folder)["iteration"], info(folder)["status"]) == (2, "running")
 
 
 # === What may lie in a folder ===================================================================
@@ -199,41 +289,24 @@ class Attack:
         return os.mkdir, (str(self.path),)
 
 
-@EACH
-def test_what_cannot_go_on_is_refused_in_a_sentence(name, whole_run, tmp_path, capfd):
-    """Its checkpoint stays. No sentence says how to load it unsafely, and no code in it runs."""
-    folder, attack = rewind(whole_run(name), tmp_path / "killed"), Attack(tmp_path / "attacked")
-    path, good = folder / "checkpoint.npz", arrays(folder)
-    whole = path.read_bytes()
-
-    def refused(sentence, script=name):
-        before = path.read_bytes()
-        capfd.readouterr()
-        assert main(script, "--resume", folder) == 2
-        assert capfd.readouterr().err.endswith(f"{sentence}\n")
-        assert path.read_bytes() == before
-
-    other = "ppo_torch" if name == "ppo_linen" else "ppo_linen"
-    refused(f"{folder} is a run of {name}.py", other)
-    damages = {"ValueError": b"no checkpoint\n", "EOFError": b"", "BadZipFile": whole[:1000]}
-    for error, damaged in damages.items():
-        path.write_bytes(damaged)
-        refused(f"{path} is not there, or is damaged ({error})")
-
-    bias = BIAS[name]
-    for name_of_it, array in ((bias, np.zeros(3, "f")), ("another name", good[bias])):
-        changed = {name: x for name, x in good.items() if name != bias}
-        changed[name_of_it] = array
-        np.savez(path, **changed)
-        refused(f"{folder} has no {bias} of shape (2,) in its checkpoint")
-
-    objects = np.array([attack, 1], dtype=object)
-    for array in ("info", "obs"):
-        np.savez(path, allow_pickle=True, **good | {array: objects})
-        refused(f"{path} is not there, or is damaged (ValueError)")
-    path.write_bytes(pickle.dumps(attack))
-    refused(f"{path} is not there, or is damaged (ValueError)")
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_no_code_in_a_checkpoint_runs(name, whole_run, tmp_path):
+    """A pickle by itself, in PyTorch's two formats, and in NumPy's, which Equinox has."""
+    folder, attack = rewind(whole_run(name), tmp_path / "run"), Attack(tmp_path / "attacked")
+    (path,) = folder.glob("checkpoint.*")
+    contents = [io.BytesIO(pickle.dumps(attack)), io.BytesIO(), io.BytesIO(), io.BytesIO()]
+    torch.save({"agent": attack}, contents[1])
+    torch.save({"agent": attack}, contents[2], _use_new_zipfile_serialization=False)
+    np.save(contents[3], np.array([attack], dtype=object), allow_pickle=True)
+    for content in contents:
+        path.write_bytes(content.getvalue())
+        with pytest.raises(Exception):  # noqa: B017  (each library's own)
+            importlib.import_module(name).load_policy(folder)
+        with pytest.raises(Exception):  # noqa: B017
+            main(name, "--resume", folder)
     assert not attack.path.exists()
+    pickle.loads(contents[0].getvalue())
+    assert attack.path.exists()
 
 
 # === Weights & Biases ===========================================================================
@@ -260,25 +333,30 @@ def parsed(items):
     return {x.key or x.nested_key[0]: json.loads(x.value_json) for x in items}
 
 
-def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(whole_run, tmp_path):
-    """Under the ids that they had before; an offline folder has all, also from before."""
-    folder = rewind(whole_run("ppo_linen_vmap"), tmp_path / "many")
-    change(folder, {"track": True}, wandb_id="kept")
-    assert main("ppo_linen_vmap", "--resume", folder) == 0
-    seeds = range(SEED - AGENTS + 1, SEED + 1)
-    folders = {"kept": folder} | {f"kept-{x}": folder / f"seed{x}" for x in seeds}
-    files = {x.stem.removeprefix("run-"): x for x in folder.rglob("wandb/offline-run-*/*.wandb")}
-    assert files.keys() == folders.keys()
-    for run_id, path in folders.items():
-        records = list(wandb_records(files[run_id]))
-        names = [x.run.display_name for x in records if x.run.display_name]
-        assert names[-1] == ("many" if run_id == "kept" else f"many-{path.name}")
-        history = [parsed(x.history.item) for x in records if x.history.item]
-        assert [row["iteration"] for row in history] == [0, 1, 2, 3]
-        for row, logged in zip(history, metrics(path), strict=True):
-            assert row.items() >= {name: x for name, x in logged.items() if x is not None}.items()
-        config = parsed(y for x in records for y in x.run.config.update)
-        own = info(path)
-        assert (config["args"], config["resumed"]) == (own["args"], [2])
-        summary = parsed(y for x in records for y in x.summary.update)
-        assert (summary["status"], summary["durations"]) == ("completed", own["durations"])
+END_OF_A_JOB = """
+import signal, psutil, ppo_linen
+write = ppo_linen.RunLog.write
+
+def write_and_end(log, iteration, *args):
+    if iteration == 3:
+        (service,) = [x for x in psutil.Process().children() if "wandb" in x.name()]
+        service.terminate()
+        service.wait()
+        signal.raise_signal(signal.SIGTERM)
+    write(log, iteration, *args)
+
+ppo_linen.RunLog.write = write_and_end
+ppo_linen.train(ppo_linen.parse_args())
+"""
+
+
+def test_the_end_of_wandb_costs_neither_iteration_nor_checkpoint(start, tmp_path, monkeypatch):
+    """As where a SIGTERM goes to all processes of a job."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    _, _, *flags = command("ppo_linen", "run", 10, "--track")
+    process = start(sys.executable, "-c", END_OF_A_JOB, *flags)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    folder = tmp_path / "runs/run"
+    assert (len(rows(folder)), int(arrays(folder)["iteration"])) == (4, 4)
+    assert info(folder)["status"] == "stopped"

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from frameworks import make_learner
+from frameworks import assert_orthogonal, make_learner
 from sections import RNN_SCRIPTS
+from test_numerics import next_rate
 
 N, T, OBS_DIM, HIDDEN, H, NUM_ACTIONS = 4, 12, 4, 5, 3, 2
 EACH = pytest.mark.parametrize("name", RNN_SCRIPTS)
@@ -19,6 +20,7 @@ EACH = pytest.mark.parametrize("name", RNN_SCRIPTS)
 def make(name: str, **flags: Any) -> Any:
     sizes = {"num_envs": N, "num_steps": T, "hidden_sizes": (HIDDEN,), "gru_hidden_size": H}
     learner = make_learner(name, **sizes | flags, num_minibatches=2, total_timesteps=640)
+    learner.initial_weights = learner.get_weights()
     learner.set_weights(random_weights())
     return learner
 
@@ -102,6 +104,12 @@ def storage_of(weights: dict, steps: dict[str, np.ndarray]) -> tuple:
 
 # === The scripts ================================================================================
 @EACH
+def test_initial_weights_are_orthogonal_and_scaled(name):
+    weights = make(name).initial_weights
+    assert_orthogonal(weights["actor"] + weights["critic"], [0.01, 1, 2**0.5, 1, 1])
+
+
+@EACH
 @pytest.mark.parametrize("done_rate", [0.0, 0.15, 1.0])
 def test_loss_and_gradient_through_time_equal_numpy(name, done_rate):
     """Where episodes end, the next one begins with an empty memory."""
@@ -128,6 +136,9 @@ def test_update_equals_numpy(name):
     actual = {"actor": actual["actor"] + actual["critic"], "critic": []}
     np.testing.assert_allclose(reference.flatten(actual), reference.flatten(expected), atol=1e-5)
     assert {x: metrics[x] for x in losses} == pytest.approx(losses, rel=1e-4, abs=1e-6)
+    assert metrics["charts/learning_rate"] == pytest.approx(learner.args.learning_rate)
+    later = learner.update(storage_of(weights, steps), seed=5)
+    assert later["charts/learning_rate"] == next_rate(learner.args)
 
 
 @EACH

@@ -118,10 +118,10 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
         seconds = (9.0, 1.0, 2.0, 7.0, 3.0)  # of iterations 0, 1, and 2, 3, 4
         log = [json.dumps({"iteration": i, "time/iteration": x}) for i, x in enumerate(seconds)]
         (run / "metrics.jsonl").write_text("\n".join(log))
-        if name != "unfinished":
-            resumed = [40] if name == "resumed" else []
-            info = {"script": "dqn_linen", "args": {"seed": 1}, "resumed": resumed}
-            (run / "run.json").write_text(json.dumps(info))
+        info: dict[str, Any] = {"script": "dqn_linen", "args": {"seed": 1}}
+        info["status"] = "running" if name == "unfinished" else "completed"
+        info["resumed"] = [40] if name == "resumed" else []
+        (run / "run.json").write_text(json.dumps(info))
     doors.update(tmp_path, tmp_path)
     assert "resumed went on without evaluation" in capsys.readouterr().err
     found = pd.read_csv(tmp_path / "layouts.csv")
@@ -260,7 +260,8 @@ def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
     estimate = devices.estimate_table(path).frame.set_index("network")
     size = ppo_linen.Args(hidden_sizes=networks["3 x 256"])
     env = ppo_linen.VecEnv(size.env_id, 1)
-    params = ppo_linen.make_agent(size, env, jax.random.PRNGKey(0)).params
+    key = jax.random.PRNGKey(0)
+    params = ppo_linen.make_agent(size, env.obs_shape, env.num_actions, key).params
     assert estimate["gradient_bytes"]["3 x 256"] == sum(x.nbytes for x in jax.tree.leaves(params))
     reduce = 20e-6 + estimate["gradient_bytes"] / 100e9
     np.testing.assert_allclose(estimate["least"], 2 * reduce)

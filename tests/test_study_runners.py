@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
-import tyro
 from conftest import ROOT, start_process
 from running import SMALL
 from sections import path_of
@@ -134,11 +133,11 @@ def test_the_evaluation_counts_layouts_and_steps():
     """Of an agent that rests once and then goes up: in the three gaps' columns it gets there."""
     calls = []
 
-    def get_values(obs):
+    def policy(obs):
         calls.append(obs)
-        return np.eye(5)[np.full(225, 0 if len(calls) == 1 else 4)]
+        return np.full(225, 0 if len(calls) == 1 else 4)
 
-    assert doors_run.evaluate(get_values) == {"solved": 3, "steps": 3 * 15, "optimal": 3 * 14}
+    assert doors_run.evaluate(policy) == {"solved": 3, "steps": 3 * 15, "optimal": 3 * 14}
 
 
 @pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch_gymnasium"])
@@ -149,8 +148,8 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
     monkeypatch.setattr(script, "START", 0.0)
     squares, seen = np.eye(45, dtype=np.float32), []
 
-    def spy(get_values):
-        seen.append(get_values(squares))
+    def spy(policy):
+        seen.append(policy(squares))
         time.sleep(1)
         return {"solved": 0, "steps": 0, "optimal": 0}
 
@@ -170,7 +169,7 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
     assert rows["iteration"].tolist() == [5, 10, 12]
     assert rows["global_step"].tolist() == [640, 1280, 1536]
     saved = dqn.q_values(dqn.parameters(dqn.layers_in(tmp_path / "doors-4__it")), squares, (45,))
-    np.testing.assert_allclose(saved.detach(), seen[2], atol=1e-5)
+    np.testing.assert_array_equal(saved.detach().argmax(-1), seen[2])
 
 
 # === Peers ======================================================================================
@@ -347,7 +346,7 @@ def test_random_steps_count_as_start():
 
 
 @pytest.mark.parametrize("program", cost.PROGRAMS, ids=lambda x: f"{x.setting} {x.name}")
-def test_a_programs_flags_are_known_to_it(program):
+def test_a_programs_flags_are_known_to_it(program, monkeypatch):
     """Of peers, by their own parsers alone: their libraries are not here."""
     args = Namespace(cleanrl="/c", leanrl="/l")
     words = cost.command_of(program, sys.executable, 600, args)[2:]
@@ -359,12 +358,12 @@ def test_a_programs_flags_are_known_to_it(program):
         assert all(x in ("--checkout", "--compile", "/c", "/l") for x in rest)
         return
     script = importlib.import_module(Path(program.file).stem)
+    monkeypatch.setattr(sys, "argv", [program.file, *words])
+    made = script.parse_args()
     if words[0] == "mujoco":
-        made = tyro.cli(script.MuJoCo, args=words[1:])
         assert (made.batch_size, made.train_frequency, made.num_envs) == (256, 1, 1)
         assert made.learning_starts == cost.RANDOM[cost.SAC]
     else:
-        made = tyro.cli(script.Args, args=words)
         assert made.num_envs * made.num_steps == cost.UNITS[program.setting]
         assert made.num_iterations == 600
     assert made.env_id == "HalfCheetah-v5"

@@ -1,41 +1,42 @@
 """Whole runs of train(): that they go on, learn, what they leave, and what they cost."""
 
 import importlib
-import os
 import re
-import shlex
+import signal
 from unittest.mock import MagicMock
 
 import jax
 import numpy as np
-import probes  # noqa: F401  (registers the environment)
 import pytest
 import reference
-import scripted  # noqa: F401  (registers the environments)
 import torch
-from conftest import ROOT
 from frameworks import weights_in
 from running import (
+    BATCH,
     Counts,
-    arrays,
     assert_close,
+    assert_same_checkpoints,
     assert_tensorboard_agrees,
     flags_of,
     info,
     main,
-    make_whole_run,
     metrics,
     op_by_op,
     rewind,
     rows,
     train,
 )
-from sections import ALL_SCRIPTS, GYMNASIUM_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, PPO_SCRIPTS, ROWS
 from torch._inductor import metrics as inductor
 
 COMPILED = ("ppo_torch_compile", "ppo_torch_vmap")
 LIKE_NNX = ("ppo_nnx_cached", "ppo_nnx_tree")  # they train as ppo_nnx does, to the last digit
+COMPILE_MODES = dict.fromkeys(PPO_SCRIPTS, "jit") | dict.fromkeys(COMPILED, "compile")
+COMPILE_MODES |= {"ppo_nnx_cached": "cached_partial", "ppo_nnx_tree": "jit_partial"}
+for name in ("ppo_torch", "ppo_torch_ddp", "ppo_rnn_torch", "ppo_continuous_torch"):
+    COMPILE_MODES[name] = "env.jit"
+for name in ("ppo_torch_gymnasium", "ppo_continuous_torch_gymnasium"):
+    COMPILE_MODES[name] = "eager"
 
 
 # === Every script ===============================================================================
@@ -55,48 +56,90 @@ def check_counts(name, counts):
 
 def test_nothing_compiles_twice_and_one_transfer_brings_all_metrics(name, whole_run):
     counts = whole_run(name).counts
-    assert len(counts) == 4
+    assert len(counts) == 5
     check_counts(name, counts)
-    # A tensor in PyTorch, and in JAX a dict of 13 arrays. On the CPU a view of an action is no
+    # A tensor in PyTorch, and in JAX a dict of 14 arrays. On the CPU a view of an action is no
     # transfer in JAX; PyTorch's cpu() counts, for each of 32 steps. With memory it must know how
     # long the longest episode is, in each of 4 minibatches.
     own = {"ppo_torch_gymnasium": 1 + 32, "ppo_rnn_torch": 1 + 4}
     own["ppo_continuous_torch_gymnasium"] = own["ppo_torch_gymnasium"]
     own["ppo_torch_ddp"] = 2  # and whether a rank received a signal
-    transfers = own.get(name, 1 if "torch" in name else 13)
+    transfers = own.get(name, 1 if "torch" in name else 14)
     # A checkpoint takes transfers after the second iteration.
     assert (counts[1]["transfers"], counts[3]["transfers"]) == (transfers, transfers)
+
+
+def test_a_run_leaves_what_it_did(name, whole_run):
+    folder = whole_run(name).folder
+    logged, run = rows(folder), info(folder)
+    agents = sorted(path for path in folder.glob("seed*"))
+    steps = BATCH * max(1, len(agents))
+    for i, row in enumerate(logged):
+        assert (row["iteration"], row["global_step"]) == (i, steps * (i + 1))
+        total = row["time/rollout"] + row["time/update"]
+        assert total == pytest.approx(row["time/iteration"])
+        assert row["charts/SPS"] == pytest.approx(steps / row["time/iteration"])
+        share = 1 - i / 5 if run["args"]["anneal_lr"] else 1
+        rate = pytest.approx(run["args"]["learning_rate"] * share)
+        assert row["charts/learning_rate"] == rate
+        assert row["charts/episodes"] > 0 and row["losses/entropy"] > 0
+    assert_tensorboard_agrees(folder)
+    times = [row["time/iteration"] for row in logged]
+    assert run["durations"]["total"] > logged[-1]["time/elapsed"] > sum(times)
+    assert run["durations"]["imports"] > 0
+    left = sorted(path.name.split(".")[0] for path in folder.iterdir() if path not in agents)
+    assert left == ["checkpoint", "events", "metrics", "run"]
+
+    expected = {
+        "script": name,
+        "status": "completed",
+        "iteration": 5,
+        "resumed": [],
+        "device": "cpu",
+    }
+    expected |= {"framework": ROWS[name]["framework"], "compile_mode": COMPILE_MODES[name]}
+    expected |= {"device": "cpu", "obs_shape": [4], "num_actions": 2}
+    if name in CONTINUOUS_SCRIPTS:
+        expected |= {"obs_shape": [3], "action_low": [-1, 0], "action_high": [3, 10]}
+        del expected["num_actions"]
+    assert run.items() >= expected.items()
+    assert run["args"]["hidden_sizes"] == [8, 8]
+    assert run["versions"]["numpy"] == np.__version__
+    framework = "torch" if "torch" in name else "jax"
+    assert run["versions"][framework] == importlib.import_module(framework).__version__
 
 
 def test_a_run_goes_on_from_its_checkpoint_to_the_last_digit(
     name, whole_run, tmp_path, monkeypatch
 ):
-    """What came after the checkpoint is forgotten; of many agents, theirs is ahead."""
+    """What came after the checkpoint is forgotten; then a signal stops it, which is handed back."""
     run = whole_run(name)
-    if name in GYMNASIUM_SCRIPTS:  # which go on with new episodes, so here all are alike
-        flags = (*flags_of(name), "--env-id", "Constant-v0")
-
-        def begin(folder):
-            train(name, folder.parent, folder.name, *flags, iterations=4)
-
-        run = make_whole_run(name, tmp_path, begin)
     folder = rewind(run, tmp_path / "killed")
     script, counts = importlib.import_module(name), Counts(monkeypatch)
-    counts.watch(monkeypatch, script)
     op_by_op(monkeypatch, script)
-    assert main(name, "--resume", folder) == 0
+    log = getattr(script, "RunLogs", script.RunLog)
+    write = log.write
+
+    def write_and_stop(log, iteration, *args):
+        write(log, iteration, *args)
+        if iteration == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(log, "write", write_and_stop)
+    counts.watch(monkeypatch, script)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    assert main(name, "--resume", folder) == 128 + signal.SIGTERM
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert len(counts.per_iteration) == 2
     check_counts(name, counts.per_iteration)
-    places = [path.parent.relative_to(folder) for path in folder.rglob("checkpoint.npz")]
+    assert_same_checkpoints(folder, run.saved / "4")
+    places = [path.parent.relative_to(folder) for path in folder.rglob("checkpoint.*")]
     assert len(places) == (4 if "vmap" in name else 1)
     for place in places:
-        assert metrics(folder / place) == metrics(run.folder / place)
+        assert metrics(folder / place) == metrics(run.folder / place)[:4]
         assert_tensorboard_agrees(folder / place)
-        assert info(folder / place)["resumed"] == [2]
-        ours, theirs = arrays(folder / place), arrays(run.folder / place)
-        assert ours.keys() == theirs.keys()
-        for array in ours.keys() - {"info"}:
-            np.testing.assert_array_equal(ours[array], theirs[array], strict=True)
+        said = info(folder / place)
+        assert (said["status"], said["iteration"], said["resumed"]) == ("stopped", 4, [2])
 
 
 def test_all_of_nnx_train_alike(whole_run):
@@ -104,61 +147,32 @@ def test_all_of_nnx_train_alike(whole_run):
     assert all(other == first for other in others)
 
 
-# === Learning ===================================================================================
-@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch"])
-def test_a_run_learns_and_leaves_what_it_should(name, tmp_path, capsys, monkeypatch):
-    """40 iterations of 2048 steps: far above the 20 that random actions reach."""
-    monkeypatch.setenv("RUN_INFO", '{"gpu_driver": "580.1", "cores": 7}')  # the driver's
-    flags = "--num-envs 16 --num-steps 128 --num-minibatches 4 --update-epochs 8 --hidden-sizes 64"
-    flags += f" 64 --learning-rate 1e-3 --total-timesteps {2048 * 40} --sync-for-timing"
-    folder = train(name, tmp_path, "run", *flags.split())
-    logged, run = rows(folder), info(folder)
-    assert logged[0]["charts/episodic_return"] < 40
-    assert logged[-1]["charts/episodic_return"] > 150
-
-    left = sorted(path.name.split(".")[0] for path in folder.iterdir())
-    assert left == ["checkpoint", "events", "metrics", "run"]
-    for i, row in enumerate(logged):
-        assert (row["iteration"], row["global_step"]) == (i, 2048 * (i + 1))
-        total = row["time/rollout"] + row["time/update"]
-        assert total == pytest.approx(row["time/iteration"])
-        assert row["charts/SPS"] == pytest.approx(2048 / row["time/iteration"])
-        assert row["charts/learning_rate"] == pytest.approx(1e-3 * (1 - i / 40))
-    times = [row["time/iteration"] for row in logged]
-    assert run["durations"]["total"] > logged[-1]["time/elapsed"] > sum(times)
-    assert run["durations"]["imports"] > 0
-    assert (run["script"], run["status"], run["device"]) == (name, "completed", "cpu")
-    assert (run["iteration"], run["resumed"], run["args"]["env_id"]) == (40, [], "CartPole-v1")
-    assert (run["gpu_driver"], run["cores"], run["framework"]) == ("580.1", 7, name[4:])
-    assert run["versions"]["jax"] == jax.__version__
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    tags = {key for key, x in logged[-1].items() if "/" in key and x is not None}
-    assert tags <= set(events.Tags()["scalars"])
-
-    first, *lines, written, last = capsys.readouterr().out.splitlines()
-    assert first == f"{folder}: what is compiled is compiled first, which takes a while"
-    line = r"iteration \d+/40: (return [\d.]+|no episode ended), [\d,]+ steps/s"
-    assert len(lines) == 40 and all(re.fullmatch(line, x) for x in lines)
-    assert written == f"Written to {folder}. To see what it learnt:"
-    files = [os.path.relpath(ROOT / x) for x in ("evaluate.py", f"{name}.py")]
-    assert shlex.split(last)[1:] == [files[0], str(folder), "--script", files[1]]
-
-
-def test_no_finished_episode_and_a_diverged_loss_are_null_and_said(tmp_path, capsys):
+# === What is said ===============================================================================
+def test_no_finished_episode_and_a_diverged_loss_are_null(tmp_path, capsys, monkeypatch):
     """No episode of CartPole ends in two steps; such a learning rate makes NaN of the weights."""
+    monkeypatch.setenv("RUN_INFO", '{"gpu_driver": "580.1", "cores": 7}')  # the driver's
     flags = ["--num-steps", 2, "--learning-rate", 1e30, "--adam-eps", 1e-30]
-    folder = train("ppo_linen", tmp_path, "run", *flags, "--total-timesteps", 8 * 150)
+    folder = train("ppo_torch", tmp_path, "run", *flags, "--total-timesteps", 8 * 150)
     logged = rows(folder)
     assert (logged[0]["charts/episodes"], logged[0]["charts/episodic_return"]) == (0, None)
     assert logged[0]["charts/episodic_length_max"] is None
     assert logged[-1]["losses/policy_loss"] is None and logged[-1]["losses/value_loss"] is None
     for path in (folder / "metrics.jsonl", folder / "run.json"):
         assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
+    assert (info(folder)["gpu_driver"], info(folder)["cores"]) == ("580.1", 7)
+
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 1 + 75 + 2  # a line for each hundredth, which are two iterations
-    assert said[1].startswith("iteration 2/150: no episode ended")
-    assert said[75].startswith("iteration 150/150: ")
-    assert ", diverged: the loss is not a number, " in said[75]
+    lines = [x for x in said if re.match(r"iteration \d+/150: ", x)]
+    assert len(lines) == 75 and len(said) == 1 + 75 + 1  # one for two iterations: a hundredth
+    assert str(folder) in said[0] and f"evaluate.py {folder}" in said[-1]
+
+
+def test_a_run_has_one_folder_whatever_its_environment_is_called(tmp_path):
+    script = importlib.import_module("ppo_torch")
+    for env_id in ("MinAtar/Breakout-v0", "my_module:MyEnv"):
+        log = script.RunLog(script.Args(env_id=env_id, runs_dir=str(tmp_path)))
+        assert log.dir.parent == tmp_path and ":" not in log.dir.name
+        assert log.dir.name.endswith(info(log.dir)["args"]["run_name"])
 
 
 # === Environments whose values and best actions are known =======================================
@@ -178,26 +192,18 @@ def test_the_best_actions_and_their_values(name, tmp_path, monkeypatch):
     np.testing.assert_allclose(reference.forward(weights["critic"], obs), 2.0, atol=0.2)
 
 
-RECALL = "--num-envs 32 --num-steps 22 --num-minibatches 4 --update-epochs 8 --hidden-sizes 16 "
-RECALL += "--gru-hidden-size 16 --learning-rate 1e-2 --gamma 0.99 --vf-coef 0.5"
-
-
-@pytest.mark.parametrize("name", RNN_SCRIPTS)
-def test_what_was_seen_10_steps_ago_is_remembered(name, tmp_path):
-    """Without a memory, the mean return is 0. One step ago: test_policy.py."""
-    flags = f"{RECALL} --env-id probes:Recall10 --total-timesteps {32 * 22 * 30}"
-    folder = train(name, tmp_path, "run", *flags.split())
-    assert rows(folder)[-1]["charts/episodic_return"] > 0.8
-
-
 # === Compilation ================================================================================
-@pytest.mark.parametrize(("name", "flag"), [("ppo_linen", "jit"), ("ppo_torch", "jit-env")])
-def test_without_xla_a_run_is_the_same_but_for_the_last_digits(name, flag, tmp_path):
+@pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch"])
+def test_without_xla_a_run_is_the_same_but_for_the_last_digits(name, tmp_path):
+    """By JAX_DISABLE_JIT, which the driver sets."""
     flags = ["--num-steps", 4, "--total-timesteps", 16, "--update-epochs", 1, "--hidden-sizes", 8]
     compiled = train(name, tmp_path, "compiled", *flags)
-    without = train(name, tmp_path, "without", *flags, f"--no-{flag}")
+    jax.config.update("jax_disable_jit", True)
+    try:
+        without = train(name, tmp_path, "without", *flags)
+    finally:
+        jax.config.update("jax_disable_jit", False)
     assert info(without)["compile_mode"] == "none"
-    assert info(compiled)["compile_mode"] == ("jit" if name == "ppo_linen" else "env.jit")
     assert_close(metrics(without), metrics(compiled))
 
 
@@ -207,9 +213,9 @@ def test_by_torch_compile_too_and_its_graphs_are_whole(name, whole_run, tmp_path
     torch._dynamo.utils.counters.clear()
     counts = Counts(monkeypatch)
     counts.watch(monkeypatch, importlib.import_module(name))
-    folder = train(name, tmp_path, "compiled", *flags_of(name), iterations=4)
+    folder = train(name, tmp_path, "compiled", *flags_of(name), iterations=5)
     graphs = 1 if name == "ppo_torch_compile" else 2
-    assert [row["graphs"] for row in counts.per_iteration] == [graphs] * 4
+    assert [row["graphs"] for row in counts.per_iteration] == [graphs] * 5
     assert not torch._dynamo.utils.counters["graph_break"]
     assert inductor.generated_kernel_count > 0
     assert counts.per_iteration[1]["transfers"] == 1
@@ -224,18 +230,18 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
         seen.append(x)
         static.append(x + state)
         state.add_(1)
-        return static[-1]
+        return {"sum": static[-1]}
 
     class Graph:
         def replay(self):
             recorded = static[3]  # of the recording, after three calls to warm up
-            recorded.copy_(function(seen[3]))
+            recorded.copy_(function(seen[3])["sum"])
 
     monkeypatch.setattr(torch, "cuda", cuda)
     cuda.CUDAGraph = Graph
-    replay = importlib.import_module("ppo_torch_compile").capture(function, (state,))
+    replay = importlib.import_module("ppo_torch_compile").capture(function, [state])
     x = torch.tensor([10.0])
-    first, second = replay(x), replay(x + 1)
+    first, second = replay(x)["sum"], replay(x + 1)["sum"]
     assert (first.item(), second.item(), state.item()) == (10, 12, 2)
     assert len(seen) == 6 and x.item() == 10
     cuda.graph.assert_called_once()

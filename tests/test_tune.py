@@ -252,7 +252,7 @@ def test_what_a_killed_command_left_behind_is_waited_for(tmp_path):
         with tune.locked(tmp_path / "lock"):
             training = pool.submit(tune.train, None, tmp_path, {}, 1, print)
             time.sleep(0.3)
-            (tmp_path / "run.json").touch()
+            (tmp_path / "run.json").write_text('{"status": "completed"}')
         training.result()  # which would fail: there is no script
 
 

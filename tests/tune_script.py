@@ -72,6 +72,12 @@ def trace(folder: Path, what: str, **more: Any) -> None:
         file.write(json.dumps(event | more) + "\n")
 
 
+def write_info(folder: Path, status: str, args: Args) -> None:
+    info = {"status": status, "args": asdict(args), "versions": {"jax": "1"}}
+    (folder / "run.new").write_text(json.dumps(info))
+    os.replace(folder / "run.new", folder / "run.json")
+
+
 def recent(args: dict[str, Any]) -> float:
     """The mean return of an iteration's episodes: best where the learning rate is 0.001."""
     return -abs(math.log10(args["learning_rate"]) + 3)
@@ -82,9 +88,8 @@ def train(args: Args) -> None:
     signals = []
     folder = Path(args.resume or Path(args.runs_dir, args.run_name))
     if args.resume:
-        saved = json.loads((folder / "checkpoint.npz").read_text())
-        first = saved["iteration"]
-        args = Args(**saved["args"])
+        args = Args(**json.loads((folder / "run.json").read_text())["args"])
+        first = int((folder / "checkpoint.msgpack").read_text())
     plans = json.loads(os.environ["MISBEHAVE"])
     plan = next((plan for part, plan in plans.items() if part in folder.name), "")
     folder.mkdir(parents=True, exist_ok=bool(first))
@@ -92,6 +97,7 @@ def train(args: Args) -> None:
     lock.execute("BEGIN EXCLUSIVE")
     signal.signal(signal.SIGTERM, lambda x, _: signals.append(x))
     trace(folder, "start", first=first, settings=asdict(args))
+    write_info(folder, "running", args)
     if plan == "refused":
         print("--env-id: a package is missing", file=sys.stderr)
         sys.exit(2)
@@ -109,12 +115,12 @@ def train(args: Args) -> None:
             while not signals:
                 time.sleep(0.01)
         if signals or iteration == ITERATIONS - 1:
-            own = {"args": asdict(args), "iteration": iteration + 1}
-            (folder / "checkpoint.npz").write_text(json.dumps(own))
+            (folder / "checkpoint.msgpack").write_text(str(iteration + 1))
         if signals and iteration < ITERATIONS - 1:
+            write_info(folder, "stopped", args)
             trace(folder, "stop", done=iteration + 1)
             sys.exit(128 + signals[0])
-    (folder / "run.json").write_text('{"versions": {"jax": "1"}}')
+    write_info(folder, "completed", args)
     trace(folder, "end")
 
 
@@ -130,7 +136,8 @@ def judge() -> None:
     assert options["--env-id"] == "Fake-v1" and Path(options["--script"]).is_file()
     games, episodes = int(options["--seed"]), int(options["--episodes"])
     for folder in map(Path, sys.argv[1:flag]):
-        args = json.loads((folder / "checkpoint.npz").read_text())["args"]
+        assert (folder / "checkpoint.msgpack").exists()
+        args = json.loads((folder / "run.json").read_text())["args"]
         value = greedy(args, args["seed"], games)
         if "diverged" in os.environ["MISBEHAVE"]:
             value = math.nan

@@ -20,6 +20,7 @@ START = time.perf_counter()  # before the imports, which take seconds
 import signal
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,17 @@ import numpy as np
 import tyro
 
 from more import ppo_linen_vmap
-from more.ppo_linen_vmap import Args, RunLogs, VecEnv, fail, make_agent, rollout, update
+from more.ppo_linen_vmap import (
+    Args,
+    Checkpoint,
+    RunLogs,
+    VecEnv,
+    fail,
+    make_agent,
+    rollout,
+    save_checkpoints,
+    update,
+)
 
 
 def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, Any]:
@@ -35,7 +46,8 @@ def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any,
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed), 3))(seeds)
     # Not under vmap: batched, the threads that make orthogonal matrices share that work among
     # themselves and wait for each other, on a CPU now and then for ever (jaxlib 0.10.2).
-    train_state = jax.lax.map(partial(make_agent, args, env), keys[:, 1])
+    make = partial(make_agent, args, env.obs_shape, env.num_actions)
+    train_state = jax.lax.map(make, keys[:, 1])
     training = partial(whole_training, env=env, args=args)
     return jax.vmap(training)(train_state, keys[:, 0], keys[:, 2])
 
@@ -61,8 +73,16 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "num_actions": env.num_actions}
-    log = RunLogs(args, spaces, "linen", "jit", device.device_kind)
+    log = RunLogs(
+        args,
+        script="one_scan",
+        framework="linen",
+        compile_mode="jit",
+        device=device.device_kind,
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
+    log.begin(0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # there is no iteration to wait for
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
@@ -77,18 +97,20 @@ def train(args: Args) -> None:
     marks[0] = start  # the first iteration has the compiling, as those of the scripts do
     for iteration in range(args.num_iterations):
         row = {name: x[:, iteration] for name, x in metrics.items()}
-        log.write(row, marks[iteration], marks[iteration], marks[iteration + 1])
-    log.save(train_state=train_state, obs=obs, env_state=env_state)
-    for one in (*log.agents, log.program):  # checkpoints are ppo_linen_vmap.py's, runs are not
-        one.info["script"] = "one_scan"
+        # The log asks the clock when an iteration ends, and here all of them have ended.
+        with mock.patch.object(time, "perf_counter", return_value=marks[iteration + 1]):
+            log.write(iteration, row, marks[iteration], marks[iteration])
+    save_checkpoints(log, Checkpoint(args.num_iterations, train_state, obs, env_state))
+    log.note_saved(args.num_iterations)
+    for one in (*log.agents, log.program):
         one.info["compile_seconds"] = compiled - start
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    log.close(args.num_iterations)
 
 
 def check(args: Args) -> None:
     """End where a flag asks for what cannot be had of a single compiled program."""
     usual = Args()
-    for name in ("jit", "sync_for_timing", "save_every", "resume"):
+    for name in ("sync_for_timing", "save_every", "resume"):
         if getattr(args, name) != getattr(usual, name):
             fail(f"--{name.replace('_', '-')}: one compiled program has no such thing")
 

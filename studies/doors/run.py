@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.doors_gymnasium import LIMIT, MOVES, SIZE, DoorsGymnasium, all_layouts, optimal_steps
+from envs.doors_gymnasium import LIMIT, DoorsGymnasium, all_layouts, optimal_steps
 
 EVERY = 5  # iterations
 # By these agents solve all layouts, in 640,000 steps. --env-id is added.
@@ -34,8 +34,8 @@ SETTINGS = """
 """
 
 
-def evaluate(get_values: Callable) -> dict[str, int]:
-    """Play all layouts at once by the best actions of get_values, (225, 45) -> (225, 5)."""
+def evaluate(policy: Callable) -> dict[str, int]:
+    """Play all layouts at once by a policy, (225, 45) -> (225,)."""
     layouts = all_layouts()
     envs = [DoorsGymnasium() for _ in layouts]
     starts = [env.reset(options={"layout": x})[0] for env, x in zip(envs, layouts, strict=True)]
@@ -43,7 +43,7 @@ def evaluate(get_values: Callable) -> dict[str, int]:
     steps = np.zeros(len(envs), int)
     solved = np.zeros(len(envs), bool)
     for _ in range(LIMIT):
-        actions = get_values(obs).argmax(-1)
+        actions = policy(obs)
         playing = ~solved
         for i in np.flatnonzero(playing):
             obs[i], _, solved[i], _, _ = envs[i].step(actions[i])
@@ -56,18 +56,12 @@ def evaluate(get_values: Callable) -> dict[str, int]:
     }
 
 
-def values_of(script: Any, args: Any, state: dict[str, Any]) -> Callable:
-    """The network that a script is about to save, as a function of NumPy arrays."""
-    if "train_state" in state:
-        agent = state["train_state"]
-        return lambda obs: np.asarray(agent.apply_fn(agent.params, obs))  # sync
-    with script.torch.random.fork_rng(devices=[]):  # its first weights are drawn, for nothing
-        network = script.QNetwork((3 * SIZE,), args.hidden_sizes, len(MOVES))
-    saved = state["tensors"].items()
-    beginning = "q_network/"
-    own = {x.removeprefix(beginning): tensor for x, tensor in saved if x.startswith(beginning)}
-    network.load_state_dict(own)
-    return lambda obs: network(script.torch.from_numpy(obs)).detach().numpy()
+def load_policy(script: Any, folder: Path) -> Callable:
+    """What a script has just saved, without a trace in the training's random numbers."""
+    if not hasattr(script, "torch"):
+        return script.load_policy(folder)
+    with script.torch.random.fork_rng(devices=[]):  # first weights are drawn, for nothing
+        return script.load_policy(folder)
 
 
 def train(script: Any) -> None:
@@ -76,20 +70,19 @@ def train(script: Any) -> None:
     args.save_every = EVERY
 
     class RunLog(script.RunLog):
-        """That of the script, whose save() evaluates first."""
+        """That of the script, which also evaluates what was saved."""
 
-        def save(self, **state: Any) -> None:
+        def note_saved(self, done: int) -> None:
+            super().note_saved(done)
             start = time.perf_counter()
-            done = self.info["iteration"]
             row = {
                 "iteration": done,
                 "global_step": done * self.steps,
                 "seconds": self.info["durations"]["imports"] + start - self.start,
             }
-            row |= evaluate(values_of(script, self.args, state))
+            row |= evaluate(load_policy(script, self.dir))
             with open(self.dir / "layouts.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
-            super().save(**state)
             self.start += time.perf_counter() - start
 
     script.RunLog = RunLog

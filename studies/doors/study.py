@@ -38,9 +38,9 @@ def gather(folder: Path) -> pd.DataFrame:
     parts = []
     for path in sorted(folder.glob("*/layouts.jsonl")):
         run = path.parent
-        if not (run / "run.json").exists():
-            continue
         info = json.loads((run / "run.json").read_text())
+        if info["status"] != "completed":
+            continue
         if info["resumed"]:
             print(f"{run} went on without evaluation: left out", file=sys.stderr)
             continue

@@ -53,7 +53,7 @@ CELLS = (
     ("ppo_torch", "large", 2),
 )
 # What an iteration logs: its length is that of ppo_linen.py's.
-METRICS = ("charts/episodic_return", "losses/value_loss", *(f"losses/{i}" for i in range(11)))
+METRICS = ("charts/episodes", "charts/episodic_return", *(f"losses/{i}" for i in range(12)))
 OF_ALL_SIZES = ("update", "values", "products")
 
 Parts = dict[str, Callable[[], Any]]
@@ -122,7 +122,7 @@ def linen_parts(script: Any, size: str) -> Parts:
     steps = args.update_epochs * args.num_minibatches
     env = script.VecEnv("CartPole-v1", args.num_envs)
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(1), 3)
-    train_state = script.make_agent(args, env, agent_key)
+    train_state = script.make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
     rollout = jax.jit(partial(script.rollout, env=env, args=args))
     update = jax.jit(partial(script.update, args=args))
@@ -207,7 +207,8 @@ def torch_parts(script: Any, size: str) -> Parts:
     steps = args.update_epochs * args.num_minibatches
     env = script.VecEnv("CartPole-v1", args.num_envs)
     torch.manual_seed(1)
-    agent, *learning = script.make_agent(args, env, torch.device("cpu"))
+    device = torch.device("cpu")
+    agent, *learning = script.make_agent(args, env.obs_shape, env.num_actions, device)
     jax_device = jax.devices("cpu")[0]
     first_obs, env_state = jax.jit(env.reset)(jax.device_put(jax.random.PRNGKey(1), jax_device))
     obs = script.to_torch(first_obs)
@@ -305,11 +306,12 @@ def make_log(script: Any, size: str) -> Callable:
     args = make_args(script, size, runs_dir=tempfile.mkdtemp())
     metrics = dict.fromkeys(METRICS, 0.5)
     with contextlib.redirect_stdout(io.StringIO()):
-        log = script.RunLog(args, {}, "", "", "")
+        log = script.RunLog(args)
+        log.begin(0)
 
     def write():
         with contextlib.redirect_stdout(io.StringIO()):  # here JSON goes there
-            log.write(metrics, 0.0, 0.5, 1.0)
+            log.write(0, metrics, 0.0, 0.5)
 
     return write
 
@@ -319,7 +321,7 @@ def make_update(script: Any, agent: Any, learning: list[Any], args: Any) -> Call
     if script.__name__ != "ppo_torch":
         step = partial(script.minibatch_step, agent, *learning, args=args)
         step = script.compile_graph(step, None)
-        learning = [partial(script.epoch, step, args=args)]
+        learning = [*learning, partial(script.epoch, step, args)]
     return lambda storage: script.update(agent, *learning, storage, args)
 
 

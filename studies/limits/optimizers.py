@@ -53,14 +53,13 @@ def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) 
 def of_ppo() -> tuple[Callable, Callable]:
     """CartPole's minibatch step: written out, and with torch.optim."""
     args = ppo.Args()
-    env: Any = SimpleNamespace(obs_shape=(4,), obs_dim=4, num_actions=2)
     size = args.minibatch_size
     action = torch.randint(2, (size,)).int()
     numbers = [torch.randn(size) for _ in range(4)]
     batch = ppo.Batch(torch.randn(size, 4), action, *numbers)
-    agent, adam = ppo.make_agent(args, env, torch.device("cpu"))
+    agent, adam = ppo.make_agent(args, (4,), 2, torch.device("cpu"))
     written = ppo.compile_graph(partial(ppo.minibatch_step, agent, adam, args=args), None)
-    other, _ = ppo.make_agent(args, env, torch.device("cpu"))
+    other, _ = ppo.make_agent(args, (4,), 2, torch.device("cpu"))
     params = list(other.parameters())
 
     def loss_fn():

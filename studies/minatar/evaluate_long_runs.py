@@ -19,8 +19,8 @@ FILES = {
 
 def is_long(run: Path) -> bool:
     """Is it complete, and one of those that save checkpoints?"""
-    path = run / "run.json"
-    return path.exists() and json.loads(path.read_text())["args"]["save_every"] > 0
+    info = json.loads((run / "run.json").read_text())
+    return info["status"] == "completed" and info["args"]["save_every"] > 0
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def describe(returns: Sequence[float], lengths: Sequence[float]) -> dict[str, An
 
 
 class RunLog:
-    """Writes metrics.jsonl as a run goes, and run.json where it is complete, as ppo_torch.py does.
+    """Writes metrics.jsonl as a run goes, as ppo_torch.py does, and run.json once it is complete.
 
     An iteration lasts from the end of the one before, the first from begin(), to write().
     """
@@ -136,7 +136,6 @@ class RunLog:
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.info["status"] = "completed"
         self.info["durations"]["total"] = time.perf_counter() - self.beginning
-        self.info["peak_device_bytes"] = None
         self.info["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
         partial = self.dir / "run.partial"
         partial.write_text(json.dumps(self.info, indent=2))

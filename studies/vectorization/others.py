@@ -64,7 +64,8 @@ class OtherVecEnv(VecEnv):
     """A VecEnv of CartPole-v1 that steps as how says: vector or envpool."""
 
     def __init__(self, how: str, num_envs: int, seed: int) -> None:
-        super().__init__(CARTPOLE, num_envs, "sync", seed)
+        super().__init__(CARTPOLE, 1, "sync", seed)  # whose one environment nobody steps
+        self.num_envs = num_envs
         self.how = how
 
     def reset(self, iteration: int = 0) -> np.ndarray:

@@ -61,8 +61,7 @@ def test_learns_and_a_stopped_run_goes_on_to_the_last_digit(name, start, tmp_pat
     """The state of both frameworks' random numbers on the device is in the checkpoint."""
     whole = run(start, name, tmp_path / "whole", iterations=20)
     assert whole[-1]["charts/episodic_return"] > 100
-    done = info(tmp_path / "whole")
-    assert done["device"] != "cpu" and done["peak_device_bytes"] > 0
+    assert info(tmp_path / "whole")["device"] != "cpu"
     folder = tmp_path / "stopped"
     process = start(name, *folder_flags(name, folder, iterations=20))
     for _ in range(6):  # the first says that it compiles

@@ -85,11 +85,12 @@ def test_a_graphs_inputs_and_outputs_outlive_its_next_replay():
 
     def count(x):
         state.add_(1)
-        return x + state
+        return [x + state]
 
-    replay = script.capture(count, (state,))
+    replay = script.capture(count, [state])
     x = torch.tensor([10.0], device="cuda")
-    first, second = replay(x), replay(x + 1)
+    (first,) = replay(x)
+    (second,) = replay(x + 1)
     assert [tensor.item() for tensor in (first, second, state, x)] == [11, 13, 2, 10]
 
 
