@@ -179,7 +179,7 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     lengths = np.zeros(num_envs)
     over = np.full(num_envs, False)
     while not over.all() and lengths.max() < args.max_steps:
-        action = policy(np.asarray(obs), **options)
+        action = policy(np.array(obs), **options)  # a copy: JAX's own cannot be written to
         explores = rng.random(num_envs) < args.epsilon
         if explores.any():  # by the space's own draws, whatever kind of action it has
             if in_gymnasium:

@@ -9,10 +9,10 @@
     python dqn_linen.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- make_plan says beforehand, in NumPy, what each step does: where it is stored, how often to learn.
 - TrainState holds parameters, target and optimizer; update returns the next one.
-- learn writes to the replay before it reads, so that XLA changes the replay in place.
-- iterate runs environments, replay and updates in one lax.scan, so an iteration is one call.
+- iterate acts, steps, stores and learns in one lax.scan, so an iteration is one call.
+- The replay is written before it is read, and train donates it: XLA changes it in place.
+- epsilon comes from outside, for each step, since Python works it out more exactly than float32.
 Diff me with dqn_torch.py to see what PyTorch changes, with dqn_linen_gymnasium.py to see what
 environments in NumPy do.
 """
@@ -127,11 +127,8 @@ def parse_args() -> Args:
         hidden_sizes=(128,),  # hidden layers; images are convolved before
     )
     presets = {
-        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
-        "minatar": (
-            "The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.",
-            minatar,
-        ),
+        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
     words = sys.argv[1:]
     if not words or words[0] not in presets:
@@ -218,7 +215,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)
+        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strong, as in reset
 
 
 # === Agent ======================================================================================
@@ -457,7 +454,7 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
     train_state, replay, obs, env_state, losses = carry
     num_updates = train_state.step - updates_before
     metrics = episode_statistics(episodes)
-    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # 0 * inf is NaN
+    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # or NaN: 0 * inf
     metrics["charts/epsilon"] = epsilon[-1]
     metrics["charts/learning_rate"] = learning_rate
     metrics["charts/updates"] = num_updates
@@ -532,6 +529,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
     # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
+    replay = checkpoint.replay
+    num_steps = int(replay.num_steps)
+    rows = Transition(*(np.asarray(x)[:num_steps] for x in replay.rows))  # those that are filled
+    checkpoint = checkpoint._replace(replay=replay._replace(rows=rows))
     new = folder / "checkpoint.new"
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
@@ -546,7 +547,12 @@ def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
     arrays, structure = jax.tree.flatten(like.env_state)
     content = (folder / "checkpoint.msgpack").read_bytes()
     saved = from_bytes(like._replace(env_state=arrays), content)
-    return saved._replace(env_state=jax.tree.unflatten(structure, saved.env_state))
+    num_rows = min(int(saved.replay.num_steps), len(like.replay.rows.obs))
+    pairs = zip(like.replay.rows, saved.replay.rows, strict=True)
+    rows = Transition(*(empty.at[:num_rows].set(x) for empty, x in pairs))
+    replay = saved.replay._replace(rows=rows)
+    env_state = jax.tree.unflatten(structure, saved.env_state)
+    return saved._replace(replay=replay, env_state=env_state)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

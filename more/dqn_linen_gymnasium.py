@@ -9,9 +9,10 @@
     python dqn_linen_gymnasium.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
-  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
-- iterate is a Python loop of two compiled calls: act, whose actions cross to NumPy, and learn.
+- VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
+  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+- Replay is NumPy's, on the host; only the batches that it draws go to the device.
+- train is a plain loop over steps: act, step, store, and learn when it is due.
 Diff me with dqn_linen.py to see environments in JAX, with dqn_torch_gymnasium.py to see PyTorch.
 """
 
@@ -85,7 +86,7 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+        if self.seed not in range(2**32):
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         if self.buffer_size % self.num_envs != 0:
             raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
@@ -121,11 +122,8 @@ def parse_args() -> Args:
         hidden_sizes=(128,),  # hidden layers; images are convolved before
     )
     presets = {
-        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
-        "minatar": (
-            "The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.",
-            minatar,
-        ),
+        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
     words = sys.argv[1:]
     if not words or words[0] not in presets:
@@ -143,18 +141,20 @@ class VecEnv:
     def __init__(
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
-        for plugin in metadata.entry_points(group="gymnasium.envs"):  # MinAtar's, for one
+        namespace = env_id.partition("/")[0]  # MinAtar of MinAtar/Breakout-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (num_envs, vectorization, vector_options, wrappers)
         try:
-            self.envs: Any = gymnasium.make_vec(env_id, *how, **options)
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
         except gymnasium.error.Error as error:  # which says what is wrong with env_id
             fail(f"--env-id: {error}")
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
@@ -304,7 +304,10 @@ class Transition(NamedTuple):
 
 
 class Replay:
-    """The last buffer_size environment steps, in NumPy on the host."""
+    """The last buffer_size environment steps, in NumPy on the host.
+
+    As JAX's arrays, donated to the function that changes them, an iteration took a sixth longer.
+    """
 
     def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype) -> None:
         self.args = args

@@ -12,7 +12,6 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
 - update is one graph: gradient and optimizer, which is written out.
 - compile_graph compiles a function. train has it done at once: the first update is due later.
-- iterate draws an iteration's exploration at once, since each call of PyTorch costs.
 Diff me with dqn_torch.py to see what compiling takes, with dqn_linen.py to see JAX.
 """
 
@@ -130,11 +129,8 @@ def parse_args() -> Args:
         hidden_sizes=(128,),  # hidden layers; images are convolved before
     )
     presets = {
-        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
-        "minatar": (
-            "The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.",
-            minatar,
-        ),
+        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
     words = sys.argv[1:]
     if not words or words[0] not in presets:
@@ -221,7 +217,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)
+        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strong, as in reset
 
 
 def to_torch(arrays):

@@ -86,9 +86,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -131,16 +128,16 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        space = self.action_space
+        space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
             fail(f"--env-id: {env_id} has no continuous actions: see ppo_linen.py and ppo_torch.py")
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
             fail(f"--env-id: the actions of {env_id} must have finite bounds")
-        self.action_low = np.broadcast_to(np.float32(space.low), space.shape)
-        self.action_high = np.broadcast_to(np.float32(space.high), space.shape)
         self.num_envs = num_envs
         self.gamma = gamma
+        self.action_space = space
+        self.action_low = np.broadcast_to(np.float32(space.low), space.shape)
+        self.action_high = np.broadcast_to(np.float32(space.high), space.shape)
         self.action_dim = math.prod(space.shape)
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
@@ -209,13 +206,13 @@ class Stats(NamedTuple):
     discounted_return: RunningMeanStd  # ()
 
 
-def make_stats(env: VecEnv) -> Stats:
+def make_stats(obs_dim: int) -> Stats:
     """Before any rollout: normalise leaves obs as it is, but for the clipping."""
 
     def start(*shape):
         return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.int32(0))
 
-    return Stats(start(env.obs_dim), start())
+    return Stats(start(obs_dim), start())
 
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
@@ -301,17 +298,24 @@ class Agent(eqx.Module):
 class TrainState(eqx.Module):
     agent: Agent
     opt_state: optax.OptState
+    step: jax.Array  # how many optimizer steps so far
     tx: optax.GradientTransformation = eqx.field(static=True)  # functions, no arrays
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> TrainState:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.action_dim, key)
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> TrainState:
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, action_dim, key)
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
-    return TrainState(agent, tx.init(eqx.filter(agent, eqx.is_inexact_array)), tx)
+    opt_state = tx.init(eqx.filter(agent, eqx.is_inexact_array))
+    return TrainState(agent, opt_state, jnp.int32(0), tx)
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -446,7 +450,8 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
         agent, tx = train_state.agent, train_state.tx
         grads, losses = eqx.filter_grad(ppo_loss, has_aux=True)(agent, minibatch, args)
         updates, opt_state = tx.update(grads, train_state.opt_state)
-        return TrainState(eqx.apply_updates(agent, updates), opt_state, tx), losses
+        agent = eqx.apply_updates(agent, updates)
+        return TrainState(agent, opt_state, train_state.step + 1, tx), losses
 
     def epoch(train_state, key):
         order = shuffle(key, args.batch_size)  # one gather per epoch beats one per minibatch
@@ -454,9 +459,11 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
+    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return train_state, new_stats, metrics
 
@@ -493,43 +500,79 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.gamma)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
-    spaces["action_low"] = env.action_low.tolist()
-    spaces["action_high"] = env.action_high.tolist()
-    log = RunLog(args, spaces, "equinox", "jit" if args.jit else "none", device.device_kind)
+    log = RunLog(
+        args,
+        framework="equinox",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    train_state = make_agent(args, env, agent_key)
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.action_dim, agent_key)
+    stats = make_stats(env.obs_dim)
     obs, env_state = jax.jit(env.reset)(env_key)
-    stats = make_stats(env)
-    if args.resume:
-        saved = log.load(train_state=train_state, stats=stats, obs=obs, env_state=env_state)
-        train_state, stats, obs, env_state = saved
+    if (log.dir / "checkpoint.eqx").exists():  # the run goes on
+        like = Checkpoint(stats, train_state, iteration, obs, env_state)
+        stats, train_state, iteration, obs, env_state = load_checkpoint(log.dir, like)
+    log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
     rollout_fn = eqx.filter_jit(partial(rollout, env=env, args=args))
     update_fn = eqx.filter_jit(partial(update, args=args))
-    with jax.disable_jit(not args.jit):
-        for iteration in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-            obs, env_state, storage = rollout_fn(train_state, stats, obs, env_state, rollout_key)
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            train_state, stats, metrics = update_fn(train_state, stats, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                log.save(train_state=train_state, stats=stats, obs=obs, env_state=env_state)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, env_state, storage = rollout_fn(train_state, stats, obs, env_state, rollout_key)
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        train_state, stats, metrics = update_fn(train_state, stats, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoint(log.dir, Checkpoint(stats, train_state, iteration, obs, env_state))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    stats: Stats  # this and the agent first, so that load_policy can read them and stop there
+    train_state: TrainState
+    iteration: int  # how many are done
+    obs: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    new = folder / "checkpoint.new"
+    try:
+        eqx.tree_serialise_leaves(new, checkpoint)  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.eqx")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the structure of like."""
+    return eqx.tree_deserialise_leaves(folder / "checkpoint.eqx", like)
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -537,18 +580,16 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    shapes = jax.eval_shape(partial(make_agent, args, env), jax.random.PRNGKey(0))
-    state = {"train_state": {"agent": shapes.agent}, "stats": make_stats(env)}
-    _, saved = load_checkpoint(folder, state)
-    agent, stats = saved["train_state"]["agent"], saved["stats"]
+    sizes = (info["obs_shape"], args.hidden_sizes, info["action_dim"])
+    stats = make_stats(math.prod(info["obs_shape"]))
+    like = (stats, eqx.filter_eval_shape(Agent, *sizes, jax.random.PRNGKey(0)))
+    stats, agent = eqx.tree_deserialise_leaves(Path(folder, "checkpoint.eqx"), like)
     get_gaussian = eqx.filter_jit(agent.get_gaussian)
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        obs = normalise(obs, stats.obs, args)
+        obs = normalise(flatten(obs, info["obs_shape"]), stats.obs, args)
         mean, log_std = map(np.asarray, get_gaussian(obs))
         action = mean
         if sample:

@@ -120,8 +120,8 @@ def parse_args() -> Args:
         num_minibatches=8,
     )
     presets = {
-        "pendulum": ("The defaults. The word mujoco before the flags chooses others.", Args()),
-        "mujoco": ("For robots: the best of the settings tried in HalfCheetah-v5.", mujoco),
+        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
     }
     words = sys.argv[1:]
     if not words or words[0] not in presets:
@@ -385,32 +385,29 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, params, stats: Stats, obs, key, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage, in NumPy."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.normal(key, (args.num_steps, args.num_envs, env.action_dim))
 
     steps = []
     for step_noise in np.asarray(noise):  # sync
-        outputs = policy_fn(params, stats.obs, obs, step_noise)
-        action, mean, log_std = map(np.asarray, outputs)  # sync
+        action, logprob = map(np.asarray, policy_fn(params, stats.obs, obs, step_noise))  # sync
         new_obs, result = env.step(action)
-        steps.append((obs, action, mean, log_std, result))
+        steps.append((obs, action, logprob, result))
         obs = new_obs
 
     # From one tuple per step to one array per name, (T, N, ...).
-    all_obs, action, mean, log_std, result = jax.tree.map(lambda *x: np.stack(x), *steps)
-    logprob = log_prob_of(action, mean, log_std)
+    all_obs, action, logprob, result = jax.tree.map(lambda *x: np.stack(x), *steps)
     return obs, Storage(all_obs, action, logprob, **result)
 
 
 def policy(params, stats: RunningMeanStd, obs, noise, apply_fn, args: Args):
-    """(N, obs_dim), (N, action_dim) -> action, mean and log_std, (N, action_dim) each."""
+    """(N, obs_dim), (N, action_dim) -> action (N, action_dim), logprob (N,)."""
     mean, log_std = apply_fn(params, normalise(obs, stats, args), method="get_gaussian")
     action = mean + jnp.exp(log_std) * noise
-    return action, mean, log_std
+    return action, log_prob_of(action, mean, log_std)
 
 
-@jax.jit  # rollout is not compiled, and op by op this would take longer
 def log_prob_of(action, mean, log_std):
     """The log of the Gaussians' density at action: (..., action_dim) each -> (...)."""
     distance = (action - mean) / jnp.exp(log_std)

@@ -46,6 +46,7 @@ import numpy as np
 import optax
 import tyro
 from flax import nnx
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
 from gymnax.environments.spaces import Box
 from jax.nn.initializers import orthogonal
 from tensorboard.summary import Writer
@@ -86,9 +87,6 @@ class Args:
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
         if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -131,16 +129,16 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        space = self.action_space
+        space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
             fail(f"--env-id: {env_id} has no continuous actions: see ppo_linen.py and ppo_torch.py")
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
             fail(f"--env-id: the actions of {env_id} must have finite bounds")
-        self.action_low = np.broadcast_to(np.float32(space.low), space.shape)
-        self.action_high = np.broadcast_to(np.float32(space.high), space.shape)
         self.num_envs = num_envs
         self.gamma = gamma
+        self.action_space = space
+        self.action_low = np.broadcast_to(np.float32(space.low), space.shape)
+        self.action_high = np.broadcast_to(np.float32(space.high), space.shape)
         self.action_dim = math.prod(space.shape)
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
@@ -209,13 +207,13 @@ class Stats(NamedTuple):
     discounted_return: RunningMeanStd  # ()
 
 
-def make_stats(env: VecEnv) -> Stats:
+def make_stats(obs_dim: int) -> Stats:
     """Before any rollout: normalise leaves obs as it is, but for the clipping."""
 
     def start(*shape):
         return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.int32(0))
 
-    return Stats(start(env.obs_dim), start())
+    return Stats(start(obs_dim), start())
 
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
@@ -275,14 +273,19 @@ class Agent(nnx.Module):
         return *self.get_gaussian(obs), self.get_value(obs)
 
 
-def make_agent(args: Args, env: VecEnv, key: jax.Array) -> tuple[Agent, nnx.Optimizer]:
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
-    agent = Agent(env.obs_shape, args.hidden_sizes, env.action_dim, nnx.Rngs(key))
-    decay = optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
-    learning_rate = decay if args.anneal_lr else args.learning_rate
-    adam = optax.adam(learning_rate, eps=args.adam_eps)
+def make_agent(args: Args, obs_shape, action_dim: int, key) -> tuple[Agent, nnx.Optimizer]:
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, action_dim, nnx.Rngs(key))
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
     tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
     return agent, nnx.Optimizer(agent, tx, wrt=nnx.Param)
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """The learning rate by the number of optimizer steps so far."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
 
 
 # === Storage ====================================================================================
@@ -430,10 +433,12 @@ def update(agent, optimizer, stats: Stats, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
+    learning_rate = make_schedule(args)(optimizer.step[...])
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     nnx.update((agent, optimizer), train_state)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return new_stats, metrics
 
@@ -470,46 +475,100 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     precision = "default" if args.matmul_precision == "high" else "highest"
     jax.config.update("jax_default_matmul_precision", precision)
-    device = jax.devices()[0]
     env = VecEnv(args.env_id, args.num_envs, args.gamma)
-    spaces = {"obs_shape": env.obs_shape, "obs_dim": env.obs_dim, "action_dim": env.action_dim}
-    spaces["action_low"] = env.action_low.tolist()
-    spaces["action_high"] = env.action_high.tolist()
-    log = RunLog(args, spaces, "nnx", "jit" if args.jit else "none", device.device_kind)
+    log = RunLog(
+        args,
+        framework="nnx",
+        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    agent, optimizer = make_agent(args, env, agent_key)
+    iteration = 0
+    agent, optimizer = make_agent(args, env.obs_shape, env.action_dim, agent_key)
+    stats = make_stats(env.obs_dim)
     obs, env_state = jax.jit(env.reset)(env_key)
-    stats = make_stats(env)
-    objects = {"agent": agent, "optimizer": optimizer}
-    if args.resume:
-        saved = log.load(state=nnx.state(objects), stats=stats, obs=obs, env_state=env_state)
-        state, stats, obs, env_state = saved
-        nnx.update(objects, state)
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+        like = Checkpoint(iteration, agent, optimizer, stats, obs, env_state)
+        iteration, agent, optimizer, stats, obs, env_state = load_checkpoint(log.dir, like)
+    log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
     rollout_fn = jit(partial(rollout, env=env, args=args))
     update_fn = jit(partial(update, args=args))
-    with jax.disable_jit(not args.jit):
-        for iteration in range(log.info["iteration"], args.num_iterations):
-            start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-            obs, env_state, storage = rollout_fn(agent, stats, obs, env_state, rollout_key)
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            stats, metrics = update_fn(agent, optimizer, stats, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-            log.write(metrics, start, middle, time.perf_counter())
-            if log.must_save():  # after a signal, this is the end
-                log.save(state=nnx.state(objects), stats=stats, obs=obs, env_state=env_state)
-    log.finish((device.memory_stats() or {}).get("peak_bytes_in_use"))
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, env_state, storage = rollout_fn(agent, stats, obs, env_state, rollout_key)
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        stats, metrics = update_fn(agent, optimizer, stats, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = Checkpoint(iteration, agent, optimizer, stats, obs, env_state)
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """All that training goes on from."""
+
+    iteration: int  # how many are done
+    agent: Agent
+    optimizer: nnx.Optimizer
+    stats: Stats
+    obs: jax.Array
+    env_state: Any
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    new = folder / "checkpoint.new"
+    try:
+        new.write_bytes(to_bytes(to_arrays(checkpoint)))  # sync
+    except OSError as error:  # a full disk
+        new.unlink()
+        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
+    """What save_checkpoint wrote, in the objects of like: agent and optimizer change in place."""
+    saved = from_bytes(to_arrays(like), (folder / "checkpoint.msgpack").read_bytes())
+    nnx.update(like.agent, saved["agent"])
+    nnx.update(like.optimizer, saved["optimizer"])
+    env_state = jax.tree.unflatten(jax.tree.structure(like.env_state), saved["env_state"])
+    return like._replace(
+        iteration=saved["iteration"], stats=saved["stats"], obs=saved["obs"], env_state=env_state
+    )
+
+
+def to_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What Flax can write, which objects are not: arrays, in dicts and lists."""
+    return {
+        "iteration": checkpoint.iteration,
+        "agent": nnx.to_pure_dict(nnx.state(checkpoint.agent)),
+        "optimizer": nnx.to_pure_dict(nnx.state(checkpoint.optimizer)),
+        "stats": checkpoint.stats,
+        "obs": checkpoint.obs,
+        "env_state": jax.tree.leaves(checkpoint.env_state),  # an environment's, of any class
+    }
+
+
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
 
@@ -517,19 +576,17 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
     """
     info, args = load_info(folder)
-    env: Any = SimpleNamespace(**info["spaces"])  # all that make_agent asks of an environment
-    agent, _ = nnx.eval_shape(partial(make_agent, args, env, jax.random.PRNGKey(0)))
-    state = {"state": {"agent": nnx.state(agent)}, "stats": make_stats(env)}
-    _, saved = load_checkpoint(folder, state)
-    nnx.update(agent, saved["state"]["agent"])
-    stats = saved["stats"]
+    sizes = (info["obs_shape"], info["action_dim"])
+    agent, _ = nnx.eval_shape(partial(make_agent, args, *sizes, jax.random.PRNGKey(0)))
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
+    nnx.update(agent, nnx.restore_int_paths(saved["agent"]))
+    obs_stats = RunningMeanStd(**saved["stats"]["obs"])
     get_gaussian = jax.jit(agent.get_gaussian)
-    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        obs = np.reshape(obs, (len(obs), env.obs_dim)).astype(np.float32)
-        obs = normalise(obs, stats.obs, args)
+        obs = normalise(flatten(obs, info["obs_shape"]), obs_stats, args)
         mean, log_std = map(np.asarray, get_gaussian(obs))
         action = mean
         if sample:

@@ -117,8 +117,8 @@ def parse_args() -> Args:
         num_minibatches=8,
     )
     presets = {
-        "pendulum": ("The defaults. The word mujoco before the flags chooses others.", Args()),
-        "mujoco": ("For robots: the best of the settings tried in HalfCheetah-v5.", mujoco),
+        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
     }
     words = sys.argv[1:]
     if not words or words[0] not in presets:
@@ -392,15 +392,14 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
 
     steps, results = [], []
     for step_noise in noise:
-        action, mean, log_std = policy_fn(obs, step_noise)
+        action, logprob = policy_fn(obs, step_noise)
         new_obs, result = env.step(action.cpu().numpy())  # sync
-        steps.append((obs, action, mean, log_std))
+        steps.append((obs, action, logprob))
         results.append(result)  # crosses after the loop: 7 arrays, instead of 7 per step
         obs = torch.from_numpy(new_obs).to(obs.device)
 
     # From one tuple per step to one tensor per name, (T, N, ...).
-    all_obs, action, mean, log_std = map(torch.stack, zip(*steps, strict=True))
-    logprob = log_prob_of(action, mean, log_std)
+    all_obs, action, logprob = map(torch.stack, zip(*steps, strict=True))
     stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
     result = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
     return obs, Storage(all_obs, action, logprob, **result)
@@ -408,10 +407,10 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
 
 @torch.no_grad()
 def policy(agent, stats: RunningMeanStd, obs, noise, args: Args):
-    """(N, obs_dim), (N, action_dim) -> action, mean and log_std, (N, action_dim) each."""
+    """(N, obs_dim), (N, action_dim) -> action (N, action_dim), logprob (N,)."""
     mean, log_std = agent.get_gaussian(normalise(obs, stats, args))
     action = mean + log_std.exp() * noise
-    return action, mean, log_std
+    return action, log_prob_of(action, mean, log_std)
 
 
 def log_prob_of(action, mean, log_std):

@@ -289,32 +289,30 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage, in NumPy."""
     # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
     # takes less time.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     steps = []
     for step_noise in np.asarray(noise):  # sync
-        logits, action = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
+        action, logprob = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
         new_obs, result = env.step(action)
-        steps.append((obs, action, logits, result))
+        steps.append((obs, action, logprob, result))
         obs = new_obs
 
     # From one tuple per step to one array per name, (T, N, ...).
-    all_obs, action, logits, result = jax.tree.map(lambda *x: np.stack(x), *steps)
-    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
+    all_obs, action, logprob, result = jax.tree.map(lambda *x: np.stack(x), *steps)
     return obs, Storage(all_obs, action, logprob, **result)
 
 
 def policy(params, obs, noise, apply_fn):
-    """(N, obs_dim), (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
+    """(N, obs_dim), (N, num_actions) -> action (N,) int32, logprob (N,)."""
     logits = apply_fn(params, obs, method="get_logits")
     action = (logits + noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
-    return logits, action
+    return action, log_prob_of(action, jax.nn.log_softmax(logits))
 
 
-@jax.jit  # rollout is not compiled, and op by op this would take longer
 def log_prob_of(action, log_probs):
     """(...), (..., num_actions) -> (...)."""
     return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)

@@ -29,7 +29,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -417,8 +418,9 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 class QuietLog:
     """Has RunLog's place in all processes but the first: it hears signals, and writes nothing."""
 
-    def __init__(self, args: Args) -> None:
+    def __init__(self, args: Args, **facts: Any) -> None:
         self.args = args
+        self.dir = Path(args.resume or os.devnull)  # to load from; a new run finds nothing there
         self.stopped_by = 0  # the signal that came
         self.handlers: dict[int, Any] = {}  # what signals did before
 
@@ -434,7 +436,7 @@ class QuietLog:
         pass
 
     def must_save(self, done: int) -> bool:
-        return self.stopped_by > 0  # whether one is due, the first process knows
+        return self.stopped_by > 0  # the first process knows when one is due
 
     def note_saved(self, done: int) -> None:
         pass
@@ -444,16 +446,17 @@ class QuietLog:
             sys.exit(128 + self.stopped_by)
 
 
-def start_log(args: Args, **facts: Any) -> Any:
-    """The run log of this process. Where the first process fails, and says why, all end."""
-    log = None
+@contextmanager
+def all_or_none() -> Generator[None]:
+    """Where one process fails in this, and says why, the others end, and do not wait for it."""
+    worked = False
     try:
-        log = RunLog(args, **facts) if jax.process_index() == 0 else QuietLog(args)
-    finally:  # also of an error, as else the others would wait for the first
-        all_began = process_allgather(np.array(log is not None)).all()
-    if not all_began:
+        yield
+        worked = True
+    finally:
+        all_worked = process_allgather(np.array(worked)).all()
+    if not all_worked:
         sys.exit(2)
-    return log
 
 
 def train(args: Args) -> None:
@@ -468,15 +471,18 @@ def train(args: Args) -> None:
     if jax.process_count() > 1 and jax.config.values["jax_disable_jit"]:
         fail("JAX_DISABLE_JIT: processes can only share what is compiled")
     env = VecEnv(args.env_id, args.num_envs)
-    log = start_log(
-        args,
-        framework="linen",
-        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
-        device=jax.devices()[0].device_kind,
-        devices=mesh.size,
-        obs_shape=env.obs_shape,
-        num_actions=env.num_actions,
-    )
+    is_first = jax.process_index() == 0
+    log_class = RunLog if is_first else QuietLog
+    with all_or_none():
+        log = log_class(
+            args,
+            framework="linen",
+            compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+            device=jax.devices()[0].device_kind,
+            devices=mesh.size,
+            obs_shape=env.obs_shape,
+            num_actions=env.num_actions,
+        )
 
     # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
     # makes an iteration's keys from its number, so that a checkpoint need not hold them.
@@ -484,20 +490,21 @@ def train(args: Args) -> None:
     iteration = 0
     train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
-    folder = Path(args.resume)
-    if args.resume and (folder / "checkpoint.msgpack").exists():  # the run goes on
+    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
         like = Checkpoint(iteration, train_state, obs, env_state)
-        iteration, train_state, obs, env_state = load_checkpoint(folder, like)
-    log.begin(iteration)
+        iteration, train_state, obs, env_state = load_checkpoint(log.dir, like)
+    with all_or_none():
+        log.begin(iteration)
 
-    # So far each process has all. From here on each device has all parameters, and of what has a
-    # row or a column for each environment its share.
+    # So far each process has the same arrays. From here on devices share them: each has all
+    # parameters, but of what has rows or columns, one for each environment, only its part.
     whole = jax.NamedSharding(mesh, jax.P())
     by_rows = jax.NamedSharding(mesh, jax.P("devices"))  # (N, ...)
     by_columns = jax.NamedSharding(mesh, jax.P(None, "devices"))  # (T, N, ...)
     env_sharding = jax.tree.map(lambda x: by_rows, env_state)._replace(key=whole)
-    arrays = jax.device_get((train_state, obs, env_state))
-    train_state, obs, env_state = jax.device_put(arrays, (whole, by_rows, env_sharding))
+    train_state = jax.device_put(train_state, whole)
+    obs = jax.device_put(obs, by_rows)
+    env_state = jax.device_put(env_state, env_sharding)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
     out_shardings = (by_rows, env_sharding, by_columns)
@@ -522,11 +529,12 @@ def train(args: Args) -> None:
             # One process writes one file, from which any number of devices can go on. orbax lets
             # each process write its part, which models need that no host can hold.
             arrays = process_allgather((train_state, obs, env_state), tiled=True)  # sync
-            if jax.process_index() == 0:
-                save_checkpoint(log.dir, Checkpoint(iteration, *arrays))
+            with all_or_none():
+                if is_first:
+                    save_checkpoint(log.dir, Checkpoint(iteration, *arrays))
             log.note_saved(iteration)
             if stopped_by:
-                log.stopped_by = stopped_by
+                log.stopped_by = stopped_by  # it may have come to another process
                 break
     log.close(iteration)
 

@@ -520,13 +520,17 @@ class RunLogs:
         self.program = RunLog(args, **facts)
         self.program.steps *= args.num_agents
         self.dir = self.program.dir
-        self.agents = [self.make_agent(k, args, facts) for k in range(args.num_agents)]
-
-    def make_agent(self, k: int, args: Args, facts: dict) -> "RunLog":
-        folder = self.dir / f"seed{args.seed + k}"
-        resume = str(folder) if folder.exists() else ""
-        args = replace(args, seed=args.seed + k, runs_dir=str(self.dir), run_name=folder.name)
-        return RunLog(replace(args, resume=resume), agent=k, **facts)
+        self.agents = []
+        for k in range(args.num_agents):
+            folder = self.dir / f"seed{args.seed + k}"
+            own = replace(
+                args,
+                seed=args.seed + k,
+                runs_dir=str(self.dir),
+                run_name=folder.name,
+                resume=str(folder) if folder.exists() else "",
+            )
+            self.agents.append(RunLog(own, agent=k, **facts))
 
     @property
     def stopped_by(self) -> int:
@@ -548,13 +552,13 @@ class RunLogs:
         end = time.perf_counter()
         for k, agent in enumerate(self.agents):
             own = {name: x[k] for name, x in metrics.items()}
-            late = time.perf_counter() - end  # the logs before took that long, not the iteration
+            late = time.perf_counter() - end  # what the logs before took is not the iteration's
             with redirect_stdout(None):
                 agent.write(iteration, own, start + late, middle + late)
         values = np.array(list(metrics.values()), float)  # (metrics, num_agents)
         means = np.ma.masked_invalid(values).mean(1).filled(math.nan)
-        late = time.perf_counter() - end
         means = dict(zip(metrics, means, strict=True))
+        late = time.perf_counter() - end
         self.program.write(iteration, means, start + late, middle + late)
 
     def must_save(self, done: int) -> bool:

@@ -29,7 +29,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -457,8 +458,9 @@ def choose_device() -> torch.device:
 class QuietLog:
     """Has RunLog's place in all ranks but the first: it hears signals, and writes nothing."""
 
-    def __init__(self, args: Args) -> None:
+    def __init__(self, args: Args, **facts: Any) -> None:
         self.args = args
+        self.dir = Path(args.resume or os.devnull)  # to load from; a new run finds nothing there
         self.stopped_by = 0  # the signal that came
         self.handlers: dict[int, Any] = {}  # what signals did before
 
@@ -474,7 +476,7 @@ class QuietLog:
         pass
 
     def must_save(self, done: int) -> bool:
-        return self.stopped_by > 0  # whether one is due, the first rank knows
+        return self.stopped_by > 0  # the first rank knows when one is due
 
     def note_saved(self, done: int) -> None:
         pass
@@ -484,17 +486,18 @@ class QuietLog:
             sys.exit(128 + self.stopped_by)
 
 
-def start_log(args: Args, **facts: Any) -> Any:
-    """The run log of this rank. Where the first rank fails, and says why, all end."""
-    log = None
+@contextmanager
+def all_or_none() -> Generator[None]:
+    """Where one rank fails in this, and says why, the others end, and do not wait for it."""
+    worked = False
     try:
-        log = RunLog(args, **facts) if dist.get_rank() == 0 else QuietLog(args)
-    finally:  # also of an error, as else the others would wait for the first
-        began = [None] * dist.get_world_size()
-        dist.all_gather_object(began, log is not None)
-    if not all(began):
+        yield
+        worked = True
+    finally:
+        all_worked = [False] * dist.get_world_size()
+        dist.all_gather_object(all_worked, worked)
+    if not all(all_worked):
         sys.exit(2)
-    return log
 
 
 def train(args: Args) -> None:
@@ -514,27 +517,28 @@ def train(args: Args) -> None:
         fail(f"--num-envs: {world_size} ranks cannot share environments and minibatches evenly")
     share = replace(args, num_envs=args.num_envs // world_size)
     env = VecEnv(args.env_id, share.num_envs)
-    log = start_log(
-        args,
-        framework="torch",
-        compile_mode="none" if jax.config.values["jax_disable_jit"] else "env.jit",
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        devices=world_size,
-        obs_shape=env.obs_shape,
-        num_actions=env.num_actions,
-    )
+    log_class = RunLog if rank == 0 else QuietLog
+    with all_or_none():
+        log = log_class(
+            args,
+            framework="torch",
+            compile_mode="none" if jax.config.values["jax_disable_jit"] else "env.jit",
+            device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            devices=world_size,
+            obs_shape=env.obs_shape,
+            num_actions=env.num_actions,
+        )
 
     torch.manual_seed(args.seed)
     iteration = 0
     agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.num_actions, device)
-    # Each rank starts the environments of all, and then takes its rows: so the numbers are those
-    # of one rank.
+    # Each rank starts all environments and takes its rows of them further down, so that they are
+    # those that a single rank would have.
     all_envs = VecEnv(args.env_id, args.num_envs)
     obs, env_state = jax.jit(all_envs.reset)(jax.random.PRNGKey(args.seed))
     env_state = env_state._replace(key=None)  # an iteration begins with a new one
-    folder = Path(args.resume)
-    if args.resume and (folder / "checkpoint.pt").exists():  # the run goes on
-        checkpoint = load_checkpoint(folder)
+    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+        checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
@@ -545,7 +549,8 @@ def train(args: Args) -> None:
         optimizer.param_groups[0]["lr"] = args.learning_rate * factor
         obs = checkpoint["obs"].numpy()
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
-    log.begin(iteration)
+    with all_or_none():
+        log.begin(iteration)
 
     rows = slice(rank * share.num_envs, (rank + 1) * share.num_envs)
     obs, env_state = jax.tree.map(lambda x: x[rows], (obs, env_state))
@@ -588,16 +593,15 @@ def train(args: Args) -> None:
                 "obs": all_obs,
                 "env_state": all_env_state,
             }
-            if rank == 0:
-                save_checkpoint(log.dir, checkpoint)
+            with all_or_none():
+                if rank == 0:
+                    save_checkpoint(log.dir, checkpoint)
             log.note_saved(iteration)
             if stopped_by:
-                log.stopped_by = stopped_by
+                log.stopped_by = stopped_by  # it may have come to another rank
                 break
-    try:
+    with all_or_none():  # when one has ended by a signal, torchrun ends the others: so all at once
         log.close(iteration)
-    finally:  # all wait for the first: where a rank ends by a signal, torchrun ends all others
-        dist.barrier()
     dist.destroy_process_group()
 
 

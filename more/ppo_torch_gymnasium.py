@@ -297,15 +297,14 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
 
     steps, results = [], []
     for step_noise in noise:
-        logits, action = policy_fn(obs, step_noise)
+        action, logprob = policy_fn(obs, step_noise)
         new_obs, result = env.step(action.cpu().numpy())  # sync
-        steps.append((obs, action, logits))
+        steps.append((obs, action, logprob))
         results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
         obs = torch.from_numpy(new_obs).to(obs.device)
 
     # From one tuple per step to one tensor per name, (T, N, ...).
-    all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
-    logprob = log_prob_of(action, logits.log_softmax(-1))
+    all_obs, action, logprob = map(torch.stack, zip(*steps, strict=True))
     stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
     result = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
     return obs, Storage(all_obs, action, logprob, **result)
@@ -313,10 +312,10 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
 
 @torch.no_grad()
 def policy(agent, obs, noise):
-    """(N, obs_dim), (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
+    """(N, obs_dim), (N, num_actions) -> action (N,) int32, logprob (N,)."""
     logits = agent.get_logits(obs)
     action = (logits + noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
-    return logits, action.int()
+    return action.int(), log_prob_of(action, logits.log_softmax(-1))
 
 
 def log_prob_of(action, log_probs):

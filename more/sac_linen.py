@@ -398,13 +398,16 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
 
 # === Update =====================================================================================
-def update(train_state, batch: Transition, noise, learning_rate, args: Args):
-    """Train on a batch, and then move the target critics a little towards the critics."""
+def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
+    """Train on a batch, and then move the target critics a little towards the critics.
+
+    Return the next train_state and losses, which are sums over updates.
+    """
     # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
     # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
     # alpha) update one after the other, so their actor sees the new critics.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
-    grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
+    grads, new_losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
     params = optax.tree.add_scale(train_state.params, -learning_rate, direction)
     old = train_state.target_params
@@ -412,19 +415,18 @@ def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     train_state = train_state.replace(
         params=params, target_params=target_params, opt_state=opt_state
     )
-    return train_state, losses
+    return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
 
 def learn(train_state, replay, losses, num_updates, key, learning_rate, args: Args):
-    """Train on num_updates batches from the replay; losses are summed up."""
+    """Train on num_updates batches from the replay."""
 
     def step(i, carry):
         train_state, losses = carry
         sample_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
         batch = sample(replay, sample_key, args.batch_size)
         noise = jax.random.normal(noise_key, (2, *batch.action.shape))
-        train_state, new_losses = update(train_state, batch, noise, learning_rate, args)
-        return train_state, jax.tree.map(jnp.add, losses, new_losses)
+        return update(train_state, losses, batch, noise, learning_rate, args)
 
     return jax.lax.fori_loop(0, num_updates, step, (train_state, losses))
 

@@ -304,7 +304,9 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
         "log_alpha": jnp.zeros(()),
     }
     copy = jax.tree.map(jnp.copy, params["critics"])  # own memory: training overwrites both
-    tx = optax.scale_by_adam()  # without a rate: update multiplies by an iteration's own
+    # Of all parameters as one vector: an update of small networks takes a fifth less time. Without
+    # a rate: update multiplies by an iteration's own.
+    tx = optax.flatten(optax.scale_by_adam())
     return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
 
 
@@ -444,13 +446,16 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
 
 # === Update =====================================================================================
-def update(train_state, batch: Transition, noise, learning_rate, args: Args):
-    """Train on a batch, and then move the target critics a little towards the critics."""
+def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
+    """Train on a batch, and then move the target critics a little towards the critics.
+
+    Return the next train_state and losses, which are sums over updates.
+    """
     # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
     # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
     # alpha) update one after the other, so their actor sees the new critics.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
-    grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
+    grads, new_losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
     params = optax.tree.add_scale(train_state.params, -learning_rate, direction)
     old = train_state.target_params
@@ -458,15 +463,7 @@ def update(train_state, batch: Transition, noise, learning_rate, args: Args):
     train_state = train_state.replace(
         params=params, target_params=target_params, opt_state=opt_state
     )
-    return train_state, losses
-
-
-def mean_losses(losses: list[dict]) -> dict:
-    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
-    if not losses:
-        return dict.fromkeys(LOSSES, math.nan)
-    losses = jax.device_get(losses)  # sync
-    return {name: np.mean([x[name] for x in losses]) for name in LOSSES}
+    return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
 
 def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
@@ -514,14 +511,17 @@ def train(args: Args) -> None:
     log.begin(iteration)
 
     act_fn = jax.jit(act)
-    update_fn = jax.jit(partial(update, args=args))  # to the compiler, args are constants
+    # To the compiler, args are constants. What is donated is changed in place.
+    update_fn = jax.jit(partial(update, args=args), donate_argnums=range(2))
     while iteration < args.num_iterations:
         start = time.perf_counter()
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         # From the iteration's number, so that a checkpoint need not hold a generator.
         rng = np.random.default_rng([args.seed, iteration])
-        returns, lengths, losses = [], [], []
+        returns, lengths, num_updates = [], [], 0
+        # Sums, on the device: to fetch each update's takes a fifth of the time of a small update.
+        losses = {name: jnp.zeros(()) for name in LOSSES}
         for step in range(args.num_steps):
             global_step = (iteration * args.num_steps + step) * args.num_envs
             if global_step < args.learning_starts:
@@ -538,12 +538,15 @@ def train(args: Args) -> None:
             for _ in range(replay.updates_due()):
                 batch = replay.sample(rng, args.batch_size)
                 noise = rng.standard_normal((2, *batch.action.shape), np.float32)
-                train_state, new_losses = update_fn(train_state, batch, noise, learning_rate)
-                losses.append(new_losses)
-        metrics = episode_statistics(returns, lengths) | mean_losses(losses)
+                updated = update_fn(train_state, losses, batch, noise, learning_rate)
+                train_state, losses = updated
+                num_updates += 1
+        metrics = episode_statistics(returns, lengths)
+        for name, x in losses.items():
+            metrics[name] = x / num_updates  # NaN, which the log leaves out: no update
         metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/updates"] = len(losses)
-        log.write(iteration, metrics, start)
+        metrics["charts/updates"] = num_updates
+        log.write(iteration, metrics, start)  # sync
         iteration += 1
         if log.must_save(iteration):
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import flax
@@ -19,17 +19,20 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+import probes
 import torch
 from gymnax.environments.classic_control.cartpole import CartPole
+from gymnax.environments.spaces import Box
 from running import arrays
 from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
-# A pair's Agent, Replay, Act, Loss and Update are the same to the letter, which is tested. Of the
-# compiled script, Replay, Act and Loss are PyTorch's, too.
-FIRST_OF_PAIRS = (LINEN_PAIR[0], TORCH_PAIR[0])
 COMPILED = "dqn_torch_compile"
+# One script for each text of a section: Agent, Loss and Update are the same to the letter in a
+# pair, but for the compiled script's optimizers; Replay is in the scripts of PyTorch.
+AGENTS = (LINEN_PAIR[0], TORCH_PAIR[0], COMPILED)
+REPLAYS = (*LINEN_PAIR, TORCH_PAIR[0])
+LOSSES = ("losses/td_loss", "losses/q_value")
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
@@ -118,7 +121,7 @@ def layers_of(named: Mapping[str, Any]) -> Layers:
 
 def layers_in(folder: Path) -> Layers:
     """Of the network in a run's checkpoint."""
-    beginning = re.compile("train_state/params/params/|tensors/q_network/")
+    beginning = re.compile("train_state/params/params/|agent/")
     found = arrays(folder).items()
     return layers_of({beginning.sub("", name): x for name, x in found if beginning.match(name)})
 
@@ -127,10 +130,17 @@ def flat(layers: Layers) -> np.ndarray:
     return np.concatenate([np.ravel(x).astype(float) for layer in layers for x in layer])
 
 
+def replay_in(folder: Path) -> list[np.ndarray]:
+    """Of the replay in a run's checkpoint: a Transition's fields."""
+    found = arrays(folder)
+    names = ("obs", "action", "reward", "terminated", "next_obs")
+    return [found[f"replay/rows/{name}"] for name in names]
+
+
 class Linen:
-    def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
+    def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
         self.script, self.args = script, args
-        self.state = script.make_agent(args, env, jax.random.PRNGKey(args.seed))
+        self.state = script.make_agent(args, obs_shape, 3, jax.random.PRNGKey(args.seed))
         self.update_fn = jax.jit(partial(script.update, args=args))
 
     def layers(self) -> list[Layers]:
@@ -138,49 +148,45 @@ class Linen:
         trees = self.state.params, self.state.target_params
         return [layers_of(flax.traverse_util.flatten_dict(x["params"], sep="/")) for x in trees]
 
-    def update(self, batch: tuple, learning_rate: float) -> np.ndarray:
+    def update(self, batch: tuple, learning_rate: float) -> list[float]:
         batch = self.script.Transition(*map(jnp.array, batch))
-        self.state, losses = self.update_fn(self.state, batch, np.float32(learning_rate))
-        return np.array(losses)
+        self.state, losses = self.update_fn(self.state, batch, learning_rate)
+        return [float(losses[name]) for name in LOSSES]
 
 
 class Torch:
-    def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
+    """The target is copied here: test_dqn_training.py sees to it that train does so."""
+
+    def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
         self.script, self.args = script, args
         torch.manual_seed(args.seed)
-        self.agent = script.make_agent(args, env, torch.device("cpu"))
-        self.own: tuple = ()  # what learn is given, too
+        made = script.make_agent(args, obs_shape, 3, torch.device("cpu"))
+        self.agent, self.target, self.optimizer = made
         self.done = 0  # updates
 
     def layers(self) -> list[Layers]:
         """Of the network, and of the target network."""
-        networks = self.agent.q_network, self.agent.target_network
-        return [layers_of(x.state_dict()) for x in networks]
+        return [layers_of(x.state_dict()) for x in (self.agent, self.target)]
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        self.agent.optimizer.param_groups[0]["lr"] = learning_rate
-
-    def update(self, batch: tuple, learning_rate: float) -> np.ndarray:
-        """By learn, which copies the target, from a batch that is not drawn."""
-        batch, losses = self.script.Transition(*map(torch.tensor, batch)), torch.zeros(2)
-        self.set_learning_rate(learning_rate)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.script, "sample", lambda *_: batch)
-            patch.setattr(self.script, "updates_after", lambda steps, args: steps)
-            self.script.learn(self.agent, *self.own, batch, losses, self.done, self.args)
+    def update(self, batch: tuple, learning_rate: float) -> list[float]:
+        batch = self.script.Transition(*map(torch.tensor, batch))
+        losses = self.update_in_place(batch, learning_rate)
         self.done += 1
-        return losses.numpy()
+        if self.done % self.args.target_network_frequency == 0:
+            self.target.load_state_dict(self.agent.state_dict())
+        return [float(losses[name]) for name in LOSSES]
+
+    def update_in_place(self, batch: Any, learning_rate: float) -> dict:
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        return self.script.update(self.agent, self.target, self.optimizer, batch, self.args)
 
 
 class TorchCompile(Torch):
     """The same, op by op: nothing is compiled by torch.compile."""
 
-    def __init__(self, script: ModuleType, args: Any, env: Any) -> None:
-        super().__init__(script, args, env)
-        self.own = (partial(script.update, self.agent, args=args),)
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        self.agent.optimizer.lr.fill_(learning_rate)
+    def update_in_place(self, batch: Any, learning_rate: float) -> dict:
+        rate = torch.tensor(learning_rate)
+        return self.script.update(self.agent, self.target, self.optimizer, batch, rate, self.args)
 
 
 SMALL = "--num-envs 4 --num-steps 16 --total-timesteps 640 --hidden-sizes 8 8 --buffer-size 128 "
@@ -194,20 +200,47 @@ def args_of(name: str, flags: str) -> Any:
 
 
 def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
-    """With what of an environment a script asks for, which has three actions."""
+    """Of environments with three actions."""
     kinds = {"dqn_linen": Linen, "dqn_torch": Torch, COMPILED: TorchCompile}
-    env = SimpleNamespace(obs_shape=obs_shape, obs_dim=int(np.prod(obs_shape)), num_actions=3)
-    # Of one environment, so that learn updates once.
-    args = args_of(name, f"{flags} --num-envs 1")
-    return kinds[name](importlib.import_module(name), args, env)
+    return kinds[name](importlib.import_module(name), args_of(name, flags), obs_shape)
 
 
-def sample(name: str, seed: int, replay: tuple, num_rows: int, batch_size: int) -> list[np.ndarray]:
-    script = importlib.import_module(name)
-    torch.manual_seed(seed)
-    own, key = (jnp.array, (jax.random.key(seed),)) if name in LINEN_PAIR else (torch.tensor, ())
-    batch = script.sample(script.Transition(*map(own, replay)), *key, num_rows, batch_size)
-    return [np.array(x) for x in batch]
+class Replay:
+    """A script's replay."""
+
+    def __init__(self, name: str, flags: str, obs_dim: int = 4, obs_dtype: Any = "f") -> None:
+        self.script, self.args = importlib.import_module(name), args_of(name, flags)
+        self.is_pure = name == "dqn_linen"
+        make = self.script.make_replay if self.is_pure else self.script.Replay
+        device = [torch.device("cpu")] if "torch" in name else []
+        self.replay = make(self.args, obs_dim, np.dtype(obs_dtype), *device)
+
+    def add(self, transitions: tuple) -> None:
+        """A step of all environments: the fields of a Transition."""
+        obs, action, *others = transitions
+        result = dict(zip(("reward", "terminated", "next_obs"), others, strict=True))
+        if self.is_pure:
+            self.replay = self.script.add(self.replay, obs, action, result)
+        else:
+            self.replay.add(obs, action, result)
+
+    def sample(self, seed: int, batch_size: int) -> list[np.ndarray]:
+        torch.manual_seed(seed)
+        if self.is_pure:
+            batch = self.script.sample(self.replay, jax.random.key(seed), batch_size)
+        elif "torch" in self.script.__name__:
+            batch = self.replay.sample(batch_size)
+        else:
+            batch = self.replay.sample(np.random.default_rng(seed), batch_size)
+        return [np.array(x) for x in batch]
+
+    def updates_due(self, num_steps: int) -> int:
+        """With so many steps added, the last of which all environments took at once."""
+        if self.is_pure:
+            replay = self.replay._replace(num_steps=jnp.int32(num_steps))
+            return int(self.script.updates_due(replay, self.args))
+        self.replay.num_steps = num_steps
+        return self.replay.updates_due()
 
 
 # === CartPole that is cut off after 10 steps, in both libraries =================================
@@ -221,6 +254,41 @@ if "ShortCartPole-v0" not in gymnax.registered_envs:
     gymnax.register("ShortCartPole-v0", ShortCartPole)
     own: Any = gymnasium.spec("CartPole-v1").entry_point
     gymnasium.register("ShortCartPole-v0", entry_point=own, max_episode_steps=10)
+
+
+# === Observations that are no float32 ===========================================================
+class Bytes(probes.Probe):
+    def observe(self, key: Any, state: Any, action: Any, params: Any) -> jax.Array:
+        return jnp.where(state.signal > 0, jnp.uint8(7), jnp.uint8(250)).repeat(3)
+
+    def observation_space(self, params: Any) -> Box:
+        return Box(0, 255, (3,), jnp.uint8)
+
+
+class GymnasiumBytes(probes.GymnasiumSignal):
+    observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
+
+    def reset(self, **options: Any) -> tuple:
+        obs, info = super().reset(**options)
+        self.seen = np.full(3, 7 if obs[0] > 0 else 250, self.observation_space.dtype)
+        return self.seen, info
+
+    def step(self, action: Any) -> tuple:
+        _, *others = super().step(action)
+        return self.seen, *others
+
+
+class GymnasiumNumbers(GymnasiumBytes):
+    """In float64."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (3,), np.float64)
+
+
+if "Bytes-v0" not in gymnax.registered_envs:
+    gymnax.register("Bytes-v0", Bytes)
+    kinds: dict[str, Any] = {"Bytes-v0": GymnasiumBytes, "Numbers-v0": GymnasiumNumbers}
+    for env_id, kind in kinds.items():
+        gymnasium.register(env_id, kind, max_episode_steps=2)
 
 
 def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool]:

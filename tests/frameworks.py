@@ -57,11 +57,16 @@ def to_arrays(weights: Weights) -> list[np.ndarray]:
 
 
 def weights_in(folder: Path) -> Weights:
-    """The weights in a run's checkpoint. Equinox's come first in it, in the order of the agent."""
+    """The weights in a run's checkpoint.
+
+    Equinox's are numbered: first the six arrays of the statistics, if there are any, then the
+    agent's, in its order.
+    """
     found, run = arrays(folder), info(folder)
     if run["framework"] == "equinox":
         number = 4 * (1 + len(run["args"]["hidden_sizes"])) + ("action_dim" in run)
-        return to_weights([found[str(i)] for i in range(number)])
+        first = 6 if "action_dim" in run else 0
+        return to_weights([found[str(first + i)] for i in range(number)])
     names = sorted(name for name in found if name.startswith(("train_state/params/", "agent/")))
     return to_weights([found[x].T if run["framework"] == "torch" else found[x] for x in names])
 

@@ -49,8 +49,6 @@ CONTINUOUS_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in CONTINUOUS_IN_GYM
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
 TORCH_PAIR = PPO_PAIRS[1]
-DQN_BY_FRAMEWORK = [scripts("dqn", "linen"), scripts("dqn", "torch")]
-SAC_BY_FRAMEWORK = [scripts("sac", "linen"), scripts("sac", "torch")]
 # PPO with discrete actions and without memory, by framework.
 OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
@@ -78,11 +76,12 @@ SHARED = {
     ],
     "Environment": [
         (*SCRIPTS, *VMAP_SCRIPTS, *DEVICES_SCRIPTS),
-        but(scripts("Gymnasium"), *SAC_SCRIPTS),
+        GYMNASIUM_SCRIPTS,
         RNN_SCRIPTS,
         CONTINUOUS_IN_GYMNAX,
         CONTINUOUS_IN_GYMNASIUM,
         scripts("dqn", "plain"),
+        scripts("dqn", "Gymnasium"),
         scripts("sac", "plain"),
         scripts("sac", "Gymnasium"),
     ],
@@ -95,8 +94,8 @@ SHARED = {
         *DQN_PAIRS,
         *SAC_PAIRS,
     ],
-    "Replay": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
-    "Act": [*DQN_BY_FRAMEWORK, *SAC_BY_FRAMEWORK],
+    "Replay": [scripts("dqn", "torch"), scripts("sac", "torch")],
+    "Act": [scripts("dqn", "plain", "torch"), scripts("sac", "torch")],
     "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX, CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
     "Rollout": [(*TORCH_SCRIPTS, "ppo_torch_ddp"), but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
     "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX)],
@@ -107,25 +106,28 @@ SHARED = {
         but(RNN_IN_JAX, "ppo_rnn_linen"),
         *CONTINUOUS_PAIRS,
         ("ppo_continuous_nnx", "ppo_continuous_equinox"),
-        *DQN_BY_FRAMEWORK,
-        *SAC_BY_FRAMEWORK,
+        scripts("dqn", "linen"),
+        scripts("dqn", "torch"),
+        scripts("sac", "linen"),
+        scripts("sac", "torch"),
     ],
     "Update": [
         TORCH_PAIR,
         but(IN_LINEN, "ppo_linen_sharded"),
         but(IN_NNX, "ppo_nnx_tree"),
         *CONTINUOUS_PAIRS,
-        *DQN_PAIRS,
-        *SAC_PAIRS,
+    ],
+    "Checkpoint": [
+        ("ppo_linen", "ppo_linen_sharded"),
+        scripts("ppo", "plain", "nnx"),
+        TORCH_SCRIPTS,
+        scripts("dqn", "plain", "torch"),
     ],
     "Run log": [PPO_SCRIPTS, (*DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
-# What a script may have of its own in a shared section: its flag for jit, and PyTorch's hand-over.
-OWN = {
-    "Arguments": re.compile(r"^    jit(_env)?: bool = .*\n", flags=re.MULTILINE),
-    "Environment": re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL),
-}
+# What PyTorch's scripts have of their own at the end of Environment: the hand-over of arrays.
+HAND_OVER = re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL)
 
 
 def path_of(script: str) -> Path:
@@ -154,8 +156,7 @@ def function(script: str, wanted: str) -> str:
 
 def shared_part(script: str, section: str) -> str:
     """The section without what is the script's own; a blank line more or less does not count."""
-    text = sections(read(script))[section]
-    return OWN[section].sub("", text).rstrip() if section in OWN else text
+    return HAND_OVER.sub("", sections(read(script))[section]).rstrip()
 
 
 def group_of(script: str, section: str) -> tuple[str, ...]:
@@ -185,15 +186,10 @@ def differences() -> list[str]:
 def copy(script: str, section: str) -> list[str]:
     """Copy a script's section to all that share it; return those that changed."""
     changed = []
+    new = shared_part(script, section)
     for other in group_of(script, section):
         text = read(other)
-        old, new = sections(text)[section], sections(read(script))[section]
-        own = OWN[section].search(old) if section in OWN else None
-        kept = own[0] if own else ""
-        if section == "Arguments":
-            new = OWN[section].sub(lambda _, kept=kept: kept, new)
-        if section == "Environment":
-            new = OWN[section].sub("", new).rstrip() + "\n\n\n" + kept
+        old = shared_part(other, section)
         if new != old:
             path_of(other).write_text(text.replace(old, new))
             changed.append(other)

@@ -1,17 +1,18 @@
 """DQN's updates, initial weights, replay and schedules against the papers and PyTorch."""
 
+import importlib
 from typing import Any
 
 import dqn
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from dqn import COMPILED, FIRST_OF_PAIRS, make_learner, random_batch
-
-import dqn_linen
+import torch
+from dqn import AGENTS, REPLAYS, Replay, make_learner, random_batch
 
 VECTOR, IMAGE = (4,), (5, 4, 2)
-FIRST = pytest.mark.parametrize("name", FIRST_OF_PAIRS)
-EACH_AGENT = pytest.mark.parametrize("name", [*FIRST_OF_PAIRS, COMPILED])
+EACH_AGENT = pytest.mark.parametrize("name", AGENTS)
+EACH_REPLAY = pytest.mark.parametrize("name", REPLAYS)
 
 
 # === Loss and update ============================================================================
@@ -58,61 +59,103 @@ def test_initial_weights_are_pytorchs(name):
         assert 0.3 * bound < np.abs(bias).max() <= bound and len(set(bias)) == len(bias)
 
 
+@EACH_AGENT
+def test_bytes_are_numbers_to_the_network(name):
+    """Whether of an image or not, and whether in acting or in learning."""
+    for obs_shape in (VECTOR, IMAGE):
+        size = int(np.prod(obs_shape))
+        obs = np.random.default_rng(0).integers(0, 256, (20, size), np.uint8)
+        _, action, reward, terminated, _ = random_batch(0, 20, size, 3)
+        bytes_, floats = (make_learner(name, obs_shape, "") for _ in range(2))
+        bytes_.update((obs, action, reward, terminated, obs), 1e-3)
+        obs = obs.astype("f")
+        floats.update((obs, action, reward, terminated, obs), 1e-3)
+        for x, other in zip(bytes_.layers(), floats.layers(), strict=True):
+            np.testing.assert_array_equal(dqn.flat(x), dqn.flat(other))
+
+
 # === Replay =====================================================================================
-@FIRST
-def test_batches_are_whole_rows_drawn_uniformly(name):
-    """Of the first 30 of 40 rows, which tell their number in every field."""
-    number = np.arange(40)
-    obs = number[:, None] + np.array([0, 0.25, 0.5, 0.75])
-    fields = obs, number, 2 * number, number % 3 == 0, obs + 1000
-    replay = tuple(x.astype(kind) for x, kind in zip(fields, "fif?f", strict=True))
-    counts = np.zeros(40)
+def steps(first: int, kind: Any = "f", count: int = 10) -> tuple:
+    """Of so many environments at once; every field tells its number, from first on."""
+    number = np.arange(first, first + count)
+    obs = number[:, None] + np.array([0, 1, 2, 3])
+    fields = obs, number, 2 * number, number % 3 == 0, obs + 100
+    kinds = (kind, "i", "f", "?", kind)
+    return tuple(x.astype(kind) for x, kind in zip(fields, kinds, strict=True))
+
+
+@EACH_REPLAY
+@pytest.mark.parametrize("num_adds", [3, 4, 6])  # not filled, filled, and a second time by half
+def test_batches_are_whole_rows_drawn_uniformly_from_the_latest(name, num_adds):
+    replay = Replay(name, "--num-envs 10 --buffer-size 40")
+    for i in range(num_adds):
+        replay.add(steps(10 * i))
+    counts = np.zeros(10 * num_adds)
     for seed in range(20):
-        batch = dqn.sample(name, seed, replay, 30, 1000)
-        for field, expected in zip(batch, replay, strict=True):
-            np.testing.assert_array_equal(field, expected[batch[1]])
-        counts += np.bincount(batch[1], minlength=40)
-    assert not counts[30:].any()
-    chi_square = ((counts[:30] - 20000 / 30) ** 2 / (20000 / 30)).sum()
-    assert abs(chi_square - 29) < 5 * np.sqrt(2 * 29)
+        batch = replay.sample(seed, 1000)
+        for field, expected in zip(batch, steps(0, count=10 * num_adds), strict=True):
+            np.testing.assert_array_equal(field, expected[batch[1]], strict=True)
+        counts += np.bincount(batch[1], minlength=len(counts))
+    assert not counts[:-40].any()
+    counts = counts[-40:]
+    chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    assert abs(chi_square - (len(counts) - 1)) < 5 * np.sqrt(2 * (len(counts) - 1))
 
 
-# === Schedules, the same text in all ============================================================
-def plans(flags):
-    """The plans of ten iterations of 16 steps."""
-    args = dqn.args_of("dqn_linen", flags)
-    return [dqn_linen.make_plan(i, args) for i in range(10)]
+@EACH_REPLAY
+@pytest.mark.parametrize("kind", ["uint8", "int32", "bool", "float32"])
+def test_observations_keep_their_type(name, kind):
+    replay = Replay(name, "--num-envs 10 --buffer-size 40", obs_dtype=kind)
+    replay.add(steps(0, kind))
+    obs, number, _, _, next_obs = replay.sample(1, 100)
+    expected = steps(0, kind)
+    np.testing.assert_array_equal(obs, expected[0][number], strict=True)
+    np.testing.assert_array_equal(next_obs, expected[4][number], strict=True)
+    assert obs.dtype == kind
 
 
-@pytest.mark.parametrize(("learning_starts", "exploration_steps"), [(0, 1), (33, 320), (10**6, 5)])
-def test_epsilon_falls_linearly_from_when_learning_starts(learning_starts, exploration_steps):
-    flags = f"--learning-starts {learning_starts} --exploration-steps {exploration_steps} "
-    actual = [plan.epsilon for plan in plans(flags + "--start-e 0.9 --end-e 0.1")]
-    ends = [learning_starts, learning_starts + exploration_steps]
-    expected = np.interp(range(0, 640, 4), ends, [0.9, 0.1])
-    np.testing.assert_allclose(np.concatenate(actual), expected, atol=1e-7)
+@EACH_REPLAY
+def test_a_large_replay_says_what_it_takes(name, capsys):
+    """10,000 steps of 100 KB, twice, are 2 GB; of 40 KB, 0.8 GB."""
+    script = importlib.import_module(name)
+    flags = "--num-envs 1 --buffer-size 10000"
+    with pytest.MonkeyPatch.context() as patch:  # of which nothing is stored
+        patch.setattr(script, "Transition", lambda **fields: None)
+        for library in (np, jnp, torch):
+            tiny = library.zeros(1)
+            patch.setattr(library, "zeros", lambda *_, tiny=tiny, **__: tiny)
+        Replay(name, flags, 10_000, "f")
+        assert not capsys.readouterr().out
+        Replay(name, flags, 25_000, "f")
+        said = "The replay takes 2.0 GB: --buffer-size 10000, obs and next_obs.\n"
+        assert capsys.readouterr().out == said
+        Replay(name, flags, 25_000, "uint8")
+        assert not capsys.readouterr().out
 
 
-def test_the_learning_rate_falls_by_iteration():
-    fixed = [plan.learning_rate for plan in plans("--learning-rate 0.5 --no-anneal-lr")]
-    np.testing.assert_array_equal(fixed, np.full((10, 16), 0.5))
-    annealed = [plan.learning_rate for plan in plans("--learning-rate 0.5")]
-    expected = np.linspace(0.5, 0, 10, endpoint=False)[:, None].repeat(16, axis=1)
-    np.testing.assert_allclose(annealed, expected, rtol=1e-6)
-
-
+@EACH_REPLAY
 @pytest.mark.parametrize("num_envs", [1, 3, 100])
 @pytest.mark.parametrize(
     ("train_frequency", "learning_starts"), [(10, 7), (1, 33), (7, 100), (1000, 0)]
 )
 def test_an_update_follows_every_train_frequency_environment_steps(
-    num_envs, train_frequency, learning_starts
+    name, num_envs, train_frequency, learning_starts
 ):
-    """From learning_starts on, whatever num_envs; what one iteration did not do, the next does."""
+    """From learning_starts on, whatever num_envs."""
     flags = f"--train-frequency {train_frequency} --num-envs {num_envs} "
     flags += f"--learning-starts {learning_starts} --buffer-size {32 * num_envs} "
     flags += f"--total-timesteps {160 * num_envs}"
-    for step, now in enumerate(np.concatenate([plan.num_updates for plan in plans(flags)])):
-        steps = range(step * num_envs + 1, (step + 1) * num_envs + 1)  # each environment's
-        learnt = [x - learning_starts for x in steps if x > learning_starts]
-        assert now == sum(x % train_frequency == 0 for x in learnt)
+    replay = Replay(name, flags)
+    for step in range(160):
+        numbers = range(step * num_envs + 1, (step + 1) * num_envs + 1)  # each environment's
+        learnt = [x - learning_starts for x in numbers if x > learning_starts]
+        due = replay.updates_due((step + 1) * num_envs)
+        assert due == sum(x % train_frequency == 0 for x in learnt)
+
+
+# === Schedules, the same text in all ============================================================
+def test_epsilon_falls_linearly_from_when_learning_starts():
+    args = dqn.args_of("dqn_linen", "--start-e 0.9 --end-e 0.1 --learning-starts 100")
+    for steps, expected in [(0, 0.9), (100, 0.9), (180, 0.7), (260, 0.5), (420, 0.1), (10**6, 0.1)]:
+        epsilon = importlib.import_module("dqn_linen").epsilon_after(steps, args)
+        assert epsilon == pytest.approx(expected)

@@ -129,7 +129,7 @@ def test_bounds_in_float64(name):
     env = make_by(name, "Doubles-v0")
     assert env.action_low.dtype == env.action_high.dtype == np.float32
     obs = env.reset()
-    _, result = env.step(np.tile(np.float32([0.1, -1]), (4, 1)))
+    _, result = env.step(np.tile(np.array([0.1, -1], "f"), (4, 1)))
     expected = probes.nearness(obs[:, :1], np.array([1.2, 0]))
     np.testing.assert_allclose(result["reward"], expected, atol=1e-6)
 

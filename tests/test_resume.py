@@ -25,6 +25,7 @@ import torch
 from conftest import ROOT, start_process
 from frameworks import weights_in
 from running import (
+    AGENTS,
     BATCH,
     SEED,
     arrays,
@@ -218,8 +219,9 @@ def test_a_finished_run_is_trained_on_at_another_rate(name, whole_run, tmp_path,
         assert_tensorboard_agrees(folder / place)
         before, after = info(run / place), info(folder / place)
         assert (after["status"], after["iteration"], after["resumed"]) == ("completed", 8, [5])
-        given = {"total_timesteps": 8 * BATCH, "learning_rate": 1e-30}
-        assert after["args"] == before["args"] | given | {"resume": after["args"]["resume"]}
+        given = {"total_timesteps": 8 * BATCH, "learning_rate": 1e-30, "runs_dir": "", "resume": ""}
+        assert after["args"] | given == before["args"] | given
+        assert (after["args"]["total_timesteps"], after["args"]["learning_rate"]) == (1024, 1e-30)
     place = max(places)  # of many agents, the last
     before, after = weights_in(run / place), weights_in(folder / place)
     for network, layers in before.items():
@@ -331,6 +333,32 @@ def wandb_records(path):
 
 def parsed(items):
     return {x.key or x.nested_key[0]: json.loads(x.value_json) for x in items}
+
+
+def test_wandb_has_a_run_for_the_program_and_one_for_each_agent(whole_run, tmp_path):
+    """Of a run that goes on, under the ids that they had before."""
+    folder = rewind(whole_run("ppo_linen_vmap"), tmp_path / "many")
+    folders = {"kept": folder}
+    for seed in range(SEED - AGENTS + 1, SEED + 1):
+        folders[f"kept-{seed}"] = folder / f"seed{seed}"
+    for run_id, path in folders.items():
+        change(path, wandb_id=run_id)
+    assert main("ppo_linen_vmap", "--resume", folder, "--track") == 0
+    files = {x.stem.removeprefix("run-"): x for x in folder.rglob("wandb/offline-run-*/*.wandb")}
+    assert files.keys() == folders.keys()
+    for run_id, path in folders.items():
+        records = list(wandb_records(files[run_id]))
+        names = [x.run.display_name for x in records if x.run.display_name]
+        assert names[-1] == ("many" if run_id == "kept" else f"many-{path.name}")
+        history = [parsed(x.history.item) for x in records if x.history.item]
+        assert [row["iteration"] for row in history] == [2, 3, 4]
+        for row, logged in zip(history, metrics(path)[2:], strict=True):
+            assert row.items() >= {name: x for name, x in logged.items() if x is not None}.items()
+        config = parsed(y for x in records for y in x.run.config.update)
+        own = info(path)
+        assert (config["args"], config["resumed"]) == (own["args"], [2])
+        summary = parsed(y for x in records for y in x.summary.update)
+        assert (summary["status"], summary["durations"]) == ("completed", own["durations"])
 
 
 END_OF_A_JOB = """

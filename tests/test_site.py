@@ -70,30 +70,21 @@ def test_an_excerpt_that_goes_is_an_error(tmp_path):
             site.excerpt(tmp_path, source)
 
 
-def made(framework, seed):
+def made(framework):
     """An agent of 8 parameters, or in Linen its parameters."""
     if framework == "torch":
         return torch.nn.Linear(3, 2)
     if framework == "linen":
-        return nn.Dense(2).init(jax.random.key(seed), np.ones((1, 3), "f"))
+        return nn.Dense(2).init(jax.random.key(0), np.ones((1, 3), "f"))
     if framework == "nnx":
-        return nnx.Linear(3, 2, rngs=nnx.Rngs(seed))
-    return eqx.nn.Linear(3, 2, key=jax.random.key(seed))
+        return nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    return eqx.nn.Linear(3, 2, key=jax.random.key(0))
 
 
 @pytest.mark.parametrize("framework", site.FRAMEWORKS)
-def test_the_idioms_that_no_script_has_work(framework, tmp_path, capsys):
+def test_the_idioms_that_no_script_has_work(framework, capsys):
     idioms = importlib.import_module(f"in_{framework}")
-    agent, other = made(framework, seed=0), made(framework, seed=1)
-    assert idioms.count_parameters(agent) == 8
-    first, again = tmp_path / "agent.eqx", tmp_path / "again/agent.eqx"  # Equinox's end so
-    again.parent.mkdir()
-    idioms.save(agent, first)
-    idioms.save(other, again)
-    assert first.read_bytes() != again.read_bytes()
-    idioms.save(idioms.load(other, first) or other, again)  # in place, or not
-    assert first.read_bytes() == again.read_bytes()  # PyTorch's hold the file's name
-
+    assert idioms.count_parameters(made(framework)) == 8
     batch = np.arange(6, dtype="f").reshape(2, 3)
     on_device = idioms.to_device(batch)
     np.testing.assert_array_equal(idioms.to_host(on_device), batch)
@@ -110,7 +101,7 @@ def test_equinox_makes_and_calls_many_and_replaces_a_part():
     keys = jax.random.split(jax.random.key(0), 5)
     agents = idioms.make_many(lambda key: eqx.nn.Linear(3, 2, key=key), keys)
     assert idioms.call_many(agents, np.ones(3, "f")).shape == (5, 2)
-    linear = made("equinox", 0)
+    linear = made("equinox")
     assert (idioms.with_bias(linear, np.ones(2)).bias == 1).all() and (linear.bias != 1).all()
 
 

@@ -71,6 +71,28 @@ def test_shared_sections_are_the_same_to_the_letter():
     assert not differences()
 
 
+def having(wanted, *words):
+    """The scripts with all of the words in their rows that have such a function."""
+    return [name for name in scripts(*words) if f"\ndef {wanted}(" in read(name)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("load_checkpoint", scripts("torch")),
+        ("get_rng_state", having("get_rng_state", "torch")),
+        ("set_rng_state", having("set_rng_state", "torch")),
+        ("compile_graph", having("compile_graph")),
+        ("make_schedule", having("make_schedule", "ppo")),
+        ("learning_rate_factor", having("learning_rate_factor", "ppo")),
+        ("shuffle", having("shuffle")),
+        ("to_bounds", having("to_bounds")),
+    ],
+)
+def test_a_function_has_one_text(wanted, names):
+    assert len(names) > 1 and len({function(name, wanted) for name in names}) == 1
+
+
 # === Diffs =======================================================================================
 def changed_lines(first, second):
     command = ["diff", path_of(first), path_of(second)]
@@ -141,10 +163,7 @@ def test_every_flag_is_read_and_explained(name):
     text = read(name)
     line = r"^    (\w+): [^=\n]+ = [^\n]*?  # .+$"
     fields = re.findall(line, sections(text)["Arguments"], re.M)
-    declared = [
-        x for x in ast.parse(function(name, "Args")).body[0].body if isinstance(x, ast.AnnAssign)
-    ]
-    assert fields == [x.target.id for x in declared]
+    assert fields == re.findall(r"^    (\w+): ", function(name, "Args"), re.M)
     for field in fields:
         assert re.search(rf"\b(args|self)\.{field}\b", text), field
 

@@ -137,6 +137,8 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_last_digit(
     assert len(places) == (4 if "vmap" in name else 1)
     for place in places:
         assert metrics(folder / place) == metrics(run.folder / place)[:4]
+        elapsed = [row["time/elapsed"] for row in rows(folder / place)]
+        assert elapsed == sorted(elapsed)
         assert_tensorboard_agrees(folder / place)
         said = info(folder / place)
         assert (said["status"], said["iteration"], said["resumed"]) == ("stopped", 4, [2])

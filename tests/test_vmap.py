@@ -9,9 +9,21 @@ import sys
 
 import numpy as np
 import pytest
-from running import AGENTS, SEED, arrays, assert_close, info, main, metrics, op_by_op, rewind
+import torch
+from running import (
+    AGENTS,
+    SEED,
+    arrays,
+    assert_close,
+    assert_tensorboard_agrees,
+    content,
+    info,
+    main,
+    metrics,
+    op_by_op,
+    rewind,
+)
 from sections import VMAP_SCRIPTS
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import evaluate
 from analysis.runs import load
@@ -28,8 +40,10 @@ def test_each_agent_trains_as_alone_with_its_seed(name, alone, whole_run):
     agent, alone = whole_run(name).folder / f"seed{SEED}", whole_run(alone).folder
     assert_close(metrics(agent), metrics(alone))
     ours, theirs = arrays(agent), arrays(alone)
+    if name == "ppo_torch_vmap":  # whose agents have a generator each
+        theirs["generators"] = theirs.pop("rng_state/cpu")
     assert ours.keys() == theirs.keys()
-    for place in ours.keys() - {"info"}:
+    for place in ours:
         assert ours[place].dtype == theirs[place].dtype
         np.testing.assert_allclose(ours[place], theirs[place], rtol=1e-3, atol=1e-5)
     other = metrics(whole_run(name).folder / f"seed{SEED - 1}")
@@ -41,17 +55,18 @@ def test_an_agent_that_diverges_leaves_the_others_untouched(whole_run, tmp_path,
     name = "ppo_torch_vmap"  # whose gradients and norms are written out
     run = whole_run(name)
     folder = rewind(run, tmp_path / "program")
-    state = arrays(folder)
-    for place in state:
+    checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
+    for place, x in checkpoint["agent"].items():
         if place.endswith("weight"):
-            state[place][1] = np.nan
-    np.savez(folder / "checkpoint.npz", **state)
+            x[1] = torch.nan
+    torch.save(checkpoint, folder / "checkpoint.pt")
     op_by_op(monkeypatch, importlib.import_module(name))
     assert main(name, "--resume", folder) == 0
     first, second, third = (f"seed{seed}" for seed in SEEDS)
     for agent in (first, third):
         assert metrics(folder / agent) == metrics(run.folder / agent)
-    assert [row["losses/value_loss"] is None for row in metrics(folder / second)] == [0, 0, 1, 1]
+    losses = [row["losses/value_loss"] for row in metrics(folder / second)]
+    assert [x is None for x in losses] == [False, False, True, True, True]
     assert all(row["losses/value_loss"] > 0 for row in metrics(folder))  # of those that have one
 
 
@@ -67,10 +82,9 @@ def test_every_agent_has_a_folder_that_is_like_a_runs(whole_run):
         assert (run["agent"], run["args"]["num_agents"]) == (k, AGENTS)
         own = {"seed": SEEDS[k], "runs_dir": str(folder), "run_name": name}
         assert run["args"] == program["args"] | own
-        assert run["durations"]["total"] <= program["durations"]["total"]
-        assert [row["global_step"] for row in rows] == [128 * (i + 1) for i in range(4)]
-        events = EventAccumulator(str(folder / name), size_guidance={"scalars": 0}).Reload()
-        assert len(events.Scalars("losses/entropy")) == 4
+        assert (run["status"], run["iteration"]) == ("completed", 5)
+        assert [row["global_step"] for row in rows] == [128 * (i + 1) for i in range(5)]
+        assert_tensorboard_agrees(folder / name)
     assert "agent" not in program
     for i, row in enumerate(means):
         for name in ("losses/entropy", "charts/episodic_return"):
@@ -93,7 +107,7 @@ def test_evaluate_and_the_report_read_all_agents(whole_run, tmp_path, monkeypatc
 
 def test_an_agent_alone_is_not_gone_on_with(whole_run, tmp_path, capfd):
     folder = shutil.copytree(whole_run("ppo_linen_vmap").folder, tmp_path / "program")
-    agent = folder / f"seed{SEED}"
-    assert main("ppo_linen_vmap", "--resume", agent) == 2
-    said = f"--resume: {agent} is one agent's; its program's folder is the one above\n"
-    assert capfd.readouterr().err.endswith(said)
+    before = content(folder)
+    assert main("ppo_linen_vmap", "--resume", folder / f"seed{SEED}") == 2
+    assert "the one above" in capfd.readouterr().err
+    assert content(folder) == before

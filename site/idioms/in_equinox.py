@@ -1,7 +1,5 @@
 """Equinox's idioms that no script has a use for; tests/test_site.py runs them."""
 
-from pathlib import Path
-
 import equinox as eqx
 import jax
 import numpy as np
@@ -29,14 +27,6 @@ def to_device(array: np.ndarray) -> jax.Array:
 
 def to_host(array: jax.Array) -> np.ndarray:
     return jax.device_get(array)  # sync: waits for the device
-
-
-def save(agent: eqx.Module, path: Path) -> None:
-    eqx.tree_serialise_leaves(path, agent)
-
-
-def load(agent: eqx.Module, path: Path) -> eqx.Module:
-    return eqx.tree_deserialise_leaves(path, agent)  # a new agent, shaped as the old
 
 
 def count_parameters(agent: eqx.Module) -> int:

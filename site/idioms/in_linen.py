@@ -1,11 +1,9 @@
 """Flax Linen's idioms that no script has a use for; tests/test_site.py runs them."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from flax import serialization
 
 
 def to_device(array: np.ndarray) -> jax.Array:
@@ -14,14 +12,6 @@ def to_device(array: np.ndarray) -> jax.Array:
 
 def to_host(array: jax.Array) -> np.ndarray:
     return jax.device_get(array)  # sync: waits for the device
-
-
-def save(params: Any, path: Path) -> None:
-    path.write_bytes(serialization.to_bytes(params))
-
-
-def load(params: Any, path: Path) -> Any:
-    return serialization.from_bytes(params, path.read_bytes())  # a new tree, shaped as params
 
 
 def count_parameters(params: Any) -> int:

@@ -1,7 +1,5 @@
 """PyTorch's idioms that no script has a use for; tests/test_site.py runs them."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import nn
@@ -14,14 +12,6 @@ def to_device(array: np.ndarray) -> torch.Tensor:
 
 def to_host(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()  # sync: waits for the device
-
-
-def save(agent: nn.Module, path: Path) -> None:
-    torch.save(agent.state_dict(), path)
-
-
-def load(agent: nn.Module, path: Path) -> None:
-    agent.load_state_dict(torch.load(path, weights_only=True))  # into the parameters that are there
 
 
 def count_parameters(agent: nn.Module) -> int:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,23 +70,25 @@ def of_ppo() -> tuple[Callable, Callable]:
 def of_dqn() -> tuple[Callable, Callable]:
     """CartPole's update: written out, and with torch.optim."""
     args = dqn.Args()
-    env: Any = SimpleNamespace(obs_shape=(4,), obs_dim=4, num_actions=2)
     size = args.batch_size
     action = torch.randint(2, (size,)).int()
     end = torch.rand(size) < 0.1
     batch = dqn.Transition(
         torch.randn(size, 4), action, torch.ones(size), end, torch.randn(size, 4)
     )
-    agent = dqn.make_agent(args, env, torch.device("cpu"))
-    agent.optimizer.lr.fill_(args.learning_rate)
-    written = dqn.compile_graph(partial(dqn.update, agent, args=args), None)
-    other = dqn.make_agent(args, env, torch.device("cpu"))
-    params = list(other.q_network.parameters())
+    device = torch.device("cpu")
+    agent, target, optimizer = dqn.make_agent(args, (4,), 2, device)
+    written = partial(dqn.update, agent, target, optimizer, args=args)
+    written = dqn.compile_graph(written, None)
+    learning_rate = torch.tensor(args.learning_rate)
+    other, other_target, _ = dqn.make_agent(args, (4,), 2, device)
+    params = list(other.parameters())
 
     def loss_fn():
-        return dqn.dqn_loss(other.q_network, other.target_network, batch, args)[0]
+        return dqn.dqn_loss(other, other_target, batch, args)[0]
 
-    return partial(written, batch), second_graph(params, loss_fn, 0, args.optimizer_eps)
+    own = partial(written, batch, learning_rate)
+    return own, second_graph(params, loss_fn, 0, args.optimizer_eps)
 
 
 def main() -> None:
