@@ -179,7 +179,8 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     lengths = np.zeros(num_envs)
     over = np.full(num_envs, False)
     while not over.all() and lengths.max() < args.max_steps:
-        action = policy(np.array(obs), **options)  # a copy: JAX's own cannot be written to
+        obs = np.array(obs).reshape(num_envs, *env.obs_shape)  # a copy: JAX's is read-only
+        action = policy(obs, **options)
         explores = rng.random(num_envs) < args.epsilon
         if explores.any():  # by the space's own draws, whatever kind of action it has
             if in_gymnasium:
@@ -293,7 +294,7 @@ def painter(run: Run, env: Any) -> Callable:
         return screen.render()
 
     def draw_squares(obs, state):  # of a grid the things in it, of other numbers how large they are
-        numbers = np.asarray(obs[0])
+        numbers = obs[0]
         if len(env.obs_shape) == 1:
             row = colormaps["viridis"](stats.logistic.cdf(numbers), bytes=True)[None, :, :3]
             return row.repeat(len(numbers) // 8 + 1, axis=0)

@@ -277,11 +277,13 @@ def check_render(make: Any, modes: Any) -> None:
 
 # === Both =======================================================================================
 def kind_of_actions(actions: Any, discrete: type, box: type) -> str:
-    """Return discrete, or continuous where they are vectors between finite bounds."""
+    """Return discrete, or continuous where they are vectors of floats between finite bounds."""
     if isinstance(actions, discrete):
         return "discrete"
     must(isinstance(actions, box), f"action_space must be Discrete or a Box, not {actions}")
     must(len(actions.shape) == 1, f"actions in a Box must be vectors, not {actions}")
+    is_float = np.issubdtype(actions.dtype, np.floating)
+    must(is_float, f"actions in a Box must be floats, and not {actions.dtype} as in {actions}")
     low, high = np.asarray(actions.low), np.asarray(actions.high)
     is_finite = np.isfinite(low).all() and np.isfinite(high).all()
     has_bounds = bool(is_finite and (low < high).all())

@@ -458,7 +458,8 @@ def train(args: Args) -> None:
     )
 
     iteration = 0
-    train_state = make_agent(args, env.obs_shape, env.num_actions, jax.random.PRNGKey(args.seed))
+    key = jax.random.PRNGKey(args.seed)
+    train_state = make_agent(args, env.obs_shape, env.num_actions, key)
     replay = Replay(args, env.obs_dim, env.obs_dtype)
     if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
         like = Checkpoint(iteration, train_state, replay.state_dict())

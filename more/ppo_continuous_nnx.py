@@ -494,9 +494,12 @@ def train(args: Args) -> None:
     agent, optimizer = make_agent(args, env.obs_shape, env.action_dim, agent_key)
     stats = make_stats(env.obs_dim)
     obs, env_state = jax.jit(env.reset)(env_key)
+    objects = {"agent": agent, "optimizer": optimizer}
     if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
-        like = Checkpoint(iteration, agent, optimizer, stats, obs, env_state)
-        iteration, agent, optimizer, stats, obs, env_state = load_checkpoint(log.dir, like)
+        train_state = nnx.to_pure_dict(nnx.state(objects))
+        like = Checkpoint(iteration, train_state, stats, obs, env_state)
+        iteration, train_state, stats, obs, env_state = load_checkpoint(log.dir, like)
+        nnx.update(objects, train_state)
     log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
@@ -515,8 +518,8 @@ def train(args: Args) -> None:
         log.write(iteration, metrics, start, middle)
         iteration += 1
         if log.must_save(iteration):
-            checkpoint = Checkpoint(iteration, agent, optimizer, stats, obs, env_state)
-            save_checkpoint(log.dir, checkpoint)
+            train_state = nnx.to_pure_dict(nnx.state(objects))
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, stats, obs, env_state))
             log.note_saved(iteration)
             if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
                 break
@@ -528,8 +531,7 @@ class Checkpoint(NamedTuple):
     """All that training goes on from."""
 
     iteration: int  # how many are done
-    agent: Agent
-    optimizer: nnx.Optimizer
+    train_state: dict  # the arrays of agent and optimizer, by name
     stats: Stats
     obs: jax.Array
     env_state: Any
@@ -537,9 +539,11 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    # Flax writes dicts and arrays. An environment's state may be of any class, so its arrays alone.
+    checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     try:
-        new.write_bytes(to_bytes(to_arrays(checkpoint)))  # sync
+        new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink()
         sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
@@ -547,26 +551,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
-    """What save_checkpoint wrote, in the objects of like: agent and optimizer change in place."""
-    saved = from_bytes(to_arrays(like), (folder / "checkpoint.msgpack").read_bytes())
-    nnx.update(like.agent, saved["agent"])
-    nnx.update(like.optimizer, saved["optimizer"])
-    env_state = jax.tree.unflatten(jax.tree.structure(like.env_state), saved["env_state"])
-    return like._replace(
-        iteration=saved["iteration"], stats=saved["stats"], obs=saved["obs"], env_state=env_state
-    )
-
-
-def to_arrays(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What Flax can write, which objects are not: arrays, in dicts and lists."""
-    return {
-        "iteration": checkpoint.iteration,
-        "agent": nnx.to_pure_dict(nnx.state(checkpoint.agent)),
-        "optimizer": nnx.to_pure_dict(nnx.state(checkpoint.optimizer)),
-        "stats": checkpoint.stats,
-        "obs": checkpoint.obs,
-        "env_state": jax.tree.leaves(checkpoint.env_state),  # an environment's, of any class
-    }
+    """What save_checkpoint wrote, in the structure of like."""
+    arrays, structure = jax.tree.flatten(like.env_state)
+    content = (folder / "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), content)
+    return saved._replace(env_state=jax.tree.unflatten(structure, saved.env_state))
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
@@ -579,7 +568,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     sizes = (info["obs_shape"], info["action_dim"])
     agent, _ = nnx.eval_shape(partial(make_agent, args, *sizes, jax.random.PRNGKey(0)))
     saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
-    nnx.update(agent, nnx.restore_int_paths(saved["agent"]))
+    nnx.update(agent, nnx.restore_int_paths(saved["train_state"]["agent"]))
     obs_stats = RunningMeanStd(**saved["stats"]["obs"])
     get_gaussian = jax.jit(agent.get_gaussian)
     low, high = np.float32(info["action_low"]), np.float32(info["action_high"])

@@ -12,7 +12,7 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
 - sac_loss adds up three losses. stop_gradient makes each train its own parameters alone, so that
   one jax.grad and one Adam train all.
-- Replay is a tuple of arrays and of how many steps it got; add and sample are functions of it.
+- Replay is a tuple of arrays and of the number of steps so far; add returns the next one.
 - iterate runs environments, replay and updates in one lax.scan, so an iteration is one call.
 Diff me with dqn_linen.py to see what continuous actions change, with sac_torch.py to see PyTorch,
 with sac_linen_gymnasium.py to see environments in NumPy.

@@ -10,10 +10,11 @@
     python sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
-  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
-- iterate is a Python loop of two compiled calls: act, whose actions cross to NumPy, and learn.
-- learn_fn returns before it has learned. The next action waits for it, as it needs the parameters.
+- VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
+  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+- train is a plain loop over environment steps: act, step, store, and update as often as is due.
+- Replay lies in NumPy on the host. A batch crosses to the device with the call of update_fn, which
+  returns before it has learned. The next action waits for it, as it needs the parameters.
 Diff me with sac_linen.py to see environments in JAX, with dqn_linen_gymnasium.py to see what
 continuous actions change, with sac_torch_gymnasium.py to see PyTorch.
 """
@@ -520,7 +521,7 @@ def train(args: Args) -> None:
         # From the iteration's number, so that a checkpoint need not hold a generator.
         rng = np.random.default_rng([args.seed, iteration])
         returns, lengths, num_updates = [], [], 0
-        # Sums, on the device: to fetch each update's takes a fifth of the time of a small update.
+        # Sums, on the device: to keep and to fetch each update's would take a fifth more time.
         losses = {name: jnp.zeros(()) for name in LOSSES}
         for step in range(args.num_steps):
             global_step = (iteration * args.num_steps + step) * args.num_envs

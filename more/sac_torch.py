@@ -12,6 +12,7 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
 - sac_loss adds up three losses. What one of them reads and does not train is detached, so that one
   gradient and one Adam train all.
+- train is a plain loop over environment steps: act, step, store, and update as often as is due.
 - update trains in place: zero_grad, backward, step.
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
 Diff me with dqn_torch.py to see what continuous actions change, with sac_linen.py to see JAX, with

@@ -13,8 +13,9 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
 - sac_loss adds up three losses. What one of them reads and does not train is detached, so that one
   gradient and one Adam train all.
-- VecEnv.reset makes the environments by --vectorization: in this process (sync), or each in one of
-  its own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+- VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
+  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+- train is a plain loop over environment steps: act, step, store, and update as often as is due.
 - update trains in place: zero_grad, backward, step.
 Diff me with dqn_torch_gymnasium.py to see what continuous actions change, with sac_torch.py to see
 environments in JAX, with sac_linen_gymnasium.py to see JAX.

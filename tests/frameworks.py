@@ -67,7 +67,8 @@ def weights_in(folder: Path) -> Weights:
         number = 4 * (1 + len(run["args"]["hidden_sizes"])) + ("action_dim" in run)
         first = 6 if "action_dim" in run else 0
         return to_weights([found[str(first + i)] for i in range(number)])
-    names = sorted(name for name in found if name.startswith(("train_state/params/", "agent/")))
+    beginnings = ("train_state/params/", "train_state/agent/", "agent/")  # Linen, NNX, PyTorch
+    names = sorted(name for name in found if name.startswith(beginnings))
     return to_weights([found[x].T if run["framework"] == "torch" else found[x] for x in names])
 
 

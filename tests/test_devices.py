@@ -25,10 +25,22 @@ import optax
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import ROOT, start_process
 from flax.training.train_state import TrainState
 from frameworks import make_args
-from running import BATCH, arrays, assert_close, change, command, info, main, metrics, train
+from running import (
+    BATCH,
+    arrays,
+    assert_close,
+    assert_same_checkpoints,
+    change,
+    command,
+    info,
+    main,
+    metrics,
+    train,
+)
 from sections import path_of
 
 import evaluate
@@ -89,9 +101,7 @@ def whole(tmp_path_factory):
             words = command(name, run_name, iterations, "--runs-dir", runs_dir, *FLAGS)[1:]
             run(devices, name, *words, "--no-anneal-lr", **variables)
             variables = {}
-        half = runs_dir / "half"
-        (half / "run.json").unlink()
-        change(half, args={"total_timesteps": 4 * BATCH})
+        change(runs_dir / "half", args={"total_timesteps": 4 * BATCH})
         return runs_dir / "run"
 
     return whole
@@ -104,7 +114,8 @@ def test_jaxs_devices_take_the_gradient_of_the_whole_minibatch(devices):
     args = make_args(ppo_linen, num_envs=8, update_epochs=1, max_grad_norm=1e9)
     share = replace(args, num_envs=8 // devices, norm_adv=False)
     env = ppo_linen.VecEnv(args.env_id, args.num_envs)
-    params = ppo_linen.make_agent(args, env, jax.random.PRNGKey(0)).params
+    made = ppo_linen.make_agent(args, env.obs_shape, env.num_actions, jax.random.PRNGKey(0))
+    params = made.params
     agent = ppo_linen.Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
     state = TrainState.create(apply_fn=agent.apply, params=params, tx=optax.sgd(0.1))
     rng = np.random.default_rng(1)
@@ -145,7 +156,8 @@ def one_rank_for_all(ranks, iterations, args):
     share = replace(args, num_envs=args.num_envs // ranks)
     whole, env = (ppo_torch.VecEnv(args.env_id, x.num_envs) for x in (args, share))
     torch.manual_seed(args.seed)
-    agent, optimizer, scheduler = ppo_torch.make_agent(args, whole, torch.device("cpu"))
+    sizes = whole.obs_shape, whole.num_actions
+    agent, optimizer, scheduler = ppo_torch.make_agent(args, *sizes, torch.device("cpu"))
     obs, state = jax.jit(whole.reset)(jax.random.PRNGKey(args.seed))
     state = state._replace(key=None)
     pick = [slice(i * share.num_envs, (i + 1) * share.num_envs) for i in range(ranks)]
@@ -196,7 +208,7 @@ def test_pytorchs_ranks_learn_as_one_that_has_all_their_minibatches(ranks, whole
     np.testing.assert_allclose(logged, returns, rtol=1e-6)
     found = arrays(folder)
     for name, x in agent.state_dict().items():
-        np.testing.assert_allclose(found[f"tensors/agent/{name}"], x, atol=1e-5)
+        np.testing.assert_allclose(found[f"agent/{name}"], x, atol=1e-5)
     assert info(folder)["devices"] == ranks
 
 
@@ -209,7 +221,7 @@ def test_jaxs_devices_learn_as_one_whose_minibatch_is_the_whole_batch(tmp_path):
     assert_close(metrics(tmp_path / "two"), metrics(alone))
     ours, theirs = arrays(tmp_path / "two"), arrays(alone)
     assert ours.keys() == theirs.keys()
-    for name in ours.keys() - {"info"}:
+    for name in ours:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
 
 
@@ -239,9 +251,7 @@ def test_as_many_devices_go_on_to_the_last_digit(name, devices, whole, tmp_path)
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
     run(devices, name, path_of(name), "--resume", folder)
     assert metrics(folder) == metrics(whole(name))
-    ours, theirs = arrays(folder), arrays(whole(name))
-    for array in ours.keys() - {"info"}:
-        np.testing.assert_array_equal(ours[array], theirs[array], strict=True)
+    assert_same_checkpoints(folder, whole(name))
 
 
 @pytest.mark.parametrize(("name", "devices"), [(SHARDED, 1), (SHARDED, 2), (DDP, 1)])
@@ -297,7 +307,7 @@ def test_a_killed_process_ends_the_others_with_an_error(name, tmp_path):
         process.communicate(timeout=100)  # JAX notices after 15 seconds
         assert process.returncode != 0
     assert not psutil.wait_procs(both, timeout=10)[1]
-    assert not (tmp_path / "run/run.json").exists()
+    assert info(tmp_path / "run")["status"] == "running"
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
@@ -309,8 +319,10 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
     assert "Stopped after" in said[0]
     assert all(process.returncode != 0 for process in waiting)
     assert not psutil.wait_procs(both, timeout=10)[1]
-    assert len(metrics(tmp_path / "run")) > 2
-    assert (tmp_path / "run/checkpoint.npz").exists()
+    folder = tmp_path / "run"
+    done = len(metrics(folder))
+    assert done > 2 and arrays(folder)["iteration"] == done
+    assert (info(folder)["status"], info(folder)["iteration"]) == ("stopped", done)
 
 
 def test_where_the_first_task_cannot_begin_both_end(tmp_path):
@@ -319,18 +331,43 @@ def test_where_the_first_task_cannot_begin_both_end(tmp_path):
     both = start_two_tasks(*command(SHARDED, "run", 4, "--runs-dir", tmp_path)[1:])
     said = [process.communicate(timeout=100)[1] for process in both]
     assert f"{tmp_path / 'run'} exists: choose another --run-name" in said[0]
+    assert "exists" not in said[1]
     assert [process.returncode for process in both] == [2, 2]
 
 
-def test_no_rank_ends_before_all_have_saved(tmp_path, monkeypatch):
-    """Once one has ended, torchrun ends the first one, which may be writing."""
-    barrier = MagicMock()
-    monkeypatch.setattr(torch.distributed, "barrier", barrier)
-    log = importlib.import_module(DDP).RunLog
-    monkeypatch.setattr(log, "save", MagicMock(side_effect=InterruptedError))
+ASKED = {SHARDED: (ppo_linen_sharded, "process_allgather"), DDP: (dist, "all_gather_object")}
+
+
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_the_others_wait_for_the_first_to_save_and_hear_that_it_failed(name, tmp_path, monkeypatch):
+    """Once one rank has ended, torchrun ends the first one, which may be writing."""
+    module, function = ASKED[name]
+    answer = getattr(module, function)
+    told = []
+
+    def tell(*words, **flags):
+        told.append(words[-1])
+        return answer(*words, **flags)
+
+    monkeypatch.setattr(module, function, tell)
+    save = MagicMock(side_effect=InterruptedError)
+    monkeypatch.setattr(importlib.import_module(name), "save_checkpoint", save)
     with pytest.raises(InterruptedError):
-        train(DDP, tmp_path, "run", iterations=2)
-    barrier.assert_called_once()
+        train(name, tmp_path, "run", iterations=2)
+    assert not told[-1]
+
+
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_where_another_fails_this_one_ends(name, monkeypatch):
+    def two(*words):
+        words[0][:] = [True, False]
+
+    module, function = ASKED[name]
+    both = np.array([True, False])
+    monkeypatch.setattr(module, function, two if name == DDP else lambda worked: both)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(SystemExit, match="2"), importlib.import_module(name).all_or_none():
+        pass
 
 
 @pytest.mark.parametrize(("name", "asked"), [(SHARDED, "process_allgather"), (DDP, "reduce")])
@@ -340,11 +377,12 @@ def test_a_signal_while_processes_ask_each_other_waits_for_the_next_iteration(
     """Stopping at once, one process would save alone and wait for ever; forgetting it, train on."""
     script = importlib.import_module(name)
     answer = getattr(script, asked)
+    path = tmp_path / "run/metrics.jsonl"
     calls = []
 
     def ask(x, *words, **flags):
         x = answer(x, *words, **flags)
-        if len(metrics(tmp_path / "run")) == 3:
+        if path.exists() and path.read_text().count("\n") == 3:
             calls.append(x)
             if len(calls) == 1:  # the first since the third iteration was logged
                 signal.raise_signal(signal.SIGINT)
@@ -354,6 +392,7 @@ def test_a_signal_while_processes_ask_each_other_waits_for_the_next_iteration(
     words = command(name, "run", 10, "--runs-dir", tmp_path)[2:]
     assert main(name, *words) == 128 + signal.SIGINT
     assert calls and len(metrics(tmp_path / "run")) == 4
+    assert info(tmp_path / "run")["status"] == "stopped"
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
@@ -362,7 +401,7 @@ def test_what_devices_cannot_share_is_said(name, tmp_path, monkeypatch, capfd):
     if name == SHARDED:
         monkeypatch.setattr(jax, "make_mesh", lambda *shape: SimpleNamespace(size=2))
     else:
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     words = command(name, "run", 4, "--runs-dir", tmp_path, "--num-envs", "3")[2:]
     assert main(name, *words, "--total-timesteps", "960") == 2
     assert "cannot share environments and minibatches evenly" in capfd.readouterr().err
@@ -371,8 +410,9 @@ def test_what_devices_cannot_share_is_said(name, tmp_path, monkeypatch, capfd):
 
 def test_op_by_op_is_for_one_process(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert main(SHARDED, "--no-jit", "--runs-dir", tmp_path) == 2
-    assert capfd.readouterr().err == "--no-jit: processes can only share what is compiled\n"
+    monkeypatch.setitem(jax.config.values, "jax_disable_jit", True)
+    assert main(SHARDED, "--runs-dir", tmp_path) == 2
+    assert capfd.readouterr().err == "JAX_DISABLE_JIT: processes can only share what is compiled\n"
 
 
 def test_a_rank_without_a_gpu_is_said_where_others_have_one(monkeypatch, capfd):

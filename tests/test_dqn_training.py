@@ -5,12 +5,26 @@ import json
 from types import SimpleNamespace
 
 import dqn
+import jax
 import numpy as np
 import pytest
 import scripted  # noqa: F401  (registers the environments)
 import torch
-from running import arrays, info, main, make_whole_run, metrics, op_by_op, rewind, rows
-from sections import DQN_SCRIPTS
+from running import (
+    arrays,
+    assert_same_checkpoints,
+    info,
+    main,
+    make_whole_run,
+    metrics,
+    op_by_op,
+    rewind,
+    rows,
+)
+from sections import DQN_SCRIPTS, scripts
+
+EACH = pytest.mark.parametrize("name", DQN_SCRIPTS)
+EACH_IN_TORCH = pytest.mark.parametrize("name", scripts("dqn", "torch"))
 
 
 def train(name, folder, flags):
@@ -35,31 +49,29 @@ def told(request, tmp_path_factory):
     """
     name = request.param
     script = importlib.import_module(name)
-    make_replay = script.make_replay
+    maker = "make_replay" if name == "dqn_linen" else "Replay"
+    make = getattr(script, maker)
 
     def make_nan(*args):
-        empty = make_replay(*args)
-        return type(empty)(*(x * np.nan if "float" in str(x.dtype) else x for x in empty))
+        replay = make(*args)
+        floats = {x: getattr(replay.rows, x) for x in ("obs", "reward", "next_obs")}
+        nan = replay.rows._replace(**{field: x * np.nan for field, x in floats.items()})
+        if name == "dqn_linen":
+            return replay._replace(rows=nan)
+        replay.rows = nan
+        return replay
 
     folder = tmp_path_factory.mktemp("told")
     with pytest.MonkeyPatch.context() as patch:
-        if name != dqn.COMPILED:  # whose update is compiled by a batch of the empty replay
-            patch.setattr(script, "make_replay", make_nan)
+        patch.setattr(script, maker, make_nan)
         run = make_whole_run(name, folder, lambda place: train(name, place, TOLD))
     half = rewind(run, folder / "half")
     return SimpleNamespace(name=name, half=half, rows=rows(run.folder), **run._asdict())
 
 
-def steps_in(told, folder):
-    """What is in a checkpoint's replay, by row."""
-    found = arrays(folder)
-    fields = importlib.import_module(told.name).Transition._fields
-    return [x for name in fields for place, x in found.items() if place.endswith(f"replay/{name}")]
-
-
 def test_every_transition_is_stored_whole(told):
     """2400 rows hold the steps 600 to 3000, of which the last 600 are in the first rows."""
-    obs, action, reward, terminated, next_obs = steps_in(told, told.folder)
+    obs, action, reward, terminated, next_obs = dqn.replay_in(told.folder)
     steps = [dqn.step_cartpole(*x) for x in zip(obs, action, strict=True)]
     expected = [np.array(x) for x in zip(*steps, strict=True)]
     np.testing.assert_allclose(next_obs, expected[0], atol=1e-5)
@@ -70,9 +82,14 @@ def test_every_transition_is_stored_whole(told):
     assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # the latter were cut off
 
 
+def test_a_checkpoint_has_the_rows_that_are_filled(told):
+    assert [len(x) for x in dqn.replay_in(told.half)] == [2000] * 5
+    assert [len(x) for x in dqn.replay_in(told.folder)] == [2400] * 5
+
+
 def test_each_environment_draws_for_itself_whether_to_explore(told):
     """Half of 2000 actions are drawn, of which half are the best one all the same."""
-    obs, action, *_ = (x[:2000] for x in steps_in(told, told.half))
+    obs, action, *_ = dqn.replay_in(told.half)
     params = dqn.parameters(dqn.layers_in(told.half))
     best = dqn.q_values(params, obs, (4,)).argmax(1).numpy()
     explored = (action != best).reshape(500, 4).astype(float)
@@ -86,26 +103,26 @@ def test_each_environment_draws_for_itself_whether_to_explore(told):
 def test_only_what_is_stored_is_learnt_from_as_often_as_is_logged(told):
     """From NaN a loss would be NaN. An update in 8 steps, after the first 2000."""
     assert [row["charts/updates"] for row in told.rows] == [0, 0, 125]
-    assert [row["losses/td_loss"] is None for row in told.rows] == [True, True, False]
-    places = arrays(told.folder).items()
-    ends = ("train_state/step", "optimizer/count", "optimizer/output.bias/step")
-    (done,) = (x for name, x in places if name.endswith(ends))
-    assert done == 125
+    for name in dqn.LOSSES:
+        assert [row[name] is None for row in told.rows] == [True, True, False]
+    found = arrays(told.folder)
+    counts = {"train_state/step", "num_updates", "optimizer/count"} & found.keys()
+    assert counts and all(found[place] == 125 for place in counts)
     epsilons = [row["charts/epsilon"] for row in told.rows]  # of the last step
     assert epsilons == pytest.approx([0.5, 0.5, 0.5 * (1 - 996 / 2000)])
 
 
 def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(told):
-    """One transfer brings all metrics: a tensor in PyTorch, and in JAX a dict of arrays.
+    """A transfer for each metric in JAX, and in PyTorch for each step's actions (cpu()).
 
-    On the CPU a view of an action is no transfer in JAX; PyTorch's cpu() counts, for each step.
+    On the CPU a view is no transfer in JAX. The log's own, of losses, come after what is counted.
     """
-    first, *rest = told.counts
-    assert told.name == "dqn_torch_gymnasium" or first["compilations"] > 0
-    assert [row.get("compilations", 0) for row in rest] == [0, 0]
-    in_jax = {"dqn_linen": 11, "dqn_linen_gymnasium": 9}
-    in_torch = {"dqn_torch": 1, dqn.COMPILED: 1, "dqn_torch_gymnasium": 1 + 250}
-    assert rest[0]["transfers"] == (in_jax | in_torch)[told.name]
+    compilations = [row.get("compilations", 0) for row in told.counts]
+    late = 1 if told.name == "dqn_linen_gymnasium" else 0  # update, when the first one is due
+    assert (compilations[0] > 0) == (told.name != "dqn_torch_gymnasium")
+    assert compilations[1:] == [0, late]
+    expected = {"dqn_linen": 12, "dqn_torch_gymnasium": 250}
+    assert told.counts[1].get("transfers", 0) == expected.get(told.name, 0)
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path, monkeypatch, capsys):
@@ -120,15 +137,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path, monkeypatch, c
         assert len(metrics(folder)) == len(metrics(told.folder))
     else:
         assert metrics(folder) == metrics(told.folder)
-        assert_same_arrays(folder, told.folder)
-
-
-def assert_same_arrays(folder, other):
-    """Of checkpoints."""
-    ours, theirs = arrays(folder), arrays(other)
-    assert ours.keys() == theirs.keys()
-    for place in ours.keys() - {"info"}:
-        np.testing.assert_array_equal(ours[place], theirs[place], strict=True)
+        assert_same_checkpoints(folder, told.folder)
 
 
 @pytest.mark.parametrize(
@@ -139,18 +148,151 @@ def test_a_run_killed_between_updates_goes_on_to_the_same_numbers(
 ):
     """With the optimizer's moments of before, and a learning rate that falls."""
     op_by_op(monkeypatch, importlib.import_module(name))
-    flags = f"--optimizer {optimizer} --learning-rate 1e-3 --save-every 5"
+    flags = f"--optimizer {optimizer} --learning-rate 1e-3 --save-every 2"
     if "gymnasium" in name:  # which goes on with new episodes, so here all are alike
         flags += " --env-id Constant-v0"
     run = make_whole_run(name, tmp_path, lambda place: train(name, place, flags))
     folder = rewind(run, tmp_path / "killed")
     assert main(name, "--resume", folder) == 0
-    assert info(folder)["resumed"] == [5]
+    assert info(folder)["resumed"] == [2]
     assert metrics(folder) == metrics(run.folder)
-    assert_same_arrays(folder, run.folder)
+    assert_same_checkpoints(folder, run.folder)
 
 
-# === What differs between scripts, or is DQN's alone ============================================
+@EACH
+def test_other_flags_hold_when_a_run_goes_on_and_another_replay_is_refused(
+    name, tmp_path, monkeypatch
+):
+    """192 steps have filled 128 rows: where the next step goes depends on their number."""
+    op_by_op(monkeypatch, importlib.import_module(name))
+    folder = tmp_path / "run"
+    train(name, folder, "--total-timesteps 192 --learning-rate 0.6")
+    for size in (64, 256):
+        with pytest.raises((ValueError, RuntimeError), match=r"shape|size|broadcast"):
+            main(name, "--resume", folder, "--total-timesteps", 256, "--buffer-size", size)
+    flags = ["--total-timesteps", 256, "--learning-rate", 0.1]
+    assert main(name, "--resume", folder, *flags) == 0
+    rates = [row["charts/learning_rate"] for row in rows(folder)]
+    assert rates == pytest.approx([0.6, 0.4, 0.2, 0.025])
+
+
+# === What every script does =====================================================================
+@EACH
+def test_losses_are_logged_by_their_own_names(name, tmp_path, monkeypatch):
+    """ProbeSignal has two observations and two actions, and nothing is learnt at a rate of 0."""
+    op_by_op(monkeypatch, importlib.import_module(name))
+    folder = tmp_path / "run"
+    found = train(name, folder, "--env-id ProbeSignal-v0 --learning-rate 0 --total-timesteps 128")
+    q = dqn.q_values(dqn.parameters(dqn.layers_in(folder)), np.array([[-1.0], [1.0]]), (1,))
+    reward = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    errors = (q - (reward + 0.99 * q.amax(1, keepdim=True))) ** 2
+    for row in found:
+        assert q.min() < row["losses/q_value"] < q.max()
+        assert errors.min() < row["losses/td_loss"] < errors.max()
+        assert not q.min() < row["losses/td_loss"] < q.max()
+
+
+@EACH
+def test_each_update_of_a_step_draws_a_batch_of_its_own(name, tmp_path, monkeypatch):
+    """Two in each step."""
+    script, drawn = importlib.import_module(name), []
+    op_by_op(monkeypatch, script)
+    place = script if name == "dqn_linen" else script.Replay
+    sample = place.sample
+
+    def spy(*args):
+        batch = sample(*args)
+        if name == "dqn_linen":  # whose loop is compiled
+            jax.debug.callback(lambda x: drawn.append(np.array(x).tobytes()), batch.obs)
+        else:
+            drawn.append(np.array(batch.obs).tobytes())
+        return batch
+
+    monkeypatch.setattr(place, "sample", spy)
+    found = train(name, tmp_path / "run", "--train-frequency 2 --total-timesteps 128")
+    jax.effects_barrier()
+    assert [row["charts/updates"] for row in found] == [16, 32]
+    assert len(drawn) == len(set(drawn)) == 48
+
+
+@EACH
+def test_the_learning_rate_falls_by_iteration(name, tmp_path, monkeypatch):
+    """What is logged is what an update is given."""
+    script, given = importlib.import_module(name), []
+    update = script.update
+
+    def spy(*args, **options):
+        if "linen" in name:  # update(train_state, batch, learning_rate, ...), compiled
+            jax.debug.callback(lambda x: given.append(float(x)), args[2])
+        elif name == dqn.COMPILED:  # update(agent, target, optimizer, batch, learning_rate, ...)
+            given.append(args[4].item())
+        else:
+            given.append(args[2].param_groups[0]["lr"])
+        return update(*args, **options)
+
+    op_by_op(monkeypatch, script)
+    monkeypatch.setattr(script, "update", spy)
+    for flags, expected in (("", [0.5, 0.375, 0.25, 0.125]), ("--no-anneal-lr", [0.5] * 4)):
+        given.clear()
+        own = f"{flags} --learning-rate 0.5 --total-timesteps 256"
+        found = train(name, tmp_path / f"run{flags}", own)
+        jax.effects_barrier()
+        assert [row["charts/learning_rate"] for row in found] == expected
+        assert set(given) - {0} == set(expected)  # 0: to compile it
+
+
+@EACH
+@pytest.mark.parametrize(("env_id", "kind"), [("Bytes-v0", "uint8"), ("Numbers-v0", "float32")])
+def test_the_replay_keeps_observations_in_the_environments_own_type(
+    name, env_id, kind, tmp_path, monkeypatch
+):
+    """Gymnasium's float64 in float32."""
+    if env_id == "Numbers-v0" and "gymnasium" not in name:
+        pytest.skip("JAX has no float64")
+    op_by_op(monkeypatch, importlib.import_module(name))
+    train(name, tmp_path / "run", f"--env-id {env_id} --total-timesteps 64")
+    obs, *_, next_obs = dqn.replay_in(tmp_path / "run")
+    for x in (obs, next_obs):
+        assert (x.dtype, x.shape) == (kind, (64, 3)) and set(x.flat) == {7, 250}
+
+
+# === What differs between scripts ===============================================================
+@EACH_IN_TORCH
+def test_the_target_is_the_agent_of_some_updates_ago(name, tmp_path, monkeypatch):
+    """In Linen update copies it: test_dqn_numerics.py."""
+    script, seen = importlib.import_module(name), []
+    op_by_op(monkeypatch, script)
+    update = script.update
+
+    def spy(agent, target, *args, **options):
+        both = [dqn.flat(dqn.layers_of(x.state_dict())) for x in (agent, target)]
+        seen.append(both)
+        return update(agent, target, *args, **options)
+
+    monkeypatch.setattr(script, "update", spy)
+    train(name, tmp_path / "run", "--total-timesteps 128 --learning-rate 1e-2")
+    del seen[: len(seen) - 24]  # the compiled one's first call, which only compiles
+    for i, (agent, target) in enumerate(seen):
+        np.testing.assert_array_equal(target, seen[i - i % 5][0])
+        assert (agent == target).all() == (i % 5 == 0)
+
+
+def test_compiling_changes_nothing(tmp_path, monkeypatch):
+    """Before the first update the parameters are the eager run's, and the moments 0."""
+    op_by_op(monkeypatch, importlib.import_module(dqn.COMPILED))
+    for optimizer in ("adam", "rmsprop"):
+        flags = f"--optimizer {optimizer} --learning-starts 1000 --total-timesteps 64"
+        train(dqn.COMPILED, tmp_path / f"compiled-{optimizer}", flags)
+        train("dqn_torch", tmp_path / f"eager-{optimizer}", flags)
+        compiled, eager = (arrays(tmp_path / f"{x}-{optimizer}") for x in ("compiled", "eager"))
+        moments = [x for place, x in compiled.items() if place.startswith("optimizer/")]
+        assert len(moments) == (3 if optimizer == "adam" else 2)
+        assert not any(x.any() for x in moments)
+        for place in eager:
+            if place.startswith(("agent/", "target/", "rng_state/")):
+                np.testing.assert_array_equal(compiled[place], eager[place], err_msg=place)
+
+
 def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tmp_path):
     """At a learning rate that changes."""
     flags = "--learning-rate 1e-3 --total-timesteps 384 "
@@ -161,37 +303,8 @@ def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tm
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
     for row, expected in zip(compiled, eager, strict=True):
-        for key in ("losses/td_loss", "losses/q_value", "charts/episodic_return"):
+        for key in (*dqn.LOSSES, "charts/episodic_return"):
             assert row[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", [x for x in DQN_SCRIPTS if "torch" in x])
-def test_the_learning_rate_falls_by_iteration(name, tmp_path, monkeypatch):
-    """In JAX it is in the plan: test_dqn_numerics.py."""
-    script = importlib.import_module(name)
-    iterate, rates = script.iterate, []
-
-    def spy(agent, *others):
-        optimizer = agent.optimizer
-        rates.append(
-            float(optimizer.lr) if name == dqn.COMPILED else optimizer.param_groups[0]["lr"]
-        )
-        return iterate(agent, *others)
-
-    op_by_op(monkeypatch, script)
-    monkeypatch.setattr(script, "iterate", spy)
-    for flags in ("", "--no-anneal-lr"):
-        train(name, tmp_path / f"run{flags}", f"{flags} --learning-rate 0.5 --total-timesteps 256")
-    assert rates == [0.5, 0.375, 0.25, 0.125] + [0.5] * 4
-
-
-def test_a_loss_without_updates_has_not_diverged(tmp_path, capsys):
-    """At such a learning rate, weights are soon no numbers."""
-    flags = "--learning-starts 128 --learning-rate 1e38 --total-timesteps 384"
-    rows = train("dqn_torch_gymnasium", tmp_path / "run", flags)
-    losses = [row["losses/td_loss"] is None for row in rows]
-    said = ["diverged" in line for line in capsys.readouterr().out.splitlines()[1:7]]
-    assert losses[:2] == [True, True] and said == [False, False, *losses[2:]] and said[-1]
 
 
 @pytest.mark.parametrize("name", ["dqn_linen_gymnasium", "dqn_torch"])

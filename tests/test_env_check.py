@@ -148,6 +148,7 @@ GYMNASIUM = {
     "action_space = Discrete(2, start=1)": "the actions must begin with 0, not as Discrete(2, st",
     "action_space = MultiDiscrete([2, 2])": "action_space must be Discrete or a Box, not MultiDis",
     "action_space = Box(-np.inf, 1, (1,))": "must lie between finite bounds, not Box(-inf, 1.0, (1",
+    "action_space = Box(-9, 9, (1,), np.int8)": "in a Box must be floats, and not int8 as in Box(",
     "observation_space = Discrete(9)": "must be a Box, as gymnasium's FlattenObservation makes",
     "step = lambda *x: (obs, 0.0, False, {})": "must return obs, reward, terminated, truncated, i",
     "observe = lambda *x: np.zeros(3)": "obs must be float32 (2,), as observation_space, not array",

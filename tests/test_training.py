@@ -64,6 +64,7 @@ def test_nothing_compiles_twice_and_one_transfer_brings_all_metrics(name, whole_
     own = {"ppo_torch_gymnasium": 1 + 32, "ppo_rnn_torch": 1 + 4}
     own["ppo_continuous_torch_gymnasium"] = own["ppo_torch_gymnasium"]
     own["ppo_torch_ddp"] = 2  # and whether a rank received a signal
+    own["ppo_continuous_equinox"] = 13  # whose constant learning rate is no array
     transfers = own.get(name, 1 if "torch" in name else 14)
     # A checkpoint takes transfers after the second iteration.
     assert (counts[1]["transfers"], counts[3]["transfers"]) == (transfers, transfers)
