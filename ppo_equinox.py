@@ -36,7 +36,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else the QR of a wide layer takes 20 s, not 2
 
 import equinox as eqx
 import gymnax
@@ -71,7 +71,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
-    bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
     matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
@@ -79,7 +79,7 @@ class Args:
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -97,7 +97,7 @@ class Args:
 
 
 def parse_args() -> Args:
-    """Read the command line. Of a run that goes on, the arguments are the defaults."""
+    """Read the command line. With --resume, the run's own arguments are the defaults."""
     saved = args_to_resume()
     return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
 
@@ -114,7 +114,7 @@ class VecEnv:
     """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # one's own, which envs/check.py checks
+        if ":" in env_id:  # your own; envs/check.py tests it
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -237,7 +237,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
 
 
 def make_schedule(args: Args) -> optax.Schedule:
-    """The learning rate by the number of optimizer steps so far."""
+    """The learning rate after so many optimizer steps; CleanRL changes it once an iteration."""
     if not args.anneal_lr:
         return optax.constant_schedule(args.learning_rate)
     return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
@@ -250,11 +250,11 @@ class Storage(NamedTuple):
     obs: jax.Array  # (T, N, obs_dim), what the action was drawn from
     action: jax.Array  # (T, N) int32
     logprob: jax.Array  # (T, N)
-    reward: jax.Array  # (T, N), a result of the action, as everything below
+    reward: jax.Array  # (T, N), result of the action, like all fields below
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
     next_obs: jax.Array  # (T, N, obs_dim), before any restart
-    episode_return: jax.Array  # (T, N), up to and with this step
+    episode_return: jax.Array  # (T, N), including this step
     episode_length: jax.Array  # (T, N)
 
 
@@ -266,7 +266,7 @@ class Batch(NamedTuple):
     logprob: jax.Array  # (B,)
     value: jax.Array  # (B,)
     advantage: jax.Array  # (B,)
-    target: jax.Array  # (B,), what the critic should say
+    target: jax.Array  # (B,), of the critic: the lambda-return
 
 
 # === Rollout ====================================================================================
@@ -279,7 +279,7 @@ def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
     def step(carry, step_noise):
         obs, env_state = carry
         logits = train_state.agent.get_logits(obs)
-        action = (logits + step_noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
+        action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
         new_obs, env_state, result = env.step(env_state, action)
         return (new_obs, env_state), (obs, action, logits, result)
 
@@ -299,8 +299,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
-    step is another episode's, and its advantage does not count.
+    A termination has no future value. A truncation bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both cut the recursion: the next step is another episode's.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -356,8 +356,8 @@ def update(train_state, storage: Storage, key, args: Args):
     value, next_value = train_state.agent.get_value(both_obs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
-    batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
-    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
+    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
 
     def minibatch_step(train_state, minibatch):
         agent, tx = train_state.agent, train_state.tx
@@ -384,9 +384,10 @@ def update(train_state, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits hold the index, in a sixth of the time that
+    Sorts random numbers whose low bits are replaced by the index, in a sixth of the time that
     jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
-    sort to the order 1, 2, 0. Equal random bits, 1 in 64 neighbours of 8192, keep their order.
+    sort to the order 1, 2, 0. Of size 8192, 1 in 64 neighbours has equal random bits, and so stays
+    in the order of the indices.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -396,7 +397,7 @@ def shuffle(key, size: int) -> jax.Array:
 def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -429,7 +430,7 @@ def train(args: Args) -> None:
     iteration = 0
     train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
-    if (log.dir / "checkpoint.eqx").exists():  # the run goes on
+    if (log.dir / "checkpoint.eqx").exists():  # resumed
         like = Checkpoint(train_state, iteration, obs, env_state)
         train_state, iteration, obs, env_state = load_checkpoint(log.dir, like)
     log.begin(iteration)
@@ -458,7 +459,7 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that training goes on from."""
+    """All that a resumed training needs."""
 
     train_state: TrainState  # first, so that load_policy can read the agent and stop there
     iteration: int  # how many are done
@@ -472,7 +473,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         eqx.tree_serialise_leaves(new, checkpoint)  # sync
     except OSError as error:  # a full disk
-        new.unlink()
+        new.unlink(missing_ok=True)
         sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.eqx")
 
@@ -513,7 +514,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -524,7 +525,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -548,11 +550,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -573,7 +575,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -595,7 +597,7 @@ class RunLog:
         signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
-        """Log an iteration, which went over from rollout to update at middle and ends now."""
+        """Log an iteration: the rollout from start to middle, the update from middle to now."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -614,8 +616,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -657,7 +660,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

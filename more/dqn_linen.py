@@ -84,7 +84,7 @@ class Args:
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -101,7 +101,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     # The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.
@@ -157,7 +157,7 @@ class VecEnv:
     ) -> None:
         if full_actions and not env_id.endswith("-MinAtar"):
             fail(f"--full-actions is for MinAtar's games, not for {env_id}")
-        if ":" in env_id:  # one's own, which envs/check.py checks
+        if ":" in env_id:  # your own; envs/check.py tests it
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -278,7 +278,7 @@ class Transition(NamedTuple):
 
     obs: jax.Array  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: jax.Array  # (N,) int32
-    reward: jax.Array  # (N,) float32, a result of the action, as everything below
+    reward: jax.Array  # (N,) float32, result of the action, like all fields below
     terminated: jax.Array  # (N,) bool
     next_obs: jax.Array  # (N, obs_dim), before any restart
 
@@ -404,14 +404,14 @@ class Episodes(NamedTuple):
 
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
-    episode_return: jax.Array  # (T, N), up to and with this step
+    episode_return: jax.Array  # (T, N), including this step
     episode_length: jax.Array  # (T, N)
 
 
 def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     done = episodes.terminated | episodes.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -484,7 +484,7 @@ def train(args: Args) -> None:
     train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
     replay = make_replay(args, env.obs_dim, obs.dtype)
-    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+    if (log.dir / "checkpoint.msgpack").exists():  # resumed
         like = Checkpoint(iteration, train_state, replay, obs, env_state)
         iteration, train_state, replay, obs, env_state = load_checkpoint(log.dir, like)
     log.begin(iteration)
@@ -516,7 +516,7 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that training goes on from."""
+    """All that a resumed training needs."""
 
     iteration: int  # how many are done
     train_state: TrainState
@@ -527,7 +527,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
+    # Flax knows its own classes. An environment's state may be of another, so only its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     replay = checkpoint.replay
     num_steps = int(replay.num_steps)
@@ -537,7 +537,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
-        new.unlink()
+        new.unlink(missing_ok=True)
         sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
@@ -581,7 +581,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -592,7 +592,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -616,11 +617,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -641,7 +642,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -679,8 +680,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -722,7 +724,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

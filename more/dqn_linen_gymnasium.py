@@ -10,7 +10,7 @@
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
-  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+  own (async). A resumed run starts new episodes: Gymnasium saves no environment.
 - Replay is NumPy's, on the host; only the batches that it draws go to the device.
 - train is a plain loop over steps: act, step, store, and learn when it is due.
 Diff me with dqn_linen.py to see environments in JAX, with dqn_torch_gymnasium.py to see PyTorch.
@@ -82,7 +82,7 @@ class Args:
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -99,7 +99,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     # The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.
@@ -177,11 +177,11 @@ class VecEnv:
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start every environment; return obs (N, obs_dim).
 
-        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
+            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
         sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
@@ -298,7 +298,7 @@ class Transition(NamedTuple):
 
     obs: np.ndarray  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: np.ndarray  # (N,) int32
-    reward: np.ndarray  # (N,) float32, a result of the action, as everything below
+    reward: np.ndarray  # (N,) float32, result of the action, like all fields below
     terminated: np.ndarray  # (N,) bool
     next_obs: np.ndarray  # (N, obs_dim), before any restart
 
@@ -421,7 +421,7 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
 
 
 def mean_losses(losses: list[dict]) -> dict:
-    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
+    """Means over an iteration's updates; NaN, which the log has as null, if there were none."""
     if not losses:
         return {"losses/td_loss": math.nan, "losses/q_value": math.nan}
     losses = jax.device_get(losses)  # sync
@@ -431,7 +431,7 @@ def mean_losses(losses: list[dict]) -> dict:
 def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     metrics = {"charts/episodes": len(returns)}
     for name, x in [("return", returns), ("length", lengths)]:
@@ -461,7 +461,7 @@ def train(args: Args) -> None:
     key = jax.random.PRNGKey(args.seed)
     train_state = make_agent(args, env.obs_shape, env.num_actions, key)
     replay = Replay(args, env.obs_dim, env.obs_dtype)
-    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+    if (log.dir / "checkpoint.msgpack").exists():  # resumed
         like = Checkpoint(iteration, train_state, replay.state_dict())
         iteration, train_state, saved_replay = load_checkpoint(log.dir, like)
         replay.load_state_dict(saved_replay)
@@ -507,7 +507,7 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that training goes on from, but for the environments."""
+    """All that a resumed training needs, but for the environments."""
 
     iteration: int  # how many are done
     train_state: TrainState
@@ -520,7 +520,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
-        new.unlink()
+        new.unlink(missing_ok=True)
         sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
@@ -556,7 +556,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -567,7 +567,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -591,11 +592,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -616,7 +617,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -654,8 +655,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -697,7 +699,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

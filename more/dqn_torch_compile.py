@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
 
 import gymnax
 import jax
@@ -86,7 +86,7 @@ class Args:
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -103,7 +103,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     # The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.
@@ -159,7 +159,7 @@ class VecEnv:
     ) -> None:
         if full_actions and not env_id.endswith("-MinAtar"):
             fail(f"--full-actions is for MinAtar's games, not for {env_id}")
-        if ":" in env_id:  # one's own, which envs/check.py checks
+        if ":" in env_id:  # your own; envs/check.py tests it
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -274,7 +274,8 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        self.register_buffer("count", torch.zeros((), device=device))  # not a number: compiled in
+        # A count that is a number would be compiled in.
+        self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
@@ -331,7 +332,7 @@ class Transition(NamedTuple):
 
     obs: torch.Tensor  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: torch.Tensor  # (N,) int32
-    reward: torch.Tensor  # (N,) float32, a result of the action, as everything below
+    reward: torch.Tensor  # (N,) float32, result of the action, like all fields below
     terminated: torch.Tensor  # (N,) bool
     next_obs: torch.Tensor  # (N, obs_dim), before any restart
 
@@ -470,7 +471,7 @@ def compile_graph(function, gpu):
 
 
 def mean_losses(losses: list[dict]) -> dict:
-    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
+    """Means over an iteration's updates; NaN, which the log has as null, if there were none."""
     if not losses:
         return {"losses/td_loss": math.nan, "losses/q_value": math.nan}
     return {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
@@ -479,7 +480,7 @@ def mean_losses(losses: list[dict]) -> dict:
 def episode_statistics(results: list[dict]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     done = torch.stack([x["terminated"] | x["truncated"] for x in results])  # (T, N)
     metrics = {"charts/episodes": done.sum()}
@@ -519,7 +520,7 @@ def train(args: Args) -> None:
     log = RunLog(
         args,
         framework="torch",
-        compile_mode="none" if jax.config.values["jax_disable_jit"] else "compile",
+        compile_mode="compile, env none" if jax.config.values["jax_disable_jit"] else "compile",
         device=torch.cuda.get_device_name() if gpu else "cpu",
         obs_shape=env.obs_shape,
         num_actions=env.num_actions,
@@ -535,7 +536,7 @@ def train(args: Args) -> None:
     obs, env_state = jax.jit(env.reset)(key)
     replay = Replay(args, env.obs_dim, obs.dtype, device)
     obs = to_torch(obs)
-    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+    if (log.dir / "checkpoint.pt").exists():  # resumed
         checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         num_updates = checkpoint["num_updates"]
@@ -610,13 +611,13 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
     new = folder / "checkpoint.new"
     try:
         torch.save(checkpoint, new)  # sync
     except (OSError, RuntimeError) as error:  # a full disk
-        new.unlink()
-        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+        new.unlink(missing_ok=True)
+        sys.exit(f"{new}: {error}. Is the disk full? The checkpoint before it, if any, stays.")
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -672,7 +673,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -683,7 +684,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -707,11 +709,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -732,7 +734,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -770,8 +772,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -813,7 +816,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

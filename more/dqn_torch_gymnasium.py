@@ -10,7 +10,7 @@
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
-  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+  own (async). A resumed run starts new episodes: Gymnasium saves no environment.
 - Replay keeps its tensors on the device.
 - update trains in place: zero_grad, backward, step.
 - train is a plain loop over steps: act, step, store, and learn when it is due.
@@ -39,7 +39,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
 
 import gymnasium
 import numpy as np
@@ -83,7 +83,7 @@ class Args:
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -100,7 +100,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     # The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.
@@ -178,11 +178,11 @@ class VecEnv:
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start every environment; return obs (N, obs_dim).
 
-        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
+            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
         sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
@@ -285,7 +285,7 @@ class Transition(NamedTuple):
 
     obs: torch.Tensor  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: torch.Tensor  # (N,) int32
-    reward: torch.Tensor  # (N,) float32, a result of the action, as everything below
+    reward: torch.Tensor  # (N,) float32, result of the action, like all fields below
     terminated: torch.Tensor  # (N,) bool
     next_obs: torch.Tensor  # (N, obs_dim), before any restart
 
@@ -406,7 +406,7 @@ def update(agent, target, optimizer, batch: Transition, args: Args):
 
 
 def mean_losses(losses: list[dict]) -> dict:
-    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
+    """Means over an iteration's updates; NaN, which the log has as null, if there were none."""
     if not losses:
         return {"losses/td_loss": math.nan, "losses/q_value": math.nan}
     return {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
@@ -415,7 +415,7 @@ def mean_losses(losses: list[dict]) -> dict:
 def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     metrics = {"charts/episodes": len(returns)}
     for name, x in [("return", returns), ("length", lengths)]:
@@ -445,7 +445,7 @@ def train(args: Args) -> None:
     num_updates = 0
     agent, target, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
     replay = Replay(args, env.obs_dim, env.obs_dtype, device)
-    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+    if (log.dir / "checkpoint.pt").exists():  # resumed
         checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         num_updates = checkpoint["num_updates"]
@@ -503,13 +503,13 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
     new = folder / "checkpoint.new"
     try:
         torch.save(checkpoint, new)  # sync
     except (OSError, RuntimeError) as error:  # a full disk
-        new.unlink()
-        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+        new.unlink(missing_ok=True)
+        sys.exit(f"{new}: {error}. Is the disk full? The checkpoint before it, if any, stays.")
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -558,7 +558,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -569,7 +569,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -593,11 +594,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -618,7 +619,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -656,8 +657,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -699,7 +701,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

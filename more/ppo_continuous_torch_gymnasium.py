@@ -42,7 +42,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
 
 import gymnasium
 import numpy as np
@@ -78,7 +78,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
-    bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
     matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
     vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
@@ -87,7 +87,7 @@ class Args:
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -106,7 +106,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     mujoco = Args(
@@ -180,11 +180,11 @@ class VecEnv:
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start every environment; return obs (N, obs_dim).
 
-        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
+            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
         sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
@@ -363,11 +363,11 @@ class Storage(NamedTuple):
     obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from, before it is normalised
     action: torch.Tensor  # (T, N, action_dim), as drawn: before VecEnv.step scales and clips it
     logprob: torch.Tensor  # (T, N)
-    reward: torch.Tensor  # (T, N), a result of the action, as everything below
+    reward: torch.Tensor  # (T, N), result of the action, like all fields below
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
     next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
-    episode_return: torch.Tensor  # (T, N), up to and with this step
+    episode_return: torch.Tensor  # (T, N), including this step
     episode_length: torch.Tensor  # (T, N)
     discounted_return: torch.Tensor  # (T, N)
 
@@ -380,7 +380,7 @@ class Batch(NamedTuple):
     logprob: torch.Tensor  # (B,)
     value: torch.Tensor  # (B,)
     advantage: torch.Tensor  # (B,)
-    target: torch.Tensor  # (B,), what the critic should say
+    target: torch.Tensor  # (B,), of the critic: the lambda-return
 
 
 # === Rollout ====================================================================================
@@ -423,8 +423,8 @@ def log_prob_of(action, mean, log_std):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
-    step is another episode's, and its advantage does not count.
+    A termination has no future value. A truncation bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both cut the recursion: the next step is another episode's.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -487,8 +487,8 @@ def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Ar
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
-    batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
-    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
+    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
 
     losses = []
     for _ in range(args.update_epochs):
@@ -517,7 +517,7 @@ def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
 def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -550,7 +550,7 @@ def train(args: Args) -> None:
     iteration = 0
     agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.action_dim, device)
     stats = Stats(env.obs_dim).to(device)
-    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+    if (log.dir / "checkpoint.pt").exists():  # resumed
         checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
@@ -595,7 +595,7 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write all that training goes on from, but the environments.
+    """Write all that a resumed training needs, but for the environments.
 
     Killed at any moment, a run has the old checkpoint or the new one.
     """
@@ -603,8 +603,8 @@ def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     try:
         torch.save(checkpoint, new)  # sync
     except (OSError, RuntimeError) as error:  # a full disk
-        new.unlink()
-        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+        new.unlink(missing_ok=True)
+        sys.exit(f"{new}: {error}. Is the disk full? The checkpoint before it, if any, stays.")
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -663,7 +663,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -674,7 +674,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -698,11 +699,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -723,7 +724,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -745,7 +746,7 @@ class RunLog:
         signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
-        """Log an iteration, which went over from rollout to update at middle and ends now."""
+        """Log an iteration: the rollout from start to middle, the update from middle to now."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -764,8 +765,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -807,7 +809,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

@@ -35,7 +35,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # wide orthogonal init: 2 s, instead of 20
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else the QR of a wide layer takes 20 s, not 2
 
 import gymnax
 import jax
@@ -72,7 +72,7 @@ class Args:
     vf_coef: float = 0.02  # weight of the value loss, whose gradient shapes the memory too
     max_grad_norm: float = 0.5  # largest global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
-    bootstrap_truncated: bool = True  # a truncated episode goes on with V(final obs); off: with 0
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64,)  # hidden layers of the encoder
     gru_hidden_size: int = 64  # how many numbers the memory of an environment has
     feed_back: bool = False  # observe the last action and reward too, which a bandit's memory needs
@@ -82,7 +82,7 @@ class Args:
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
@@ -99,7 +99,7 @@ class Args:
 
 
 def parse_args() -> Args:
-    """Read the command line. Of a run that goes on, the arguments are the defaults."""
+    """Read the command line. With --resume, the run's own arguments are the defaults."""
     saved = args_to_resume()
     return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
 
@@ -116,7 +116,7 @@ class VecEnv:
     """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
 
     def __init__(self, env_id: str, num_envs: int, feed_back: bool = False) -> None:
-        if ":" in env_id:  # one's own, which envs/check.py checks
+        if ":" in env_id:  # your own; envs/check.py tests it
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -239,7 +239,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) ->
 
 
 def make_schedule(args: Args) -> optax.Schedule:
-    """The learning rate by the number of optimizer steps so far."""
+    """The learning rate after so many optimizer steps; CleanRL changes it once an iteration."""
     if not args.anneal_lr:
         return optax.constant_schedule(args.learning_rate)
     return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
@@ -254,11 +254,11 @@ class Storage(NamedTuple):
     logprob: jax.Array  # (T, N)
     memory: jax.Array  # (T, N, H), H = gru_hidden_size, once obs is in it
     first_memory: jax.Array  # (N, H), before the first obs
-    reward: jax.Array  # (T, N), a result of the action, as everything below
+    reward: jax.Array  # (T, N), result of the action, like all fields below
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
     next_obs: jax.Array  # (T, N, obs_dim), before any restart
-    episode_return: jax.Array  # (T, N), up to and with this step
+    episode_return: jax.Array  # (T, N), including this step
     episode_length: jax.Array  # (T, N)
 
 
@@ -285,7 +285,7 @@ def rollout(train_state, obs, memory, env_state, key, env: VecEnv, args: Args):
     def step(carry, step_noise):
         obs, memory, env_state = carry
         logits, _, memory = train_state.apply_fn(train_state.params, memory, obs)
-        action = (logits + step_noise).argmax(-1)  # Gumbel trick: a draw from softmax(logits)
+        action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
         new_obs, env_state, result = env.step(env_state, action)
         new_memory = forget(memory, result["terminated"] | result["truncated"])
         return (new_obs, new_memory, env_state), (obs, action, logits, memory, result)
@@ -311,8 +311,8 @@ def log_prob_of(action, log_probs):
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
     """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
 
-    After a termination the future is worth 0, after a truncation V(next_obs). After either the next
-    step is another episode's, and its advantage does not count.
+    A termination has no future value. A truncation bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both cut the recursion: the next step is another episode's.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -412,9 +412,10 @@ def update(train_state, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits hold the index, in a sixth of the time that
+    Sorts random numbers whose low bits are replaced by the index, in a sixth of the time that
     jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
-    sort to the order 1, 2, 0. Equal random bits, 1 in 64 neighbours of 8192, keep their order.
+    sort to the order 1, 2, 0. Of size 8192, 1 in 64 neighbours has equal random bits, and so stays
+    in the order of the indices.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -424,7 +425,7 @@ def shuffle(key, size: int) -> jax.Array:
 def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -458,7 +459,7 @@ def train(args: Args) -> None:
     train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
     memory = jnp.zeros((args.num_envs, args.gru_hidden_size))
-    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+    if (log.dir / "checkpoint.msgpack").exists():  # resumed
         like = Checkpoint(iteration, train_state, obs, memory, env_state)
         iteration, train_state, obs, memory, env_state = load_checkpoint(log.dir, like)
     log.begin(iteration)
@@ -490,7 +491,7 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that training goes on from."""
+    """All that a resumed training needs."""
 
     iteration: int  # how many are done
     train_state: TrainState
@@ -501,13 +502,13 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax writes its own classes. An environment's state may be of any class, so its arrays alone.
+    # Flax knows its own classes. An environment's state may be of another, so only its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
-        new.unlink()
+        new.unlink(missing_ok=True)
         sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
@@ -562,7 +563,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -573,7 +574,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -597,11 +599,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -622,7 +624,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -644,7 +646,7 @@ class RunLog:
         signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
-        """Log an iteration, which went over from rollout to update at middle and ends now."""
+        """Log an iteration: the rollout from start to middle, the update from middle to now."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -663,8 +665,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -706,7 +709,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

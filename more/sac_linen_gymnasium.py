@@ -11,7 +11,7 @@
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
-  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+  own (async). A resumed run starts new episodes: Gymnasium saves no environment.
 - train is a plain loop over environment steps: act, step, store, and update as often as is due.
 - Replay lies in NumPy on the host. A batch crosses to the device with the call of update_fn, which
   returns before it has learned. The next action waits for it, as it needs the parameters.
@@ -78,11 +78,11 @@ class Args:
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
     save_replay: bool = True  # checkpoints hold the replay; off: a resumed run fills a new one
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+        if self.seed not in range(2**32):
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         if self.buffer_size % self.num_envs != 0:
             raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
@@ -95,7 +95,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     mujoco = Args(
@@ -132,18 +132,20 @@ class VecEnv:
     def __init__(
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
-        for plugin in metadata.entry_points(group="gymnasium.envs"):  # MinAtar's, for one
+        namespace = env_id.partition("/")[0]  # of my_plugin/MyEnv-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (num_envs, vectorization, vector_options, wrappers)
         try:
-            self.envs: Any = gymnasium.make_vec(env_id, *how, **options)
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
         except gymnasium.error.Error as error:  # which says what is wrong with env_id
             fail(f"--env-id: {error}")
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
@@ -168,11 +170,11 @@ class VecEnv:
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start every environment; return obs (N, obs_dim).
 
-        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
+            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
         sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
@@ -317,7 +319,7 @@ class Transition(NamedTuple):
 
     obs: np.ndarray  # (N, obs_dim), what the action was chosen from, in the environment's own type
     action: np.ndarray  # (N, action_dim), in [-1, 1] and not in the environment's units
-    reward: np.ndarray  # (N,) float32, a result of the action, as everything below
+    reward: np.ndarray  # (N,) float32, result of the action, like all fields below
     terminated: np.ndarray  # (N,) bool
     next_obs: np.ndarray  # (N, obs_dim), before any restart
 
@@ -470,7 +472,7 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
 def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     metrics = {"charts/episodes": len(returns)}
     for name, x in [("return", returns), ("length", lengths)]:
@@ -502,7 +504,7 @@ def train(args: Args) -> None:
     key = jax.random.PRNGKey(args.seed)
     train_state = make_agent(args, env.obs_shape, env.action_dim, key)
     replay = Replay(args, env.obs_dim, env.obs_dtype, env.action_dim)
-    if (log.dir / "checkpoint.msgpack").exists():  # the run goes on
+    if (log.dir / "checkpoint.msgpack").exists():  # resumed
         like = Checkpoint(iteration, train_state, replay.state_dict())
         iteration, train_state, saved_replay = load_checkpoint(log.dir, like)
         replay.load_state_dict(saved_replay)
@@ -559,7 +561,7 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that training goes on from, but for the environments."""
+    """All that a resumed training needs, but for the environments."""
 
     iteration: int  # how many are done
     train_state: TrainState
@@ -572,7 +574,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
-        new.unlink()
+        new.unlink(missing_ok=True)
         sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
@@ -615,7 +617,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -626,7 +628,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -650,11 +653,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -675,7 +678,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -713,8 +716,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -756,7 +760,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

@@ -14,7 +14,7 @@ Read Agent to Training first. "# sync" marks a line that waits for the device. W
 - sac_loss adds up three losses. What one of them reads and does not train is detached, so that one
   gradient and one Adam train all.
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
-  own (async). When a run goes on, they start new episodes: Gymnasium saves no environment.
+  own (async). A resumed run starts new episodes: Gymnasium saves no environment.
 - train is a plain loop over environment steps: act, step, store, and update as often as is due.
 - update trains in place: zero_grad, backward, step.
 Diff me with dqn_torch_gymnasium.py to see what continuous actions change, with sac_torch.py to see
@@ -43,7 +43,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # threads that wait sleep soon, and leave the cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
 
 import gymnasium
 import numpy as np
@@ -81,11 +81,11 @@ class Args:
     track: bool = False  # log to Weights & Biases, too
     save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
     save_replay: bool = True  # checkpoints hold the replay; off: a resumed run fills a new one
-    resume: str = ""  # folder of a run to go on with; its arguments hold, where no others are given
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
 
     def __post_init__(self) -> None:
         """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
+        if self.seed not in range(2**32):
             raise ValueError("--seed must lie between 0 and 2**32 - 1")
         if self.buffer_size % self.num_envs != 0:
             raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
@@ -98,7 +98,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # of a run that goes on, the arguments are the defaults
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     mujoco = Args(
@@ -135,18 +135,20 @@ class VecEnv:
     def __init__(
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
-        for plugin in metadata.entry_points(group="gymnasium.envs"):  # MinAtar's, for one
+        namespace = env_id.partition("/")[0]  # of my_plugin/MyEnv-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: JAX and torch have threads
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
             wrappers.append(own_session)
-        how = (num_envs, vectorization, vector_options, wrappers)
         try:
-            self.envs: Any = gymnasium.make_vec(env_id, *how, **options)
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
         except gymnasium.error.Error as error:  # which says what is wrong with env_id
             fail(f"--env-id: {error}")
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
@@ -171,11 +173,11 @@ class VecEnv:
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start every environment; return obs (N, obs_dim).
 
-        Gymnasium cannot save an environment. A run that goes on from an iteration starts new
+        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. All else goes on.")
+            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
         # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
         sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
@@ -305,7 +307,7 @@ class Transition(NamedTuple):
 
     obs: torch.Tensor  # (N, obs_dim), what the action was chosen from, of the environment's type
     action: torch.Tensor  # (N, action_dim), in [-1, 1] and not in the environment's units
-    reward: torch.Tensor  # (N,) float32, a result of the action, as everything below
+    reward: torch.Tensor  # (N,) float32, result of the action, like all fields below
     terminated: torch.Tensor  # (N,) bool
     next_obs: torch.Tensor  # (N, obs_dim), before any restart
 
@@ -456,7 +458,7 @@ def update(agent, target_critics, optimizer, batch: Transition, noise, args: Arg
 
 
 def mean_losses(losses: list[dict]) -> dict:
-    """Means over an iteration's updates; NaN, which the log leaves out, where there were none."""
+    """Means over an iteration's updates; NaN, which the log has as null, if there were none."""
     if not losses:
         return dict.fromkeys(LOSSES, math.nan)
     return {name: torch.stack([x[name] for x in losses]).mean() for name in LOSSES}
@@ -465,7 +467,7 @@ def mean_losses(losses: list[dict]) -> dict:
 def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
     """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
 
-    Where none ended, these are NaN and infinite, which the log leaves out.
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
     """
     metrics = {"charts/episodes": len(returns)}
     for name, x in [("return", returns), ("length", lengths)]:
@@ -496,7 +498,7 @@ def train(args: Args) -> None:
     iteration = 0
     agent, target_critics, optimizer = make_agent(args, env.obs_shape, env.action_dim, device)
     replay = Replay(args, env.obs_dim, env.obs_dtype, env.action_dim, device)
-    if (log.dir / "checkpoint.pt").exists():  # the run goes on
+    if (log.dir / "checkpoint.pt").exists():  # resumed
         checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
@@ -555,13 +557,13 @@ def train(args: Args) -> None:
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write all that training goes on from. Killed at any moment, a run has the old or the new."""
+    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
     new = folder / "checkpoint.new"
     try:
         torch.save(checkpoint, new)  # sync
     except (OSError, RuntimeError) as error:  # a full disk
-        new.unlink()
-        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+        new.unlink(missing_ok=True)
+        sys.exit(f"{new}: {error}. Is the disk full? The checkpoint before it, if any, stays.")
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -616,7 +618,7 @@ class RunLog:
     """
 
     def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or find that of --resume. run.json also tells the facts."""
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
@@ -627,7 +629,8 @@ class RunLog:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
             args.run_name = name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ("torch", "jax", "flax", "equinox", "optax", "gymnax", "gymnasium", "numpy")
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
         self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
@@ -651,11 +654,11 @@ class RunLog:
         try:
             self.dir.mkdir(parents=True)
         except FileExistsError:
-            fail(f"{self.dir} exists: choose another --run-name, or go on with --resume {self.dir}")
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
         self.write_info()
 
     def begin(self, iteration: int) -> None:
-        """Open the files. Those of a run that goes on lose what came after its checkpoint."""
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
         if self.args.resume:
             self.info["iteration"] = iteration
             self.info["resumed"].append(iteration)
@@ -676,7 +679,7 @@ class RunLog:
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.signal(number, self.stop)
-        print(f"{self.dir}: what is compiled is compiled first, which takes a while", flush=True)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
         import wandb  # half a second that only --track pays
@@ -714,8 +717,9 @@ class RunLog:
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
             episodes = f"{row['charts/episodes']:.0f} episodes"
-            speed = f"return {row['charts/episodic_return']:.4g}, {row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {speed}", flush=True)
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -757,7 +761,7 @@ class RunLog:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if not is_complete:
-            print(f"Stopped after {done} iterations. To go on: --resume {self.dir}")
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 

@@ -14,7 +14,7 @@ import probes  # noqa: F401  (registers the environments)
 import pytest
 import scripted  # noqa: F401  (registers the environments)
 import torch
-from flax.serialization import msgpack_restore
+from flax.serialization import msgpack_restore, msgpack_serialize
 from sections import CONTINUOUS_SCRIPTS, path_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -111,6 +111,22 @@ def flat(tree, place=""):
             yield from flat(x, f"{place}{key}/")
         else:
             yield f"{place}{key}", np.array(x)
+
+
+def rewrite(folder, changed):
+    """Put changed(array) for each of NumPy's or PyTorch's arrays in a checkpoint."""
+    (path,) = folder.glob("checkpoint.*")
+    if path.suffix == ".msgpack":
+        tree = jax.tree.map(changed, msgpack_restore(path.read_bytes()))
+        path.write_bytes(msgpack_serialize(tree))
+    elif path.suffix == ".pt":
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+        torch.save(jax.tree.map(lambda x: changed(x) if torch.is_tensor(x) else x, tree), path)
+    else:
+        found = arrays(folder).values()
+        with open(path, "wb") as file:
+            for x in found:
+                np.save(file, changed(x))
 
 
 def assert_same_checkpoints(folder, other):

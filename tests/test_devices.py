@@ -335,13 +335,17 @@ def test_where_the_first_task_cannot_begin_both_end(tmp_path):
     assert [process.returncode for process in both] == [2, 2]
 
 
-ASKED = {SHARDED: (ppo_linen_sharded, "process_allgather"), DDP: (dist, "all_gather_object")}
+def told_by(name):
+    """The function by which a process tells the others whether it works, and where it is."""
+    if name == DDP:
+        return dist, "all_gather_object"
+    return importlib.import_module(name), "process_allgather"
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
 def test_the_others_wait_for_the_first_to_save_and_hear_that_it_failed(name, tmp_path, monkeypatch):
     """Once one rank has ended, torchrun ends the first one, which may be writing."""
-    module, function = ASKED[name]
+    module, function = told_by(name)
     answer = getattr(module, function)
     told = []
 
@@ -362,7 +366,7 @@ def test_where_another_fails_this_one_ends(name, monkeypatch):
     def two(*words):
         words[0][:] = [True, False]
 
-    module, function = ASKED[name]
+    module, function = told_by(name)
     both = np.array([True, False])
     monkeypatch.setattr(module, function, two if name == DDP else lambda worked: both)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -410,8 +414,11 @@ def test_what_devices_cannot_share_is_said(name, tmp_path, monkeypatch, capfd):
 
 def test_op_by_op_is_for_one_process(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setitem(jax.config.values, "jax_disable_jit", True)
-    assert main(SHARDED, "--runs-dir", tmp_path) == 2
+    jax.config.update("jax_disable_jit", True)
+    try:
+        assert main(SHARDED, "--runs-dir", tmp_path) == 2
+    finally:
+        jax.config.update("jax_disable_jit", False)
     assert capfd.readouterr().err == "JAX_DISABLE_JIT: processes can only share what is compiled\n"
 
 

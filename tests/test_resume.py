@@ -381,6 +381,7 @@ ppo_linen.train(ppo_linen.parse_args())
 def test_the_end_of_wandb_costs_neither_iteration_nor_checkpoint(start, tmp_path, monkeypatch):
     """As where a SIGTERM goes to all processes of a job."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of this process, if it has one
     _, _, *flags = command("ppo_linen", "run", 10, "--track")
     process = start(sys.executable, "-c", END_OF_A_JOB, *flags)
     _, errors = process.communicate(timeout=120)
