@@ -110,25 +110,25 @@ def parse_args() -> Args:
         return tyro.cli(Args, default=saved)
     # The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.
     minatar = Args(
-        env_id="Breakout-MinAtar",  # gymnax environment with discrete actions
-        sticky_actions=0.1,  # chance that an environment repeats its last action instead
-        full_actions=True,  # MinAtar's games: all six actions, also those without effect
-        max_episode_steps=2**31 - 1,  # steps after which an episode is truncated: no limit
-        total_timesteps=5_000_000,  # environment steps, in whole iterations
-        anneal_lr=False,  # decay the learning rate linearly to 0
-        num_envs=1,  # parallel environments
-        num_steps=5_000,  # steps of each environment per iteration, a line of the log
-        buffer_size=100_000,  # environment steps that the replay holds
-        batch_size=32,  # transitions drawn from the replay for each update
-        train_frequency=1,  # environment steps from one update to the next
-        learning_starts=5_000,  # environment steps before the first update
-        target_network_frequency=1_000,  # updates (not steps) between target copies
-        end_e=0.1,  # chance of a random action in the end
-        exploration_steps=100_000,  # environment steps from learning_starts to end_e, linearly
-        loss="huber",  # of the TD error: squared, or linear beyond 1
-        optimizer="rmsprop",  # rmsprop: centred, without momentum
-        optimizer_eps=0.01,  # added to the root in the optimizer's denominator
-        hidden_sizes=(128,),  # hidden layers; images are convolved before
+        env_id="Breakout-MinAtar",
+        sticky_actions=0.1,
+        full_actions=True,
+        max_episode_steps=2**31 - 1,
+        total_timesteps=5_000_000,
+        anneal_lr=False,
+        num_envs=1,
+        num_steps=5_000,
+        buffer_size=100_000,
+        batch_size=32,
+        train_frequency=1,
+        learning_starts=5_000,
+        target_network_frequency=1_000,
+        end_e=0.1,
+        exploration_steps=100_000,
+        loss="huber",
+        optimizer="rmsprop",
+        optimizer_eps=0.01,
+        hidden_sizes=(128,),
     )
     presets = {
         "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
@@ -752,7 +752,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
 
 def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
     """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.asarray(obs, np.float32)
+    obs = np.array(obs, np.float32)
     if obs.shape[1:] != tuple(obs_shape):
         raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
     return obs.reshape(len(obs), -1)

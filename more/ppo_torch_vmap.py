@@ -930,7 +930,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
 
 def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
     """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.asarray(obs, np.float32)
+    obs = np.array(obs, np.float32)
     if obs.shape[1:] != tuple(obs_shape):
         raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
     return obs.reshape(len(obs), -1)
