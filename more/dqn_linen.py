@@ -31,7 +31,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -399,6 +399,15 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
     return train_state, losses
 
 
+def learn(i, carry, constants, args: Args):
+    """Train on a new batch, and add up the losses: update i of those that are due after a step."""
+    train_state, losses = carry
+    replay, key, learning_rate = constants
+    batch = sample(replay, jax.random.fold_in(key, i), args.batch_size)
+    train_state, new_losses = update(train_state, batch, learning_rate, args)
+    return train_state, jax.tree.map(jnp.add, losses, new_losses)
+
+
 class Episodes(NamedTuple):
     """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
 
@@ -434,14 +443,10 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
         # Written first, read afterwards: the other way round, XLA copies the replay at each step.
         replay = add(replay, obs, action, result)
 
-        def learn(i, carry):
-            train_state, losses = carry
-            batch = sample(replay, jax.random.fold_in(learn_key, i), args.batch_size)
-            train_state, new_losses = update(train_state, batch, learning_rate, args)
-            return train_state, jax.tree.map(jnp.add, losses, new_losses)
-
-        learnt = jax.lax.fori_loop(0, updates_due(replay, args), learn, (train_state, losses))
-        train_state, losses = learnt
+        constants = (replay, learn_key, learning_rate)
+        learn_fn = partial(learn, constants=constants, args=args)
+        carry = (train_state, losses)
+        train_state, losses = jax.lax.fori_loop(0, updates_due(replay, args), learn_fn, carry)
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
@@ -582,7 +587,6 @@ class RunLog:
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
@@ -590,7 +594,8 @@ class RunLog:
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args.run_name = name.replace("/", "-").replace(":", "-")
+            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+        self.args = args
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
@@ -610,7 +615,11 @@ class RunLog:
         self.info |= facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
-            before, _ = load_info(self.dir)
+            before, old = load_info(self.dir)
+            # They size arrays and count steps. Refused here, before the run's files are changed.
+            for name in ("env_id", "num_envs", "num_steps", "hidden_sizes"):
+                if getattr(args, name) != getattr(old, name):
+                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
             return
@@ -733,7 +742,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     """Return what a run's run.json says of it, and its arguments."""
     path = Path(folder, "run.json")
     if not path.exists():
-        fail(f"{folder} is no run: it has no run.json")
+        fail(f"{folder} has no run.json, so it is no run to resume or to play")
     info = json.loads(path.read_text())
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
@@ -745,7 +754,7 @@ def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
     obs = np.array(obs, np.float32)
     if obs.shape[1:] != tuple(obs_shape):
         raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), -1)
+    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

@@ -30,7 +30,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -530,7 +530,6 @@ class RunLog:
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
@@ -538,7 +537,8 @@ class RunLog:
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args.run_name = name.replace("/", "-").replace(":", "-")
+            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+        self.args = args
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
@@ -558,7 +558,11 @@ class RunLog:
         self.info |= facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
-            before, _ = load_info(self.dir)
+            before, old = load_info(self.dir)
+            # They size arrays and count steps. Refused here, before the run's files are changed.
+            for name in ("env_id", "num_envs", "num_steps", "hidden_sizes"):
+                if getattr(args, name) != getattr(old, name):
+                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
             return
@@ -684,7 +688,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     """Return what a run's run.json says of it, and its arguments."""
     path = Path(folder, "run.json")
     if not path.exists():
-        fail(f"{folder} is no run: it has no run.json")
+        fail(f"{folder} has no run.json, so it is no run to resume or to play")
     info = json.loads(path.read_text())
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
@@ -696,7 +700,7 @@ def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
     obs = np.array(obs, np.float32)
     if obs.shape[1:] != tuple(obs_shape):
         raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), -1)
+    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

@@ -32,7 +32,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -190,7 +190,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strongly typed, too
+        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strong, as in reset
 
 
 def to_bounds(action, low, high):
@@ -303,25 +303,32 @@ def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) 
     return Replay(rows, jnp.int32(0))
 
 
-def add(replay: Replay, transition: Transition) -> Replay:
+def add(replay: Replay, obs, action, result: dict) -> Replay:
     """Store a step of all environments, over the oldest rows."""
-    row = replay.num_steps % len(replay.rows.reward)
+    row = replay.num_steps % len(replay.rows.obs)
+    step = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
 
     def write(old, new):
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
 
-    rows = jax.tree.map(write, replay.rows, transition)
-    return Replay(rows, replay.num_steps + len(transition.reward))
+    rows = jax.tree.map(write, replay.rows, step)
+    return Replay(rows, replay.num_steps + len(obs))
 
 
 def sample(replay: Replay, key, batch_size: int) -> Transition:
     """A batch of the rows so far, drawn uniformly with replacement."""
-    num_rows = jnp.minimum(replay.num_steps, len(replay.rows.reward))
+    num_rows = jnp.minimum(replay.num_steps, len(replay.rows.obs))
     rows = jax.random.randint(key, (batch_size,), 0, num_rows)
     return Transition(*(x[rows] for x in replay.rows))
 
 
-def updates_after(steps, args: Args):
+def updates_due(replay: Replay, args: Args) -> jax.Array:
+    """How many updates are due after the step that was added last."""
+    before = updates_after(replay.num_steps - args.num_envs, args)
+    return updates_after(replay.num_steps, args) - before
+
+
+def updates_after(steps, args: Args) -> jax.Array:
     """How many updates are due after so many steps in the replay, whatever num_envs is."""
     return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
@@ -358,6 +365,7 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
 
 
+# What sac_loss logs.
 LOSSES = ["losses/td_loss", "losses/q_value", "losses/actor_loss", "losses/entropy", "losses/alpha"]
 
 
@@ -418,19 +426,6 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
     return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
 
-def learn(train_state, replay, losses, num_updates, key, learning_rate, args: Args):
-    """Train on num_updates batches from the replay."""
-
-    def step(i, carry):
-        train_state, losses = carry
-        sample_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
-        batch = sample(replay, sample_key, args.batch_size)
-        noise = jax.random.normal(noise_key, (2, *batch.action.shape))
-        return update(train_state, losses, batch, noise, learning_rate, args)
-
-    return jax.lax.fori_loop(0, num_updates, step, (train_state, losses))
-
-
 class Episodes(NamedTuple):
     """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
 
@@ -455,41 +450,40 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 
 # === Training ===================================================================================
-def iterate(train_state, replay, obs, env_state, key, iteration, learning_rate, env, args: Args):
+def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, env, args: Args):
     """Act, step, store and learn num_steps times; return what goes on, and what to log."""
-    first_step = iteration * args.num_steps
-    steps_before = (first_step + jnp.arange(args.num_steps)) * args.num_envs  # (T,)
-    is_random = steps_before < args.learning_starts
-    updates_before = updates_after(replay.num_steps, args)
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
         is_random, act_key, learn_key = inputs
         action = act(train_state, obs, act_key, is_random)
         new_obs, env_state, result = env.step(env_state, action)
-        rows = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
-        done = updates_after(replay.num_steps, args)
         # Written first, read afterwards: the other way round, XLA copies the replay at each step.
-        replay = add(replay, rows)
-        due = updates_after(replay.num_steps, args) - done
-        train_state, losses = learn(
-            train_state, replay, losses, due, learn_key, learning_rate, args
-        )
+        replay = add(replay, obs, action, result)
+
+        def learn(i, carry):
+            train_state, losses = carry
+            sample_key, noise_key = jax.random.split(jax.random.fold_in(learn_key, i))
+            batch = sample(replay, sample_key, args.batch_size)
+            noise = jax.random.normal(noise_key, (2, *batch.action.shape))
+            return update(train_state, losses, batch, noise, learning_rate, args)
+
+        learnt = jax.lax.fori_loop(0, updates_due(replay, args), learn, (train_state, losses))
+        train_state, losses = learnt
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # A compiled loop over keys: the carry goes on from step to step, episodes are stacked.
+    # A compiled loop over the inputs: the carry goes on from step to step, episodes are stacked.
     carry = (train_state, replay, obs, env_state, dict.fromkeys(LOSSES, jnp.zeros(())))
     act_keys, learn_keys = jax.random.split(key, (2, args.num_steps))
     carry, episodes = jax.lax.scan(step, carry, (is_random, act_keys, learn_keys))
+    updates_before = train_state.opt_state.count
     train_state, replay, obs, env_state, losses = carry
-    num_updates = updates_after(replay.num_steps, args) - updates_before
+    num_updates = train_state.opt_state.count - updates_before
     metrics = episode_statistics(episodes)
-    metrics["charts/updates"] = num_updates
+    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # or NaN: 0 * inf
     metrics["charts/learning_rate"] = learning_rate
-    share = 1 / num_updates  # infinite where there was no update, and 0 * share is NaN
-    for name, x in losses.items():
-        metrics[name] = x * share
+    metrics["charts/updates"] = num_updates
     return train_state, replay, obs, env_state, metrics
 
 
@@ -532,8 +526,10 @@ def train(args: Args) -> None:
         iteration_key = jax.random.fold_in(key, iteration)
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
+        steps = np.arange(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
+        is_random = steps < args.learning_starts  # (num_steps,)
         train_state, replay, obs, env_state, metrics = iterate_fn(
-            train_state, replay, obs, env_state, iteration_key, iteration, learning_rate
+            train_state, replay, obs, env_state, iteration_key, is_random, learning_rate
         )
         metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
         log.write(iteration, metrics, start)
@@ -576,25 +572,18 @@ def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
     arrays, structure = jax.tree.flatten(like.env_state)
     content = (folder / "checkpoint.msgpack").read_bytes()
     saved = from_bytes(like._replace(env_state=arrays), content)
+    num_rows = min(int(saved.replay.num_steps), len(like.replay.rows.obs))
+    pairs = zip(like.replay.rows, saved.replay.rows, strict=True)
+    rows = Transition(*(empty.at[:num_rows].set(x) for empty, x in pairs))
+    replay = saved.replay._replace(rows=rows)
     env_state = jax.tree.unflatten(structure, saved.env_state)
-    return saved._replace(env_state=env_state, replay=restore(like.replay, saved.replay))
+    return saved._replace(replay=replay, env_state=env_state)
 
 
 def rows_to_save(replay: Replay, args: Args) -> Replay:
     """What a checkpoint holds of a replay: the rows so far, or with --no-save-replay none."""
     num_steps = replay.num_steps if args.save_replay else jnp.int32(0)
     return Replay(jax.tree.map(lambda x: np.asarray(x)[:num_steps], replay.rows), num_steps)
-
-
-def restore(empty: Replay, saved: Replay) -> Replay:
-    """A replay of buffer_size rows, with those of a checkpoint; it takes the empty one's memory."""
-    num_rows = min(int(saved.num_steps), len(empty.rows.reward))
-
-    def write(x, rows):
-        return x.at[:num_rows].set(rows)
-
-    rows = jax.tree.map(jax.jit(write, donate_argnums=0), empty.rows, saved.rows)
-    return Replay(rows, jnp.int32(saved.num_steps))
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
@@ -631,7 +620,6 @@ class RunLog:
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.args = args
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
@@ -639,7 +627,8 @@ class RunLog:
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args.run_name = name.replace("/", "-").replace(":", "-")
+            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+        self.args = args
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
@@ -659,7 +648,11 @@ class RunLog:
         self.info |= facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
-            before, _ = load_info(self.dir)
+            before, old = load_info(self.dir)
+            # They size arrays and count steps. Refused here, before the run's files are changed.
+            for name in ("env_id", "num_envs", "num_steps", "hidden_sizes"):
+                if getattr(args, name) != getattr(old, name):
+                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
             return
@@ -782,7 +775,7 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     """Return what a run's run.json says of it, and its arguments."""
     path = Path(folder, "run.json")
     if not path.exists():
-        fail(f"{folder} is no run: it has no run.json")
+        fail(f"{folder} has no run.json, so it is no run to resume or to play")
     info = json.loads(path.read_text())
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
@@ -794,7 +787,7 @@ def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
     obs = np.array(obs, np.float32)
     if obs.shape[1:] != tuple(obs_shape):
         raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), -1)
+    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

@@ -51,6 +51,9 @@ FOLDERS = [
     ("--runs-dir . --run-name complete", "--resume complete"),
     ("--resume nowhere", "nowhere"),
     ("--resume other", "a run of 'ppo_linen'"),
+    # With others the first rollout would fail, or count its steps wrong.
+    ("--resume complete --num-envs 8", "num_envs stays as it was, 4"),
+    ("--resume complete --env-id Acrobot-v1", "env_id stays as it was, 'CartPole-v1'"),
 ]
 
 

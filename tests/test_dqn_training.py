@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+from functools import partial
 from types import SimpleNamespace
 
 import dqn
@@ -22,6 +24,8 @@ from running import (
     rows,
 )
 from sections import DQN_SCRIPTS, scripts
+
+import dqn_linen
 
 EACH = pytest.mark.parametrize("name", DQN_SCRIPTS)
 EACH_IN_TORCH = pytest.mark.parametrize("name", scripts("dqn", "torch"))
@@ -257,6 +261,21 @@ def test_the_replay_keeps_observations_in_the_environments_own_type(
 
 
 # === What differs between scripts ===============================================================
+def test_xla_copies_no_replay():
+    """Where its rows were read before they are written, it would copy all of them at each step."""
+    args = dqn.args_of("dqn_linen", "--buffer-size 1000")
+    env = dqn_linen.VecEnv(args.env_id, args.num_envs)
+    key = jax.random.PRNGKey(0)
+    obs, env_state = env.reset(key)
+    train_state = dqn_linen.make_agent(args, env.obs_shape, env.num_actions, key)
+    replay = dqn_linen.make_replay(args, env.obs_dim, obs.dtype)
+    iterate = partial(dqn_linen.iterate, env=env, args=args)
+    own = train_state, replay, obs, env_state, key, np.zeros(args.num_steps, "f"), 1e-3
+    text = jax.jit(iterate, donate_argnums=range(4)).lower(*own).compile().as_text()
+    assert text and "f32[1000,4]" in text
+    assert not re.search(r"\[1000[,\]].* copy\(", text)
+
+
 @EACH_IN_TORCH
 def test_the_target_is_the_agent_of_some_updates_ago(name, tmp_path, monkeypatch):
     """In Linen update copies it: test_dqn_numerics.py."""

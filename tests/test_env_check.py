@@ -89,7 +89,7 @@ def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
         patch.setattr(run_log, "write", write_and_stop)
         assert main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGINT
     told = capsys.readouterr().out.splitlines()[-1]
-    assert told.endswith(f" To go on: {' '.join(resume_it[1:3])}")
+    assert told.endswith(f" To resume: {' '.join(resume_it[1:3])}")
     assert main("ppo_linen", *resume_it[1:]) == 0
     assert_evaluates(evaluate_it, monkeypatch)
 

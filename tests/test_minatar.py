@@ -118,3 +118,4 @@ def test_its_configuration_is_minatars(monkeypatch):
     constants |= {"num_envs": 1, "hidden_sizes": (128,), "sticky_actions": 0.1, "seed": 3}
     assert constants.items() <= vars(args).items()
     assert (args.env_id, args.full_actions) == ("Breakout-MinAtar", True)
+    assert args.max_episode_steps == np.iinfo(np.int32).max

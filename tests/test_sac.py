@@ -714,8 +714,8 @@ def test_batches_are_whole_rows_drawn_uniformly(learnt):
             np.testing.assert_array_equal(x, y[drawn])
         assert drawn.max() < num_rows
         places.append((drawn + rng.random(32)) / num_rows)
-        of_newest += (drawn >= num_rows - 2).sum()
-        expected += 32 * 2 / num_rows
+        of_newest += (drawn == num_rows - 1).sum()
+        expected += 32 / num_rows
     assert kstest(np.concatenate(places), "uniform").pvalue > 0.01
     assert abs(of_newest - expected) < 5 * np.sqrt(expected)
 
