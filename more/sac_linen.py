@@ -426,6 +426,16 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
     return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
 
+def learn(i, carry, constants, args: Args):
+    """Train on a new batch, and add up the losses: update i of those that are due after a step."""
+    train_state, losses = carry
+    replay, key, learning_rate = constants
+    sample_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
+    batch = sample(replay, sample_key, args.batch_size)
+    noise = jax.random.normal(noise_key, (2, *batch.action.shape))
+    return update(train_state, losses, batch, noise, learning_rate, args)
+
+
 class Episodes(NamedTuple):
     """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
 
@@ -461,15 +471,10 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
         # Written first, read afterwards: the other way round, XLA copies the replay at each step.
         replay = add(replay, obs, action, result)
 
-        def learn(i, carry):
-            train_state, losses = carry
-            sample_key, noise_key = jax.random.split(jax.random.fold_in(learn_key, i))
-            batch = sample(replay, sample_key, args.batch_size)
-            noise = jax.random.normal(noise_key, (2, *batch.action.shape))
-            return update(train_state, losses, batch, noise, learning_rate, args)
-
-        learnt = jax.lax.fori_loop(0, updates_due(replay, args), learn, (train_state, losses))
-        train_state, losses = learnt
+        constants = (replay, learn_key, learning_rate)
+        learn_fn = partial(learn, constants=constants, args=args)
+        carry = (train_state, losses)
+        train_state, losses = jax.lax.fori_loop(0, updates_due(replay, args), learn_fn, carry)
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
@@ -523,11 +528,11 @@ def train(args: Args) -> None:
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        iteration_key = jax.random.fold_in(key, iteration)
-        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-        learning_rate = args.learning_rate * decay
         steps = np.arange(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
         is_random = steps < args.learning_starts  # (num_steps,)
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        learning_rate = args.learning_rate * decay
+        iteration_key = jax.random.fold_in(key, iteration)
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, is_random, learning_rate
         )
@@ -536,7 +541,8 @@ def train(args: Args) -> None:
         iteration += 1
         if log.must_save(iteration):
             rows = rows_to_save(replay, args)
-            save_checkpoint(log.dir, Checkpoint(iteration, train_state, rows, obs, env_state))
+            checkpoint = Checkpoint(iteration, train_state, rows, obs, env_state)
+            save_checkpoint(log.dir, checkpoint)
             log.note_saved(iteration)
             if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
                 break

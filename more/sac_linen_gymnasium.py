@@ -547,7 +547,7 @@ def train(args: Args) -> None:
                 num_updates += 1
         metrics = episode_statistics(returns, lengths)
         for name, x in losses.items():
-            metrics[name] = x / num_updates  # NaN, which the log leaves out: no update
+            metrics[name] = x / num_updates  # NaN, which the log has as null: no update
         metrics["charts/learning_rate"] = learning_rate
         metrics["charts/updates"] = num_updates
         log.write(iteration, metrics, start)  # sync

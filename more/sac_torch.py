@@ -196,7 +196,7 @@ class VecEnv:
         return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
 
     def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strongly typed, too
+        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strong, as in reset
 
 
 def to_bounds(action, low, high):

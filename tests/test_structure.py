@@ -132,9 +132,9 @@ def changed_lines(first, second):
         ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 274),
         ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 301),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 439),
-        ("dqn_linen", "sac_linen", 447),
-        ("sac_linen", "sac_linen_gymnasium", 453),
-        ("sac_linen", "sac_torch", 574),
+        ("dqn_linen", "sac_linen", 431),
+        ("sac_linen", "sac_linen_gymnasium", 459),
+        ("sac_linen", "sac_torch", 576),
     ],
 )
 def test_diff_budgets(first, second, budget):
