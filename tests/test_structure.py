@@ -71,6 +71,12 @@ def test_shared_sections_are_the_same_to_the_letter():
     assert not differences()
 
 
+@pytest.mark.parametrize("name", [x for x in PPO_SCRIPTS if ROWS[x]["framework"] != "torch"])
+def test_in_jax_an_iteration_has_a_key_of_its_own(name):
+    """By its number alone, so a run with one key for all would resume, and learn, as any other."""
+    assert "fold_in(key, iteration)" in sections(read(name))["Training"]
+
+
 def having(wanted, *words):
     """The scripts with all of the words in their rows that have such a function."""
     return [name for name in scripts(*words) if f"\ndef {wanted}(" in read(name)]

@@ -14,6 +14,7 @@ from frameworks import weights_in
 from running import (
     BATCH,
     Counts,
+    arrays,
     assert_close,
     assert_same_checkpoints,
     assert_tensorboard_agrees,
@@ -108,6 +109,17 @@ def test_a_run_leaves_what_it_did(name, whole_run):
     assert run["versions"]["numpy"] == np.__version__
     framework = "torch" if "torch" in name else "jax"
     assert run["versions"][framework] == importlib.import_module(framework).__version__
+
+
+def test_a_run_has_at_its_end_what_its_environments_show(name, whole_run):
+    """Of both CartPole and Aim, the first number of an obs is also one in the state."""
+    if "gymnasium" in name:
+        pytest.skip("no state of Gymnasium's is saved")
+    folder = whole_run(name).folder
+    (obs_dim,) = info(folder)["obs_shape"]
+    found = list(arrays(folder).values())
+    obs = [x for x in found if x.shape[-2:] == (4, obs_dim)][-1]
+    assert any(np.array_equal(obs[..., 0], x) for x in found)
 
 
 def test_a_run_goes_on_from_its_checkpoint_to_the_last_digit(
