@@ -325,6 +325,10 @@ class TorchGymnasium(Torch):
         return storage
 
 
+class TorchCompileGymnasium(TorchCompile, TorchGymnasium):
+    pass
+
+
 class TorchMemory(Torch):
     def tensors(self) -> list[torch.nn.Parameter]:
         named = dict(self.agent.named_parameters())
@@ -352,6 +356,7 @@ LEARNERS: dict[str, Any] = {
     "ppo_continuous_torch": Torch,
     "ppo_continuous_linen_gymnasium": LinenGymnasium,
     "ppo_continuous_torch_gymnasium": TorchGymnasium,
+    "ppo_continuous_torch_compile_gymnasium": TorchCompileGymnasium,
 }
 
 

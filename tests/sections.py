@@ -45,7 +45,7 @@ CONTINUOUS_IN_GYMNASIUM = scripts("ppo", "continuous, Gymnasium")
 CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
 # A script with environments in JAX, and the same with environments in Gymnasium.
 PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
-CONTINUOUS_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in CONTINUOUS_IN_GYMNASIUM]
+CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}_gymnasium" in ROWS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
 TORCH_PAIR = PPO_PAIRS[1]
@@ -59,6 +59,8 @@ IN_JAX = (*IN_LINEN, *IN_NNX, *IN_EQUINOX)
 RNN_IN_JAX = but(RNN_SCRIPTS, *scripts("torch"))
 CONTINUOUS_IN_JAX = but(CONTINUOUS_SCRIPTS, *scripts("torch"))
 CONTINUOUS_IN_TORCH = but(CONTINUOUS_SCRIPTS, *CONTINUOUS_IN_JAX)
+# Eager and compiled.
+ROBOTS_IN_TORCH = but(CONTINUOUS_IN_TORCH, *CONTINUOUS_IN_GYMNAX)
 
 # Section -> groups of scripts in which it is the same; the first of a group stands for it.
 SHARED = {
@@ -97,14 +99,20 @@ SHARED = {
     "Replay": [scripts("dqn", "torch"), scripts("sac", "torch")],
     "Act": [scripts("dqn", "plain", "torch"), scripts("sac", "torch")],
     "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX, CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
-    "Rollout": [(*TORCH_SCRIPTS, "ppo_torch_ddp"), but(IN_LINEN, *GYMNASIUM_SCRIPTS), IN_NNX],
+    "Rollout": [
+        (*TORCH_SCRIPTS, "ppo_torch_ddp"),
+        but(IN_LINEN, *GYMNASIUM_SCRIPTS),
+        IN_NNX,
+        ROBOTS_IN_TORCH,
+    ],
     "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX)],
     "Loss": [
         IN_TORCH,
         IN_LINEN,
         (*IN_NNX, *IN_EQUINOX),
         but(RNN_IN_JAX, "ppo_rnn_linen"),
-        *CONTINUOUS_PAIRS,
+        CONTINUOUS_PAIRS[0],
+        CONTINUOUS_IN_TORCH,
         ("ppo_continuous_nnx", "ppo_continuous_equinox"),
         scripts("dqn", "linen"),
         scripts("dqn", "torch"),
@@ -121,6 +129,7 @@ SHARED = {
         ("ppo_linen", "ppo_linen_sharded"),
         scripts("ppo", "plain", "nnx"),
         TORCH_SCRIPTS,
+        ROBOTS_IN_TORCH,
         scripts("dqn", "plain", "torch"),
     ],
     "Run log": [PPO_SCRIPTS, (*DQN_SCRIPTS, *SAC_SCRIPTS)],

@@ -1,0 +1,956 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "gymnasium[mujoco]==1.3.0",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO with continuous actions, in compiled PyTorch, with environments in Gymnasium on the CPU.
+
+    python ppo_continuous_torch_compile_gymnasium.py --env-id Pendulum-v1 --seed 1
+    python ppo_continuous_torch_compile_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
+
+The robots of the second line need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
+
+Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
+- Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
+- VecEnv.step maps [-1, 1] to the bounds, and clips the rest. PPO learns from actions as they were
+  drawn: a clipped action has another density than the Gaussian's, and a wrong gradient by it.
+- normalise uses the statistics of the rollouts before. In the first rollout it only clips.
+- scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
+- compile_graph compiles a function; on a GPU, capture records an epoch as a CUDA graph.
+Diff me with ppo_continuous_torch_gymnasium.py to see what compiling takes, with
+ppo_continuous_linen_gymnasium.py to see JAX.
+"""
+
+import time
+
+START = time.perf_counter()  # before the imports, which take seconds
+
+import argparse
+import atexit
+import json
+import math
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
+
+import gymnasium
+import numpy as np
+import torch
+import tyro
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from tensorboard.summary import Writer
+from torch import nn
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    seed: int = 1  # seed of all random numbers
+    env_id: str = "Pendulum-v1"  # Gymnasium environment with continuous actions; my_module:MyEnv-v0
+    total_timesteps: int = 204_800  # environment steps, in whole rollouts
+    learning_rate: float = 3e-4  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    num_envs: int = 16  # parallel environments
+    num_steps: int = 256  # steps per environment and rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
+    num_minibatches: int = 32  # minibatches per epoch
+    update_epochs: int = 10  # passes over each rollout
+    norm_obs: bool = True  # normalise observations by their running mean and standard deviation
+    norm_reward: bool = True  # divide rewards by the running std of discounted returns
+    norm_adv: bool = True  # normalise advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of ratio and value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
+    matmul_precision: Literal["high", "highest"] = "high"  # GPU: TF32 (high), float32 (highest)
+    vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
+    runs_dir: str = "runs"  # folder that gets one folder per run
+    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases, too
+    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
+    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+
+    def __post_init__(self) -> None:
+        """Work out the sizes. On the command line, a ValueError becomes a message."""
+        if self.seed not in range(2**32):
+            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
+        if self.num_iterations < 1:
+            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+
+
+def parse_args() -> Args:
+    """Read the command line: the name of a preset, if it begins with one, and flags."""
+    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
+    if saved:
+        return tyro.cli(Args, default=saved)
+    mujoco = Args(
+        env_id="HalfCheetah-v5",
+        total_timesteps=1_000_000,
+        num_envs=32,
+        num_steps=64,
+        num_minibatches=8,
+    )
+    presets = {
+        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
+    }
+    words = sys.argv[1:]
+    if not words or words[0] not in presets:
+        words = ["pendulum", *words]
+    return tyro.extras.overridable_config_cli(presets, args=words)
+
+
+# === Environment ================================================================================
+class VecEnv:
+    """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
+
+    All of it is NumPy's, on the host. options are the environment's own, as render_mode.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        gamma: float,
+        vectorization: str,
+        seed: int,
+        **options: Any,
+    ) -> None:
+        namespace = env_id.partition("/")[0]  # MinAtar of MinAtar/Breakout-v0
+        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
+            plugin.load()()
+        sys.path.append(os.getcwd())  # where my_module lies
+        vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+        wrappers: list[Any] = [WithoutInfo]
+        if vectorization == "async":
+            vector_options["context"] = "forkserver"  # not fork: this process has threads
+            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            wrappers.append(own_session)
+        try:
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
+        except gymnasium.error.Error as error:  # which says what is wrong with env_id
+            fail(f"--env-id: {error}")
+        atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
+        space = self.envs.single_action_space
+        if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
+            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
+        obs_space = self.envs.single_observation_space
+        if not isinstance(obs_space, Box):
+            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
+            fail(f"--env-id: observations must be arrays, not {obs_space}; {hint}")
+        self.num_envs = num_envs
+        self.seed = seed
+        self.gamma = gamma
+        self.action_space = space
+        self.action_low = np.float32(space.low)
+        self.action_high = np.float32(space.high)
+        self.action_dim = math.prod(space.shape)
+        self.obs_shape = obs_space.shape
+        self.obs_dim = math.prod(self.obs_shape)
+
+    def reset(self, iteration: int = 0) -> np.ndarray:
+        """Start every environment; return obs (N, obs_dim).
+
+        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
+        episodes, which are not those that it began with.
+        """
+        if iteration > 0:
+            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        obs, _ = self.envs.reset(seed=seeds)
+        self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
+        self.episode_length = np.zeros(self.num_envs, np.float32)
+        self.discounted_return = np.zeros(self.num_envs)  # the latest reward counts in full
+        return self.flatten(obs)
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Take action (N, action_dim), of which -1 to 1 spans the bounds, and the rest is clipped.
+
+        Return obs (after any restart) and a dict of results.
+        """
+        action = action.reshape(self.num_envs, *self.action_space.shape)
+        action = to_bounds(action, self.action_low, self.action_high)
+        obs, reward, terminated, truncated, _ = self.envs.step(action)
+        next_obs = self.flatten(obs)
+        episode_return = self.episode_return + reward
+        episode_length = self.episode_length + 1
+        discounted_return = self.gamma * self.discounted_return + reward
+        result = {
+            "reward": reward.astype(np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_obs": next_obs,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+            "discounted_return": discounted_return.astype(np.float32),
+        }
+        done = terminated | truncated
+        self.episode_return = np.where(done, 0, episode_return)
+        self.episode_length = np.where(done, 0, episode_length)
+        self.discounted_return = np.where(done, 0, discounted_return)
+        if not done.any():
+            return next_obs, result
+        # At once: Gymnasium's default would spend the next step on it.
+        obs, _ = self.envs.reset(options={"reset_mask": done})
+        return self.flatten(obs), result
+
+    def flatten(self, obs: np.ndarray) -> np.ndarray:
+        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
+
+
+class WithoutInfo(gymnasium.Wrapper):
+    """Nobody here reads info, and Gymnasium's merging of it takes time and fails on mixed types."""
+
+    def reset(self, **options: Any) -> tuple:
+        obs, _ = self.env.reset(**options)
+        return obs, {}
+
+    def step(self, action: Any) -> tuple:
+        *result, _ = self.env.step(action)
+        return *result, {}
+
+
+def own_session(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which closes the environment
+    return env
+
+
+def to_bounds(action, low, high):
+    """Map actions from [-1, 1] to [low, high], and clip what lies outside."""
+    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high)
+
+
+# === Statistics =================================================================================
+class RunningMeanStd(nn.Module):
+    """Of each number, over all rollouts so far."""
+
+    mean: torch.Tensor  # (...)
+    var: torch.Tensor  # (...)
+    count: torch.Tensor  # () int64, how many rollouts
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.tensor(0))
+
+    def update(self, x):
+        """Take in one more rollout, x (T, N, ...), in place (Chan et al. 1979)."""
+        distance = x - self.mean  # float32 adds this up more exactly than an x that is far from 0
+        change = distance.mean((0, 1))
+        self.count += 1
+        weight = 1 / self.count  # of the new rollout; all have the same size
+        self.mean += weight * change
+        rollout_var = distance.var((0, 1), correction=0)
+        self.var.copy_((1 - weight) * (self.var + weight * change**2) + weight * rollout_var)
+
+
+class Stats(nn.Module):
+    """Before any rollout: normalise leaves obs as it is, but for the clipping."""
+
+    def __init__(self, obs_dim):
+        super().__init__()
+        self.obs = RunningMeanStd(obs_dim)
+        self.discounted_return = RunningMeanStd()
+
+
+def normalise(obs, stats: RunningMeanStd, args: Args):
+    if not args.norm_obs:
+        return obs
+    return ((obs - stats.mean) / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
+
+
+def scale_reward(reward, stats: RunningMeanStd, args: Args):
+    if not args.norm_reward:
+        return reward
+    return (reward / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
+
+
+# === Agent ======================================================================================
+class MLP(nn.Module):
+    def __init__(self, num_inputs, hidden_sizes, num_outputs, output_scale):
+        super().__init__()
+        sizes = (num_inputs, *hidden_sizes)
+        self.hidden = nn.ModuleList(linear(m, n, math.sqrt(2)) for m, n in pairwise(sizes))
+        self.output = linear(sizes[-1], num_outputs, output_scale)
+
+    def forward(self, x):
+        for layer in self.hidden:
+            x = layer(x).tanh()
+        return self.output(x)
+
+
+def linear(num_inputs, num_outputs, scale):
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, scale)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, obs_shape, hidden_sizes, action_dim):
+        super().__init__()
+        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
+        self.actor = MLP(obs_dim, hidden_sizes, action_dim, output_scale=0.01)
+        self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0)
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
+
+    def get_gaussian(self, obs):
+        """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
+        mean = self.actor(obs)
+        # A view of a parameter has requires_grad even under no_grad, and then .numpy() refuses it.
+        return mean, self.log_std.expand_as(mean).clone()
+
+    def get_value(self, obs):
+        return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
+
+    def forward(self, obs):
+        return *self.get_gaussian(obs), self.get_value(obs)
+
+
+class Adam(nn.Module):
+    """Adam (Kingma & Ba 2015), written out to compile into one graph with loss and gradient.
+
+    All P parameters are one vector to it: fewer kernels, which compile in a third less time.
+    """
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    def __init__(self, num_params, eps, device):
+        super().__init__()
+        self.eps = eps
+        # A count that is a number would be compiled in.
+        self.register_buffer("count", torch.zeros((), device=device))
+        self.register_buffer("mean", torch.zeros(num_params, device=device))
+        self.register_buffer("square", torch.zeros(num_params, device=device))
+
+    def step(self, params, grad, learning_rate):
+        """Change the parameters in place by their gradient, (P,)."""
+        beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
+        self.count.add_(1)
+        self.mean.lerp_(grad, 1 - beta1)
+        self.square.lerp_(grad**2, 1 - beta2)
+        root = (self.square / (1 - beta2**self.count)).sqrt() + self.eps
+        change = learning_rate * self.mean / (1 - beta1**self.count) / root
+        for x, dx in zip(params, change.split([x.numel() for x in params]), strict=True):
+            x -= dx.view_as(x)
+
+
+def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
+    """Initialise the parameters and Adam."""
+    agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
+    num_params = sum(x.numel() for x in agent.parameters())
+    return agent, Adam(num_params, args.adam_eps, device)
+
+
+def learning_rate_after(steps, args: Args) -> torch.Tensor:
+    """The learning rate after so many optimizer steps, which are a tensor, too."""
+    if not args.anneal_lr:
+        return torch.full_like(steps, args.learning_rate)
+    return args.learning_rate * (1 - steps / args.num_optimizer_steps).clip(min=0.0)
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout of T = num_steps in N = num_envs environments."""
+
+    obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from, before it is normalised
+    action: torch.Tensor  # (T, N, action_dim), as drawn: before VecEnv.step scales and clips it
+    logprob: torch.Tensor  # (T, N)
+    reward: torch.Tensor  # (T, N), result of the action, like all fields below
+    terminated: torch.Tensor  # (T, N) bool
+    truncated: torch.Tensor  # (T, N) bool
+    next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
+    episode_return: torch.Tensor  # (T, N), including this step
+    episode_length: torch.Tensor  # (T, N)
+    discounted_return: torch.Tensor  # (T, N)
+
+
+class Batch(NamedTuple):
+    """What the loss reads; B = batch_size or minibatch_size."""
+
+    obs: torch.Tensor  # (B, obs_dim), normalised
+    action: torch.Tensor  # (B, action_dim)
+    logprob: torch.Tensor  # (B,)
+    value: torch.Tensor  # (B,)
+    advantage: torch.Tensor  # (B,)
+    target: torch.Tensor  # (B,), of the critic: the lambda-return
+
+
+# === Rollout ====================================================================================
+def rollout(policy_fn, obs, env: VecEnv, args: Args):
+    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
+    noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
+
+    steps, results = [], []
+    for step_noise in noise:
+        action, logprob = policy_fn(obs, step_noise)
+        new_obs, result = env.step(action.cpu().numpy())  # sync
+        steps.append((obs, action, logprob))
+        results.append(result)  # crosses after the loop: 7 arrays, instead of 7 per step
+        obs = torch.from_numpy(new_obs).to(obs.device)
+
+    # From one tuple per step to one tensor per name, (T, N, ...).
+    all_obs, action, logprob = map(torch.stack, zip(*steps, strict=True))
+    stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
+    result = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
+    return obs, Storage(all_obs, action, logprob, **result)
+
+
+@torch.no_grad()
+def policy(agent, stats: RunningMeanStd, obs, noise, args: Args):
+    """(N, obs_dim), (N, action_dim) -> action (N, action_dim), logprob (N,)."""
+    mean, log_std = agent.get_gaussian(normalise(obs, stats, args))
+    action = mean + log_std.exp() * noise
+    return action, log_prob_of(action, mean, log_std)
+
+
+def log_prob_of(action, mean, log_std):
+    """The log of the Gaussians' density at action: (..., action_dim) each -> (...)."""
+    distance = (action - mean) / log_std.exp()
+    return -(0.5 * distance**2 + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
+    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+
+    A termination has no future value. A truncation bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both cut the recursion: the next step is another episode's.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
+    decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
+    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+        advantage = step_delta + step_decay * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
+
+
+# === Loss =======================================================================================
+def ppo_loss(agent, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
+    mean, log_std, value = agent(batch.obs)
+    log_ratio = log_prob_of(batch.action, mean, log_std) - batch.logprob
+    ratio = log_ratio.exp()
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = torch.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    losses = {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
+    }
+    return loss, {name: x.detach() for name, x in losses.items()}
+
+
+# === Update =====================================================================================
+def update(agent, adam, epoch_fn, stats: Stats, storage: Storage, args: Args):
+    """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = learning_rate_after(adam.count, args)
+    # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
+    # rollout. Those of returns need not wait: no rollout uses them.
+    obs = normalise(storage.obs, stats.obs, args)
+    next_obs = normalise(storage.next_obs, stats.obs, args)
+    stats.obs.update(storage.obs)
+    stats.discounted_return.update(storage.discounted_return)
+    reward = scale_reward(storage.reward, stats.discounted_return, args)
+    storage = storage._replace(obs=obs, next_obs=next_obs, reward=reward)
+    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
+    with torch.no_grad():
+        value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
+
+    losses = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(args.batch_size, device=value.device)
+        losses.append(epoch_fn(order, *batch))
+    metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
+    metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return metrics
+
+
+def epoch(minibatch_fn, args: Args, order, *batch):
+    """Train on a Batch in this order, in place; return each loss, (num_minibatches,), by name."""
+    shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
+    losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
+    return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
+
+
+def minibatch_step(agent, adam, minibatch: Batch, args: Args):
+    """Train on a minibatch, in place; return its losses.
+
+    Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
+    one: a minibatch would take 1.20 [1.15, 1.25] times as long (CPU time of one thread, on a CPU).
+    backward() would compile twice, since .grad is None at first.
+    """
+    loss, losses = ppo_loss(agent, minibatch, args)
+    params = list(agent.parameters())
+    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
+    with torch.no_grad():
+        grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)
+        adam.step(params, grad, learning_rate_after(adam.count, args))
+    return losses
+
+
+def compile_graph(function, gpu):
+    """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
+    from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
+    torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
+    options: dict[str, Any] = {
+        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
+        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
+    }
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+
+
+def capture(function, state):
+    """Record function as a CUDA graph: a replay costs one launch, not one per kernel.
+
+    function takes tensors and returns several, or a dict of them. The first call compiles and
+    records. A replay works on the memory it was recorded with: its inputs are copied in, its
+    outputs cloned, since the next replay overwrites them. Warming up runs function for real, so the
+    tensors of the list state, which it changes, are restored afterwards.
+    """
+    graph, inputs, outputs = torch.cuda.CUDAGraph(), [], []
+
+    def replay(*new_inputs):
+        nonlocal inputs, outputs
+        if not inputs:
+            inputs = [x.clone() for x in new_inputs]
+            saved = [x.clone() for x in state]
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(3):  # as PyTorch's documentation has it
+                    function(*inputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            # In the default mode, a CUDA call from one of JAX's threads would end the recording.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                outputs = function(*inputs)
+            with torch.no_grad():
+                for x, old in zip(state, saved, strict=True):
+                    x.copy_(old)
+        for x, new in zip(inputs, new_inputs, strict=True):
+            x.copy_(new)
+        graph.replay()
+        if isinstance(outputs, dict):
+            return {name: x.clone() for name, x in outputs.items()}
+        return [x.clone() for x in outputs]
+
+    return replay
+
+
+def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
+    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+
+    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    """
+    done = storage.terminated | storage.truncated
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = torch.where(done, x, torch.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = torch.where(done, x, -torch.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def train(args: Args) -> None:
+    """Train an agent, from the start or from a checkpoint on."""
+    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = device.type == "cuda"
+    env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
+    log = RunLog(
+        args,
+        framework="torch",
+        compile_mode="compile",
+        device=torch.cuda.get_device_name() if gpu else "cpu",
+        obs_shape=env.obs_shape,
+        action_dim=env.action_dim,
+        action_low=env.action_low.tolist(),
+        action_high=env.action_high.tolist(),
+    )
+
+    torch.manual_seed(args.seed)
+    iteration = 0
+    agent, adam = make_agent(args, env.obs_shape, env.action_dim, device)
+    stats = Stats(env.obs_dim).to(device)
+    if (log.dir / "checkpoint.pt").exists():  # resumed
+        checkpoint = load_checkpoint(log.dir)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        adam.load_state_dict(checkpoint["adam"])
+        stats.load_state_dict(checkpoint["stats"])
+        set_rng_state(checkpoint["rng_state"])
+    obs = torch.from_numpy(env.reset(iteration)).to(device)
+    log.begin(iteration)
+
+    # To the compiler, agent, adam and args are constants.
+    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
+    policy_fn = partial(policy, agent, stats.obs, args=args)
+    minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
+    epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
+    if gpu:
+        policy_fn = capture(compile_graph(policy_fn, gpu), [])
+        epoch_fn = capture(epoch_fn, [*agent.parameters(), *adam.buffers()])
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, storage = rollout(policy_fn, obs, env, args)
+        if args.sync_for_timing and gpu:
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(agent, adam, epoch_fn, stats, storage, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "adam": adam.state_dict(),
+                "stats": stats.state_dict(),
+                "rng_state": get_rng_state(),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
+                break
+    log.close(iteration)
+
+
+# === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write all that a resumed training needs, but for the environments.
+
+    Killed at any moment, a run has the old checkpoint or the new one.
+    """
+    new = folder / "checkpoint.new"
+    try:
+        torch.save(checkpoint, new)  # sync
+    except (OSError, RuntimeError) as error:  # a full disk
+        new.unlink(missing_ok=True)
+        sys.exit(f"{new}: {error}. Is the disk full? The checkpoint before it, if any, stays.")
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+
+    obs (N, *obs_shape) and actions are NumPy arrays, as the environment has them. With sample=True
+    the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
+    """
+    info, args = load_info(folder)
+    checkpoint = load_checkpoint(folder)
+    agent = Agent(info["obs_shape"], args.hidden_sizes, info["action_dim"])
+    agent.load_state_dict(checkpoint["agent"])
+    stats = Stats(math.prod(info["obs_shape"]))
+    stats.load_state_dict(checkpoint["stats"])
+    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
+    rng = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def policy(obs, sample=False):
+        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
+        obs = normalise(obs, stats.obs, args)
+        mean, log_std = map(np.asarray, agent.get_gaussian(obs))
+        action = mean
+        if sample:
+            action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
+        return to_bounds(action.reshape(-1, *low.shape), low, high)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You may stop reading here. The rest writes a run's folder, and is the same in all scripts of PPO.
+class RunLog:
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
+
+    def __init__(self, args: Args, **facts: Any) -> None:
+        """Make the folder, or take that of --resume. The facts are added to run.json."""
+        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # what signals did before
+        self.wandb: Any = None
+        if not args.run_name:
+            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+        self.args = args
+        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
+        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
+        packages += ["gymnax", "gymnasium", "mujoco"]
+        self.info: dict[str, Any] = {
+            "script": Path(__file__).stem,
+            "status": "running",
+            "args": asdict(args),
+            "python": platform.python_version(),
+            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
+            "os": platform.platform(),
+            "cpu": platform.processor() or platform.machine(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "iteration": 0,  # how many the checkpoint has
+            "resumed": [],  # from which iterations on
+            "durations": {"imports": self.start - START},
+        }
+        self.info |= facts
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        if args.resume:
+            before, old = load_info(self.dir)
+            # They size arrays and count steps. Refused here, before the run's files are changed.
+            for name in ("env_id", "num_envs", "num_steps", "hidden_sizes"):
+                if getattr(args, name) != getattr(old, name):
+                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
+            self.info["resumed"] = before["resumed"]
+            self.info["wandb_id"] = before.get("wandb_id")
+            return
+        try:
+            self.dir.mkdir(parents=True)
+        except FileExistsError:
+            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
+        self.write_info()
+
+    def begin(self, iteration: int) -> None:
+        """Open the files. A resumed run loses what it logged after its checkpoint."""
+        if self.args.resume:
+            self.info["iteration"] = iteration
+            self.info["resumed"].append(iteration)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
+        self.metrics.seek(0)
+        lines = self.metrics.readlines()[:iteration]
+        self.metrics.truncate(len("".join(lines)))
+        if lines:
+            self.start -= json.loads(lines[-1])["time/elapsed"]
+        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+            old.unlink()
+        self.tensorboard = Writer(str(self.dir))
+        for line in lines:
+            self.plot(json.loads(line))
+        if self.args.track:
+            self.start_wandb()
+        self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
+        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+
+    def start_wandb(self) -> None:
+        import wandb  # half a second that only --track pays
+
+        self.wandb = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+            name=self.dir.name,
+            id=self.info.get("wandb_id"),
+            dir=self.dir,
+            config=self.info,
+            resume="allow",
+            reinit="create_new",
+        )
+        self.wandb.define_metric("*", step_metric="global_step")
+        self.info["wandb_id"] = self.wandb.id
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
+        """Log an iteration: the rollout from start to middle, the update from middle to now."""
+        end = time.perf_counter()
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps
+        row["charts/SPS"] = self.steps / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if self.args.sync_for_timing:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
+        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
+
+        self.metrics.write(json.dumps(finite) + "\n")
+        self.plot(finite)
+        if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
+            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            mean_return = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+        if self.wandb:
+            try:
+                self.wandb.log(finite, step=iteration)
+            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
+                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb = None
+
+    def plot(self, row: dict[str, Any]) -> None:
+        """Add a line of metrics.jsonl to TensorBoard's curves."""
+        for name, x in row.items():
+            if x is not None and "/" in name:
+                self.tensorboard.add_scalar(name, x, row["global_step"])
+
+    def must_save(self, done: int) -> bool:
+        """Whether a checkpoint is due after so many iterations."""
+        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
+        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+
+    def note_saved(self, done: int) -> None:
+        self.tensorboard.flush()
+        self.info["iteration"] = done
+        self.write_info()
+
+    def write_info(self) -> None:
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+
+    def close(self, done: int) -> None:
+        """Say how the run ended: complete, or stopped by a signal."""
+        is_complete = done >= self.args.num_iterations
+        self.info["status"] = "completed" if is_complete else "stopped"
+        self.info["durations"]["total"] = time.perf_counter() - self.start
+        self.write_info()
+        self.metrics.close()
+        self.tensorboard.close()
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        if not is_complete:
+            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            sys.exit(128 + self.stopped_by)
+        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Return what a run's run.json says of it, and its arguments."""
+    path = Path(folder, "run.json")
+    if not path.exists():
+        fail(f"{folder} has no run.json, so it is no run to resume or to play")
+    info = json.loads(path.read_text())
+    if info["script"] != Path(__file__).stem:
+        fail(f"{folder} is a run of {info['script']!r}")
+    return info, Args(**info["args"])
+
+
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
+def args_to_resume() -> Args | None:
+    """The arguments of the run that --resume names on the command line, or None."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume")
+    parser.add_argument("--env-id", "--env_id")
+    given, _ = parser.parse_known_args()
+    if not given.resume:
+        return None
+    _, args = load_info(given.resume)
+    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
+        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
+    return args
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    train(parse_args())
