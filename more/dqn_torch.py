@@ -31,7 +31,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -479,53 +480,54 @@ def train(args: Args) -> None:
     log.begin(iteration)
 
     step_fn = jax.jit(env.step)
-    while iteration < args.num_iterations:
-        start = time.perf_counter()
-        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-        optimizer.param_groups[0]["lr"] = args.learning_rate * decay
-        # One call for all steps: a call costs more than the numbers that it draws.
-        steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
-        epsilon = torch.tensor([epsilon_after(x, args) for x in steps], device=device)
-        shape = (args.num_steps, args.num_envs)
-        explore = torch.rand(shape, device=device) < epsilon[:, None]
-        random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
-        results, losses = [], []
-        for step in range(args.num_steps):
-            action = act(agent, obs, explore[step], random_action[step])
-            new_obs, env_state, result = step_fn(env_state, to_jax(action))
-            result = to_torch(result)  # on a CPU, sync
-            results.append(result)  # keeps the views until torch has read them
-            replay.add(obs, action, result)
-            obs = to_torch(new_obs)
-            for _ in range(replay.updates_due()):
-                batch = replay.sample(args.batch_size)
-                losses.append(update(agent, target, optimizer, batch, args))
-                num_updates += 1
-                if num_updates % args.target_network_frequency == 0:
-                    target.load_state_dict(agent.state_dict())
-        metrics = episode_statistics(results) | mean_losses(losses)
-        metrics["charts/epsilon"] = epsilon[-1]
-        metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        metrics["charts/updates"] = len(losses)
-        log.write(iteration, metrics, start)  # sync
-        iteration += 1
-        if log.must_save(iteration):
-            checkpoint = {
-                "iteration": iteration,
-                "num_updates": num_updates,
-                "agent": agent.state_dict(),
-                "target": target.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "replay": replay.state_dict(),
-                "rng_state": get_rng_state(),
-                "obs": obs,
-                "env_state": to_torch(jax.tree.leaves(env_state)),
-            }
-            save_checkpoint(log.dir, checkpoint)
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
-                break
-    log.close(iteration)
+    with stoppable(log):
+        while iteration < args.num_iterations:
+            start = time.perf_counter()
+            decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+            optimizer.param_groups[0]["lr"] = args.learning_rate * decay
+            # One call for all steps: a call costs more than the numbers that it draws.
+            steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
+            epsilon = torch.tensor([epsilon_after(x, args) for x in steps], device=device)
+            shape = (args.num_steps, args.num_envs)
+            explore = torch.rand(shape, device=device) < epsilon[:, None]
+            random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
+            results, losses = [], []
+            for step in range(args.num_steps):
+                action = act(agent, obs, explore[step], random_action[step])
+                new_obs, env_state, result = step_fn(env_state, to_jax(action))
+                result = to_torch(result)  # on a CPU, sync
+                results.append(result)  # keeps the views until torch has read them
+                replay.add(obs, action, result)
+                obs = to_torch(new_obs)
+                for _ in range(replay.updates_due()):
+                    batch = replay.sample(args.batch_size)
+                    losses.append(update(agent, target, optimizer, batch, args))
+                    num_updates += 1
+                    if num_updates % args.target_network_frequency == 0:
+                        target.load_state_dict(agent.state_dict())
+            metrics = episode_statistics(results) | mean_losses(losses)
+            metrics["charts/epsilon"] = epsilon[-1]
+            metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            metrics["charts/updates"] = len(losses)
+            log.write(iteration, metrics, start)  # sync
+            iteration += 1
+            if log.must_save(iteration):
+                checkpoint = {
+                    "iteration": iteration,
+                    "num_updates": num_updates,
+                    "agent": agent.state_dict(),
+                    "target": target.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "replay": replay.state_dict(),
+                    "rng_state": get_rng_state(),
+                    "obs": obs,
+                    "env_state": to_torch(jax.tree.leaves(env_state)),
+                }
+                save_checkpoint(log.dir, checkpoint)
+                log.note_saved(iteration)
+                if log.stopped_by:  # only here: a later signal waits for the next iteration
+                    break
+        log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -586,17 +588,13 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You may stop reading here. The rest writes a run's folder, and is the same in DQN and SAC.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
-
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-    """
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
-        self.handlers: dict[int, Any] = {}  # what signals did before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -654,9 +652,6 @@ class RunLog:
         if self.args.track:
             self.start_wandb()
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
@@ -673,10 +668,6 @@ class RunLog:
         )
         self.wandb.define_metric("*", step_metric="global_step")
         self.info["wandb_id"] = self.wandb.id
-
-    def stop(self, number: int, frame: Any) -> None:
-        self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float) -> None:
         """Log an iteration, which began at start and ends now."""
@@ -736,12 +727,32 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+
+
+@contextmanager
+def stoppable(log: Any) -> Generator[None]:
+    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+
+    However the block ends, by an error or not, they do again what they did before.
+    """
+    handlers: dict[int, Any] = {}
+
+    def stop(number: int, frame: Any) -> None:
+        log.stopped_by = number
+        signal.signal(number, handlers[number])  # a second one does what it always did
+
+    if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:

@@ -29,7 +29,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -457,21 +458,22 @@ def train(args: Args) -> None:
     # To the compiler, args is constant. Donating the arguments would save no time.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn))
     update_fn = jax.jit(partial(update, args=args))
-    while iteration < args.num_iterations:
-        start = time.perf_counter()
-        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
-        obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
-        middle = time.perf_counter()
-        train_state, metrics = update_fn(train_state, storage, update_key)
-        metrics = jax.device_get(metrics)  # sync
-        log.write(iteration, metrics, start, middle)
-        iteration += 1
-        if log.must_save(iteration):
-            save_checkpoint(log.dir, Checkpoint(iteration, train_state))
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
-                break
-    log.close(iteration)
+    with stoppable(log):
+        while iteration < args.num_iterations:
+            start = time.perf_counter()
+            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
+            middle = time.perf_counter()
+            train_state, metrics = update_fn(train_state, storage, update_key)
+            metrics = jax.device_get(metrics)  # sync
+            log.write(iteration, metrics, start, middle)
+            iteration += 1
+            if log.must_save(iteration):
+                save_checkpoint(log.dir, Checkpoint(iteration, train_state))
+                log.note_saved(iteration)
+                if log.stopped_by:  # only here: a later signal waits for the next iteration
+                    break
+        log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -523,17 +525,13 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You may stop reading here. The rest writes a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
-
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-    """
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
-        self.handlers: dict[int, Any] = {}  # what signals did before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -591,9 +589,6 @@ class RunLog:
         if self.args.track:
             self.start_wandb()
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
@@ -610,10 +605,6 @@ class RunLog:
         )
         self.wandb.define_metric("*", step_metric="global_step")
         self.info["wandb_id"] = self.wandb.id
-
-    def stop(self, number: int, frame: Any) -> None:
-        self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration: the rollout from start to middle, the update from middle to now."""
@@ -676,12 +667,32 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+
+
+@contextmanager
+def stoppable(log: Any) -> Generator[None]:
+    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+
+    However the block ends, by an error or not, they do again what they did before.
+    """
+    handlers: dict[int, Any] = {}
+
+    def stop(number: int, frame: Any) -> None:
+        log.stopped_by = number
+        signal.signal(number, handlers[number])  # a second one does what it always did
+
+    if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:

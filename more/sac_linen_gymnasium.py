@@ -33,7 +33,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -517,47 +518,48 @@ def train(args: Args) -> None:
     act_fn = jax.jit(act)
     # To the compiler, args are constants. What is donated is changed in place.
     update_fn = jax.jit(partial(update, args=args), donate_argnums=range(2))
-    while iteration < args.num_iterations:
-        start = time.perf_counter()
-        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-        learning_rate = args.learning_rate * decay
-        # From the iteration's number, so that a checkpoint need not hold a generator.
-        rng = np.random.default_rng([args.seed, iteration])
-        returns, lengths, num_updates = [], [], 0
-        # Sums, on the device: to keep and to fetch each update's would take a fifth more time.
-        losses = {name: jnp.zeros(()) for name in LOSSES}
-        for step in range(args.num_steps):
-            global_step = (iteration * args.num_steps + step) * args.num_envs
-            if global_step < args.learning_starts:
-                action = rng.uniform(-1, 1, (args.num_envs, env.action_dim)).astype(np.float32)
-            else:
-                noise = rng.standard_normal((args.num_envs, env.action_dim), np.float32)
-                action = np.asarray(act_fn(train_state, obs, noise))  # sync
-            new_obs, result = env.step(action)
-            replay.add(obs, action, result)
-            obs = new_obs
-            done = result["terminated"] | result["truncated"]
-            returns += result["episode_return"][done].tolist()
-            lengths += result["episode_length"][done].tolist()
-            for _ in range(replay.updates_due()):
-                batch = replay.sample(rng, args.batch_size)
-                noise = rng.standard_normal((2, *batch.action.shape), np.float32)
-                updated = update_fn(train_state, losses, batch, noise, learning_rate)
-                train_state, losses = updated
-                num_updates += 1
-        metrics = episode_statistics(returns, lengths)
-        for name, x in losses.items():
-            metrics[name] = x / num_updates  # NaN, which the log has as null: no update
-        metrics["charts/learning_rate"] = learning_rate
-        metrics["charts/updates"] = num_updates
-        log.write(iteration, metrics, start)  # sync
-        iteration += 1
-        if log.must_save(iteration):
-            save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
-                break
-    log.close(iteration)
+    with stoppable(log):
+        while iteration < args.num_iterations:
+            start = time.perf_counter()
+            decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+            learning_rate = args.learning_rate * decay
+            # From the iteration's number, so that a checkpoint need not hold a generator.
+            rng = np.random.default_rng([args.seed, iteration])
+            returns, lengths, num_updates = [], [], 0
+            # Sums, on the device: to keep and to fetch each update's would take a fifth more time.
+            losses = {name: jnp.zeros(()) for name in LOSSES}
+            for step in range(args.num_steps):
+                global_step = (iteration * args.num_steps + step) * args.num_envs
+                if global_step < args.learning_starts:
+                    action = rng.uniform(-1, 1, (args.num_envs, env.action_dim)).astype(np.float32)
+                else:
+                    noise = rng.standard_normal((args.num_envs, env.action_dim), np.float32)
+                    action = np.asarray(act_fn(train_state, obs, noise))  # sync
+                new_obs, result = env.step(action)
+                replay.add(obs, action, result)
+                obs = new_obs
+                done = result["terminated"] | result["truncated"]
+                returns += result["episode_return"][done].tolist()
+                lengths += result["episode_length"][done].tolist()
+                for _ in range(replay.updates_due()):
+                    batch = replay.sample(rng, args.batch_size)
+                    noise = rng.standard_normal((2, *batch.action.shape), np.float32)
+                    updated = update_fn(train_state, losses, batch, noise, learning_rate)
+                    train_state, losses = updated
+                    num_updates += 1
+            metrics = episode_statistics(returns, lengths)
+            for name, x in losses.items():
+                metrics[name] = x / num_updates  # NaN, which the log has as null: no update
+            metrics["charts/learning_rate"] = learning_rate
+            metrics["charts/updates"] = num_updates
+            log.write(iteration, metrics, start)  # sync
+            iteration += 1
+            if log.must_save(iteration):
+                save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
+                log.note_saved(iteration)
+                if log.stopped_by:  # only here: a later signal waits for the next iteration
+                    break
+        log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -612,17 +614,13 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You may stop reading here. The rest writes a run's folder, and is the same in DQN and SAC.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
-
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-    """
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
-        self.handlers: dict[int, Any] = {}  # what signals did before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -680,9 +678,6 @@ class RunLog:
         if self.args.track:
             self.start_wandb()
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
@@ -699,10 +694,6 @@ class RunLog:
         )
         self.wandb.define_metric("*", step_metric="global_step")
         self.info["wandb_id"] = self.wandb.id
-
-    def stop(self, number: int, frame: Any) -> None:
-        self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float) -> None:
         """Log an iteration, which began at start and ends now."""
@@ -762,12 +753,32 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+
+
+@contextmanager
+def stoppable(log: Any) -> Generator[None]:
+    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+
+    However the block ends, by an error or not, they do again what they did before.
+    """
+    handlers: dict[int, Any] = {}
+
+    def stop(number: int, frame: Any) -> None:
+        log.stopped_by = number
+        signal.signal(number, handlers[number])  # a second one does what it always did
+
+    if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:

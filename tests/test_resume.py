@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -163,6 +164,20 @@ def test_a_stop_in_the_last_iteration_completes_the_run(tmp_path, monkeypatch, r
     monkeypatch.setattr(log, "note_saved", lambda *_: signal.raise_signal(signal.SIGINT))
     folder = train("ppo_torch", tmp_path, "run", iterations=1)
     assert info(folder)["status"] == "completed" and not received
+
+
+@EACH
+def test_signals_do_what_they_did_before_where_training_raises(
+    name, tmp_path, monkeypatch, received
+):
+    """As in a notebook, whose kernel lives on."""
+    log = importlib.import_module(name).RunLog
+    monkeypatch.setattr(log, "write", MagicMock(side_effect=FloatingPointError))
+    with pytest.raises(FloatingPointError):
+        train(name, tmp_path, "run", iterations=1)
+    for number in SIGNALS:
+        signal.raise_signal(number)
+    assert received == [*SIGNALS]
 
 
 def test_a_training_in_a_thread_sets_no_handlers(tmp_path):
