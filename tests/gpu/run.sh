@@ -7,48 +7,86 @@ usage() {
   cat <<'END'
 Usage: tests/gpu/run.sh [SECONDS [FLAGS]]
 
-Goes on with what is not done, and ends within SECONDS, default 540. FLAGS go to ./benchmark.sh gpu.
+Goes on with what is not done, and ends within SECONDS, default 540. FLAGS go to race.py: with
+--turns 12 --seconds 0.05, a first pass shows in minutes whether all works and fills the compilers'
+caches, if JAX_COMPILATION_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR are set.
 What is done lies in runs/gpu, and is packed into gpu.tar.gz in the folder $OUT, default runs. With
-that file in runs, another machine goes on. A test is made again where its log is deleted.
+that file in runs, another machine goes on. A step is made again where its log is deleted.
 
   tests/gpu/run.sh steps      print the steps in their order; of runs, what their names begin with
-  tests/gpu/run.sh wheels     download what a Python 3.12 with jax and torch lacks, for a machine
-                              without a network whose python3 is such a one
+  tests/gpu/run.sh wheels     download what a Python 3.12 with jax, torch and what commonly stands
+                              beside them lacks, for a machine without a network
   tests/gpu/run.sh rehearse   do it all on a CPU, with tiny sizes, in a copy of the project
 END
 }
 
 work=runs/gpu
 wheels=tests/gpu/wheels
-# What the scripts and these tests import: flax and tensorboard declare more.
-packages=(flax gymnax optax equinox tyro tensorboard "gymnasium<1.4" pytest)
-packages+=(absl-py chex cloudpickle contourpy cycler docstring-parser farama-notifications fonttools)
-packages+=(iniconfig jaxtyping kiwisolver markdown-it-py matplotlib mdurl msgpack packaging pandas pillow pluggy)
-packages+=(protobuf pygments pyparsing python-dateutil pyyaml rich seaborn six toolz treescope typeguard)
-packages+=(wadler-lindig)
+# An image that has jax and torch has matplotlib, pandas, scipy and tensorboard, too.
+packages=(flax equinox optax chex jaxtyping treescope wadler-lindig)
+packages+=(gymnax six gymnasium==1.3.0 farama-notifications cloudpickle)
+packages+=(tyro docstring-parser typeguard pytest iniconfig pluggy)
 packages+=(brax==0.14.2 etils glfw jaxopt mujoco==4.0.0 mujoco-core==4.0.0 mujoco-mjx trimesh) # for envs/brax.py
 
 # === Steps ======================================================================================
 steps() {
+  tests handover 120 tests/gpu/test_handover.py -k "not memory"
   once products 60 -m studies.gpu.products "$work/products.json"
-  tests handover 200 tests/gpu/test_handover.py -k "not memory"
-  runs "CartPole-v1__small"
+  race large 300 --apart "${large[@]}"
+  race small 300 "${small[@]}"
+  race robots 300 --warm-up 8 "${robots[@]}"
+  race agents 200 "${agents[@]}"
+  race brax 300 --warm-up 8 "${brax[@]}"
+  runs "CartPole-v1__small" # how long they take to start
   tests training 420 tests/test_training.py \
     -k "(nothing_compiles_twice or goes_on_from_its_checkpoint) and not gymnasium"
-  runs "CartPole-v1__large"
-  runs "agents"
+  tests resume 300 tests/gpu/test_gpu.py -k goes_on
   tests memory 300 tests/gpu/test_handover.py -k memory
-  runs "CartPole-v1__medium"
-  runs "Breakout-MinAtar__own"
-  runs "Pendulum-v1"
-  robots_in_jax
   tests robots 400 tests/test_continuous.py tests/test_sac.py \
     -k "best_actions or killed_run or nothing_compiles"
-  runs "rnn"
-  tests resume 300 tests/gpu/test_gpu.py -k goes_on
-  runs "(Acrobot-v1|Breakout-MinAtar)__(small|medium|large)"
   tests streams 450 tests/gpu/test_gpu.py -k "not goes_on"
   JAX_DEFAULT_MATMUL_PRECISION=highest tests numerics 300 tests/test_numerics.py -k "not torch"
+  runs "CartPole-v1__(medium|large)"
+  runs "(Acrobot-v1|Breakout-MinAtar)__(small|medium|large)"
+}
+
+scripts=(ppo_linen ppo_nnx ppo_nnx_cached ppo_nnx_tree ppo_equinox ppo_torch ppo_torch_compile)
+some=(ppo_linen ppo_nnx ppo_equinox ppo_torch ppo_torch_compile)
+large=() small=()
+for script in "${scripts[@]}"; do
+  small+=("$script.py")
+  small+=("$script.py --hidden-sizes 256 256 256")
+  large+=("$script.py --hidden-sizes 1024 1024 1024 1024 1024 1024")
+done
+for script in "${some[@]}"; do
+  small+=("$script.py --env-id Breakout-MinAtar")
+  small+=("$script.py --env-id Breakout-MinAtar --hidden-sizes 256 256 256")
+done
+# Short iterations, which begin to learn within the warm-up.
+sac="mujoco --num-steps 200 --learning-starts 1000"
+robots=(
+  "more/sac_linen_gymnasium.py $sac"
+  "more/sac_torch_gymnasium.py $sac"
+  "more/sac_torch_compile_gymnasium.py $sac"
+  "more/ppo_continuous_linen_gymnasium.py mujoco"
+  "more/ppo_continuous_torch_gymnasium.py mujoco"
+  "more/ppo_continuous_torch_compile_gymnasium.py mujoco"
+)
+cheetah="--env-id envs.brax:HalfCheetah"
+own="--num-envs 1 --num-steps 50 --learning-starts 200 --batch-size 256 --train-frequency 1 --hidden-sizes 256 256"
+brax=(
+  "more/ppo_continuous_linen.py $cheetah --num-envs 32 --num-steps 64 --num-minibatches 8"
+  "more/ppo_continuous_torch.py $cheetah --num-envs 32 --num-steps 64 --num-minibatches 8"
+  "more/sac_linen.py $cheetah $own"
+  "more/sac_torch.py $cheetah $own"
+)
+agents=()
+for script in more/ppo_linen_vmap.py more/ppo_torch_vmap.py; do
+  for number in 1 8 64; do agents+=("$script --num-agents $number"); done
+done
+
+race() { # NAME SECONDS ARGUMENTS of race.py
+  once "race-$1" "$2" race.py --out "$work/$1.jsonl" --seconds 0.25 --turns 20 "${@:3}" "${flags[@]}"
 }
 
 tests() { # NAME SECONDS ARGUMENTS of pytest
@@ -67,18 +105,12 @@ once() { # NAME SECONDS ARGUMENTS of python: if so many seconds are left; what i
   fi
 }
 
-robots_in_jax() { # brax, which setup.sh does not install
-  if [[ $listing ]] || python -c 'import brax' &>/dev/null; then
-    once brax 500 -m studies.brax.measure 10 --many
-  fi
-}
-
 runs() { # REGEX: those of studies/gpu/grid.toml whose names begin so
   if [[ $listing ]]; then
     echo "runs: $1"
   elif begin "$1" 20; then
     timeout --kill-after=20 $((end - SECONDS)) ./benchmark.sh gpu --runs-dir "$work" --no-report \
-      --only "run-name $1" "${flags[@]}" || left+=("$1")
+      --only "run-name $1" "${grid[@]}" || left+=("$1")
     pack
   fi
 }
@@ -115,10 +147,11 @@ rehearse() { # two runs of each step
   sed -i -E -e 's/^iterations = .*/iterations = 10/' \
     -e 's/^(steps|num-steps|learning-starts) = 1000/\1 = 64/' \
     -e '1a steps = 64\nflags = { num-envs = 8, num-steps = 8 }' "$copy/studies/gpu/grid.toml"
-  exec "$copy/tests/gpu/run.sh" 3600 --repeats 1 --to 2
+  GRID="--repeats 1 --to 2" exec "$copy/tests/gpu/run.sh" 3600 --turns 12 --seconds 0.05
 }
 
 listing="" left=() out=${OUT:-runs} flags=("${@:2}")
+read -ra grid <<<"${GRID:-}" # flags of benchmark.sh, for the rehearsal
 case ${1:-540} in
 steps) listing=yes && steps && exit ;;
 wheels) exec python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \

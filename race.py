@@ -1,0 +1,385 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "pandas==2.3.3", "psutil==7.2.2", "scipy==1.17.1", "tyro==1.0.17"]
+# ///
+"""Race programs by turns: which is the fastest on this machine, and by how much.
+
+    python race.py ppo_linen.py ppo_torch.py
+    python race.py more/sac_linen_gymnasium.py more/sac_torch_gymnasium.py -- mujoco --num-steps 200
+    python race.py ppo_linen.py ../before/ppo_linen.py  # what a change brings
+    python race.py ppo_linen.py "python ../cleanrl/cleanrl/ppo.py @SPS:"
+
+All programs start and compile, and are stopped. Then each in turn goes on for a second or more, in
+an order that alternates, while the others stand still. What else the machine does meets all of them
+alike, so the ratio of two programs in one turn is steady where their times are not. The race ends
+when each ratio is known to within --within, or after --turns.
+
+A program is a script of this project, a copy of one, or a command in quotes. Flags after -- go to
+all scripts, and flags within the quotes to one. Of any other program, the last word of the command,
+after @, is what each line holds that ends an iteration. A race measures iterations alone; start-up
+and memory are benchmark.sh's.
+"""
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TextIO
+
+import psutil
+import tyro
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from analysis.races import Interval, is_known, ratio_of, sentences
+from studies import machine
+
+THROWN_AWAY = 2  # turns of each program that do not count: caches fill, clocks of the CPU settle
+MIN_TURNS = 10  # that count, before a race may end
+LOOK = 0.001  # seconds between looks for a new line
+PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
+
+
+@dataclass
+class Args:
+    programs: tyro.conf.Positional[tuple[str, ...]]  # scripts, or commands in quotes
+    within: float = 0.03  # end when each ratio is known to within this share
+    turns: int = 60  # end after so many turns of each program
+    seconds: float = 1.0  # a turn takes at least so long, and ends with an iteration
+    warm_up: int = 3  # iterations before the first turn; more, where learning starts later
+    apart: bool = (
+        False  # start one after the other: on a GPU, compilers choose kernels by their time
+    )
+    cores: str = ""  # CPUs that the programs may use, as 0 or 0,1; by default all
+    patience: float = 600.0  # seconds without an iteration after which a program counts as hanging
+    out: Path | None = None  # file for the turns; by default one in races/
+
+    def __post_init__(self) -> None:
+        if len(self.programs) < 2:
+            raise ValueError("name two programs or more")
+        if self.turns < THROWN_AWAY + MIN_TURNS:
+            raise ValueError(f"--turns must be {THROWN_AWAY + MIN_TURNS} or more")
+        if self.warm_up < 1:
+            raise ValueError("--warm-up must be 1 or more")
+
+
+class RaceError(Exception):
+    """Why a race cannot go on: a sentence, and a program's last lines."""
+
+
+def fail(reason: str) -> NoReturn:
+    print(f"race.py: {reason}", file=sys.stderr)
+    sys.exit(2)
+
+
+# === Programs ===================================================================================
+class Program(NamedTuple):
+    name: str
+    words: list[str]  # the command
+    mark: bytes  # what a line holds that ends an iteration
+    pattern: str  # where such lines are, in the race's folder
+    script: Path | None
+
+
+def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> Program:
+    """What an argument of the command line stands for."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        fail(f"{text}: {error}")
+    if not words:
+        fail("a program has no name")
+    mark = words.pop()[1:] if words[-1].startswith("@") else ""
+    script = next((Path(word) for word in words if word.endswith(".py")), None)
+    if words and words[0].endswith(".py"):
+        words = [sys.executable, *words]
+    if mark:
+        name = text.rpartition("@")[0].strip()
+        return Program(name, words, mark.encode(), f"{number}.txt", script)
+    if script is None or not script.is_file():
+        fail(f"{text} is no script; a program of another kind ends with @ and what its lines hold")
+    if "class RunLog" not in script.read_text(errors="replace"):
+        fail(f"{script} writes no run folder: end it with @ and what its lines hold, as @SPS:")
+    own = ["--runs-dir", str(folder), "--run-name", str(number)]
+    if not any(word.startswith(("--total-timesteps", "--total_timesteps")) for word in flags):
+        own += ["--total-timesteps", str(10**9)]  # it must not end before the race does
+    # A program of many agents has a file for each, of which any one tells when an iteration ends.
+    return Program(text, [*words, *flags, *own], b"{", f"{number}/**/metrics.jsonl", script)
+
+
+class Racer:
+    """A program's process, which stands still except in its turns."""
+
+    def __init__(self, program: Program, number: int, folder: Path, args: Args, guard: int) -> None:
+        self.program = program
+        self.folder = folder
+        self.output = folder / f"{number}.txt"
+        self.lines: Path | None = None
+        self.position = 0  # up to which the lines are read
+        self.patience = args.patience
+        self.seen = time.perf_counter()  # when it went on, or ended an iteration
+        pinned = ["taskset", "--cpu-list", args.cores] if args.cores else []
+        # On a GPU, each of several programs would take three quarters of the memory.
+        environment = {"PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        try:
+            with open(self.output, "wb") as file:
+                self.process = psutil.Popen(
+                    [*pinned, *program.words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    env=environment | os.environ,
+                    start_new_session=True,  # a terminal's Ctrl-C reaches race.py alone
+                )
+        except OSError as error:
+            raise RaceError(f"{program.name} does not start: {error.strerror}") from error
+        os.write(guard, f"{self.process.pid}\n".encode())
+
+    def take_turn(self, seconds: float) -> tuple[int, float]:
+        """Run for so long at least; return how many iterations there were, and their seconds.
+
+        They are counted from the end of the turn's first iteration, which had begun before, and on
+        a GPU may have gone on while the program stood still, to the end of the last.
+        """
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+        self.seen = time.perf_counter()
+        self.wait_for_lines()
+        first = self.seen
+        done = 0
+        while done == 0 or self.seen - first < seconds:
+            done += self.wait_for_lines()
+        self.stand_still()
+        return done, self.seen - first
+
+    def stand_still(self) -> None:
+        self.process.suspend()
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def family(self) -> list[psutil.Process]:
+        """The program's processes: workers of environments have sessions of their own."""
+        return [*self.process.children(recursive=True), self.process]
+
+    def wait_for_lines(self) -> int:
+        """Return how many iterations have ended since the last look, once one has."""
+        while not (new := self.look()):
+            time.sleep(LOOK)
+        return new
+
+    def look(self) -> int:
+        """Return how many iterations have ended since the last look."""
+        now = time.perf_counter()
+        new = self.count_new_lines()
+        if new:
+            self.seen = now
+        elif self.process.poll() is not None:
+            self.give_up(f"ended by itself, with exit status {self.process.returncode}")
+        elif now - self.seen > self.patience:
+            self.give_up(f"had no iteration in {self.patience:g} s")
+        return new
+
+    def count_new_lines(self) -> int:
+        """Whole lines with the program's mark since the last look."""
+        if self.lines is None:
+            self.lines = next(self.folder.glob(self.program.pattern), None)
+        if self.lines is None or self.lines.stat().st_size == self.position:
+            return 0
+        with open(self.lines, "rb") as file:
+            file.seek(self.position)
+            lines = file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        self.position += sum(map(len, lines))
+        return sum(self.program.mark in line for line in lines)
+
+    def give_up(self, reason: str) -> NoReturn:
+        lines = self.output.read_text(errors="replace")[-5000:].splitlines()[-10:]
+        raise RaceError("\n  ".join([f"{self.program.name} {reason}. Its last lines:", *lines]))
+
+
+def start_guard(folder: Path) -> tuple[int, int]:
+    """Fork a process that ends what race.py has started, once race.py has ended, however it did.
+
+    Return its number, and the pipe that takes the numbers of processes; the pipe's end is the sign.
+    """
+    reading, writing = os.pipe()
+    guard = os.fork()
+    if guard:
+        os.close(reading)
+        return guard, writing
+    os.close(writing)
+    os.setsid()  # what ends race.py's session does not end the guard
+    with os.fdopen(reading) as file:
+        started = [int(line) for line in file]
+    for number in started:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(number)
+            for member in [*process.children(recursive=True), process]:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+# === Race =======================================================================================
+def start(programs: list[Program], args: Args, folder: Path, guard: int) -> list[Racer]:
+    """Start the programs, and stop each after its warm-up."""
+    racers: list[Racer] = []
+    left: dict[Racer, int] = {}  # iterations until the end of its warm-up
+    for number, program in enumerate(programs):
+        racer = Racer(program, number, folder, args, guard)
+        racers.append(racer)
+        left[racer] = args.warm_up
+        if args.apart:
+            warm_up(left)
+    warm_up(left)
+    return racers
+
+
+def warm_up(left: dict[Racer, int]) -> None:
+    while left:
+        time.sleep(LOOK)
+        for racer in list(left):
+            left[racer] -= racer.look()
+            if left[racer] <= 0:
+                racer.stand_still()
+                del left[racer]
+
+
+def give_turns(
+    racers: list[Racer], args: Args, file: TextIO, show: Callable[[list[list[float]]], None]
+) -> None:
+    """Let the programs take turns until each ratio is known."""
+    times: list[list[float]] = [[] for _ in racers]  # seconds an iteration takes, turn by turn
+    order = list(range(len(racers)))
+    for turn in range(args.turns):
+        seconds = [0.0] * len(racers)
+        for i in order:
+            num_iterations, duration = racers[i].take_turn(args.seconds)
+            row = {"turn": turn, "program": i, "iterations": num_iterations, "seconds": duration}
+            file.write(json.dumps(row) + "\n")
+            seconds[i] = duration / num_iterations
+        order.reverse()
+        if turn < THROWN_AWAY:
+            continue
+        for own, x in zip(times, seconds, strict=True):
+            own.append(x)
+        show(times)
+        enough = len(times[0]) >= MIN_TURNS
+        if enough and all(is_known(ratio_of(own, times[0]), args.within) for own in times[1:]):
+            break
+
+
+def names_of(programs: list[Program]) -> list[str]:
+    """Short names: a script's own, or all that was written where two would have the same."""
+    short = [program.script.stem if program.script else program.name for program in programs]
+    return [
+        name if short.count(name) == 1 else program.name
+        for name, program in zip(short, programs, strict=True)
+    ]
+
+
+def table_of(names: list[str], times: list[list[float]]) -> Table:
+    table = Table("program", "ms an iteration", "times as long", "95% interval")
+    table.caption = f"{len(times[0])} turns each"
+    for name, own in zip(names, times, strict=True):
+        ratio = ratio_of(own, times[0]) if own is not times[0] else Interval(1.0, 1.0, 1.0)
+        inside = f"{ratio.low:.3f} to {ratio.high:.3f}" if own is not times[0] else ""
+        middle = f"{1000 * statistics.median(own):.4g}"
+        table.add_row(name, middle, f"{ratio.estimate:.3f}", inside)
+    return table
+
+
+def describe(programs: list[Program], args: Args, flags: Sequence[str]) -> dict[str, Any]:
+    """What a race depends on, as the first line of its file."""
+    installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
+    commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
+    return {
+        "programs": names_of(programs),
+        "commands": [program.name for program in programs],
+        "commits": commits,
+        "flags": list(flags),
+        "thrown_away": THROWN_AWAY,
+        "within": args.within,
+        "args": asdict(args) | {"out": None},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "versions": {name: installed[name] for name in PACKAGES if name in installed},
+        "os": platform.platform(),
+        "cpus": os.cpu_count(),
+    } | machine.describe()
+
+
+def interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def race(programs: list[Program], args: Args, folder: Path, guard: int, file: TextIO) -> str:
+    """Race, and show what is known; return why the race has not come to its end, or nothing."""
+    names = names_of(programs)
+    known: list[list[float]] = []
+    failure = ""
+    console = Console(highlight=False, soft_wrap=True)
+    with Live("All start and compile.", console=console, auto_refresh=False) as live:
+        live.refresh()
+
+        def show(times: list[list[float]]) -> None:
+            known[:] = times
+            live.update(table_of(names, times), refresh=True)
+
+        try:
+            give_turns(start(programs, args, folder, guard), args, file, show)
+        except KeyboardInterrupt:
+            failure = "stopped"
+        except RaceError as error:
+            failure = str(error)
+    if not console.is_terminal:
+        print()  # rich ends no line there
+    if known:
+        print("\n".join(sentences(names, known, args.within)))
+    return failure
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    place = words.index("--") if "--" in words else len(words)
+    flags = words[place + 1 :]
+    args = tyro.cli(Args, args=words[:place], description=__doc__)
+    folder = Path(tempfile.mkdtemp(prefix="race-"))
+    guard, pipe = start_guard(folder)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        programs = [read_program(x, i, flags, folder) for i, x in enumerate(args.programs)]
+        out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "a", buffering=1) as file:
+            file.write(json.dumps(describe(programs, args, flags)) + "\n")
+            failure = race(programs, args, folder, pipe, file)
+        print(f"Turns: {out}. To draw them: python -m analysis race {out}")
+    finally:
+        os.close(pipe)
+        os.waitpid(guard, 0)
+    if failure:
+        print(f"race.py: {failure}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
