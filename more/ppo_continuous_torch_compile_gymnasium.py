@@ -16,7 +16,8 @@ Read Statistics to Training first. "# sync" marks a line that waits for the devi
   drawn: a clipped action has another density than the Gaussian's, and a wrong gradient by it.
 - normalise uses the statistics of the rollouts before. In the first rollout it only clips.
 - scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
-- compile_graph compiles a function; on a GPU, capture records an epoch as a CUDA graph.
+- compile_graph compiles policy and minibatch_step. The loops of compute_gae and epoch are Python's:
+  compiled, they would be unrolled. On a GPU, capture records policy and epoch as CUDA graphs.
 Diff me with ppo_continuous_torch_gymnasium.py to see what compiling takes, with
 ppo_continuous_linen_gymnasium.py to see JAX.
 """
@@ -35,7 +36,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -542,8 +544,7 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses.
 
     Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
-    one: a minibatch would take 1.20 [1.15, 1.25] times as long (CPU time of one thread, on a CPU).
-    backward() would compile twice, since .grad is None at first.
+    one, and take longer. backward() would compile twice, since .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
@@ -655,38 +656,39 @@ def train(args: Args) -> None:
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     log.begin(iteration)
 
-    # To the compiler, agent, adam and args are constants.
+    # To the compiler, agent, stats, adam and args are constants.
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
-    policy_fn = partial(policy, agent, stats.obs, args=args)
+    policy_fn = compile_graph(partial(policy, agent, stats.obs, args=args), gpu)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
     if gpu:
-        policy_fn = capture(compile_graph(policy_fn, gpu), [])
+        policy_fn = capture(policy_fn, [])
         epoch_fn = capture(epoch_fn, [*agent.parameters(), *adam.buffers()])
-    while iteration < args.num_iterations:
-        start = time.perf_counter()
-        obs, storage = rollout(policy_fn, obs, env, args)
-        if args.sync_for_timing and gpu:
-            torch.cuda.synchronize()  # sync
-        middle = time.perf_counter()
-        metrics = update(agent, adam, epoch_fn, stats, storage, args)
-        values = torch.stack([*metrics.values()]).tolist()  # sync
-        metrics = dict(zip(metrics, values, strict=True))
-        log.write(iteration, metrics, start, middle)
-        iteration += 1
-        if log.must_save(iteration):
-            checkpoint = {
-                "iteration": iteration,
-                "agent": agent.state_dict(),
-                "adam": adam.state_dict(),
-                "stats": stats.state_dict(),
-                "rng_state": get_rng_state(),
-            }
-            save_checkpoint(log.dir, checkpoint)
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here: a signal that comes later waits for the next iteration
-                break
-    log.close(iteration)
+    with stoppable(log):
+        while iteration < args.num_iterations:
+            start = time.perf_counter()
+            obs, storage = rollout(policy_fn, obs, env, args)
+            if args.sync_for_timing and gpu:
+                torch.cuda.synchronize()  # sync
+            middle = time.perf_counter()
+            metrics = update(agent, adam, epoch_fn, stats, storage, args)
+            values = torch.stack([*metrics.values()]).tolist()  # sync
+            metrics = dict(zip(metrics, values, strict=True))
+            log.write(iteration, metrics, start, middle)
+            iteration += 1
+            if log.must_save(iteration):
+                checkpoint = {
+                    "iteration": iteration,
+                    "agent": agent.state_dict(),
+                    "adam": adam.state_dict(),
+                    "stats": stats.state_dict(),
+                    "rng_state": get_rng_state(),
+                }
+                save_checkpoint(log.dir, checkpoint)
+                log.note_saved(iteration)
+                if log.stopped_by:  # only here: a later signal waits for the next iteration
+                    break
+        log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -753,17 +755,13 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 # === Run log ====================================================================================
 # You may stop reading here. The rest writes a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
-
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-    """
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
-        self.handlers: dict[int, Any] = {}  # what signals did before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -821,9 +819,6 @@ class RunLog:
         if self.args.track:
             self.start_wandb()
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def start_wandb(self) -> None:
@@ -840,10 +835,6 @@ class RunLog:
         )
         self.wandb.define_metric("*", step_metric="global_step")
         self.info["wandb_id"] = self.wandb.id
-
-    def stop(self, number: int, frame: Any) -> None:
-        self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration: the rollout from start to middle, the update from middle to now."""
@@ -906,12 +897,32 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+
+
+@contextmanager
+def stoppable(log: Any) -> Generator[None]:
+    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+
+    However the block ends, by an error or not, they do again what they did before.
+    """
+    handlers: dict[int, Any] = {}
+
+    def stop(number: int, frame: Any) -> None:
+        log.stopped_by = number
+        signal.signal(number, handlers[number])  # a second one does what it always did
+
+    if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:

@@ -138,7 +138,7 @@ def changed_lines(first, second):
         ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 274),
         ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 301),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 439),
-        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 176),
+        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 178),
         ("dqn_linen", "sac_linen", 431),
         ("sac_linen", "sac_linen_gymnasium", 459),
         ("sac_linen", "sac_torch", 576),
