@@ -54,6 +54,8 @@ FOLDERS = [
     # With others the first rollout would fail, or count its steps wrong.
     ("--resume complete --num-envs 8", "num_envs stays as it was, 4"),
     ("--resume complete --env-id Acrobot-v1", "env_id stays as it was, 'CartPole-v1'"),
+    ("--resume complete --run-name other", "run_name stays as it was, 'whole'"),
+    ("--resume complete", "the run is complete; a larger --total-timesteps trains it on"),
 ]
 
 

@@ -43,7 +43,7 @@ from running import (
     rows,
     train,
 )
-from sections import PPO_SCRIPTS, ROWS
+from sections import PPO_SCRIPTS, ROWS, read
 from wandb.proto.wandb_internal_pb2 import Record
 
 EACH = pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch"])
@@ -245,6 +245,23 @@ def test_a_finished_run_is_trained_on_at_another_rate(name, whole_run, tmp_path,
                 np.testing.assert_allclose(y, x, rtol=0, atol=1e-20)
 
 
+# PyTorch's own optimizers, whose settings are in a checkpoint.
+EAGER = [name for name in TRAINED_ON if "scheduler.step()" in read(name)]
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_a_run_goes_on_with_another_epsilon_of_adam(name, whole_run, tmp_path, monkeypatch):
+    """At one so large that nothing moves."""
+    run = whole_run(name)
+    folder = rewind(run, tmp_path / "run")
+    op_by_op(monkeypatch, importlib.import_module(name))
+    assert main(name, "--resume", folder, "--adam-eps", 1e30) == 0
+    before = arrays(run.saved / "2")
+    for place, x in arrays(folder).items():
+        if place.startswith("agent/"):
+            np.testing.assert_array_equal(x, before[place], err_msg=place)
+
+
 @EACH
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     name, whole_run, tmp_path, monkeypatch
@@ -290,6 +307,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(name, whole_run, tmp_path, mon
     reason = main(name, "--resume", folder)  # sys.exit says it, and the exit status is 1
     assert isinstance(reason, str) and reason.count("\n") == 0
     assert reason.startswith(f"{folder}/checkpoint.new: ")
+    assert "File too large" in reason or "is the disk full?" in reason
     assert not (folder / "checkpoint.new").exists()
     assert_same_checkpoints(folder, run.saved / "2")
     assert (info(folder)["iteration"], info(folder)["status"]) == (2, "running")

@@ -633,7 +633,7 @@ def draw_half(mean, log_std, noise):
 
 # === What updates are given =====================================================================
 LEARNING = "--num-envs 2 --num-steps 30 --total-timesteps 240 --learning-starts 60 "
-LEARNING += "--train-frequency 1 --buffer-size 240 --batch-size 32 --learning-rate 1e-3 "
+LEARNING += "--train-frequency 1 --buffer-size 360 --batch-size 32 --learning-rate 1e-3 "
 
 
 class Update(NamedTuple):
@@ -740,7 +740,7 @@ def test_the_learning_rate_is_what_the_arguments_say(learnt, tmp_path, monkeypat
     op_by_op(monkeypatch, importlib.import_module(learnt.name))
     updates = record_updates(monkeypatch, learnt.name)
     folder = rewind(learnt.run, tmp_path / "killed")
-    flags = "--learning-rate 6e-3 --total-timesteps 360 --buffer-size 360"
+    flags = "--learning-rate 6e-3 --total-timesteps 360"
     assert main(learnt.name, "--resume", folder, *flags.split()) == 0
     jax.effects_barrier()
     rates = [x.rate for x in updates[::60]]
