@@ -700,9 +700,9 @@ def save_checkpoint(folder: Path, checkpoint: dict) -> None:
     new = folder / "checkpoint.new"
     try:
         torch.save(checkpoint, new)  # sync
-    except (OSError, RuntimeError) as error:  # a full disk
+    except (OSError, RuntimeError):  # a full disk, of which PyTorch's own words say nothing
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error}. Is the disk full? The checkpoint before it, if any, stays.")
+        sys.exit(f"{new}: is the disk full? The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.pt")
 
 
@@ -787,10 +787,14 @@ class RunLog:
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
-            # They size arrays and count steps. Refused here, before the run's files are changed.
-            for name in ("env_id", "num_envs", "num_steps", "hidden_sizes"):
-                if getattr(args, name) != getattr(old, name):
+            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
+            # Refused here, before the run's files are changed.
+            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
+            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
+                if getattr(args, name, None) != getattr(old, name, None):
                     fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
+            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
+                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
             return

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+import torch
 import tyro
 from frameworks import LEARNERS, assert_orthogonal, own, random_weights, weights_in
 from probes import HIGH, LOW, best_action, nearness
@@ -86,6 +87,14 @@ def test_statistics_are_those_of_all_rows(name, offset, num_envs):
     np.testing.assert_allclose(stats.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(stats.var, var, rtol=1e-5)
     assert stats.count == 12
+
+
+def test_statistics_stay_where_a_cuda_graph_of_the_policy_reads_them():
+    stats: Any = importlib.import_module(CONTINUOUS_IN_TORCH[0]).RunningMeanStd(OBS_DIM)
+    places = [x.data_ptr() for x in stats.buffers()]
+    stats.update(torch.randn(8, 2, OBS_DIM))
+    stats.load_state_dict({name: x + 1 for name, x in stats.state_dict().items()})
+    assert [x.data_ptr() for x in stats.buffers()] == places
 
 
 # === Arithmetic =================================================================================

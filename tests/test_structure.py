@@ -21,6 +21,7 @@ from sections import (
     SAC_SCRIPTS,
     SECTIONS,
     VMAP_SECTIONS,
+    but,
     differences,
     function,
     path_of,
@@ -78,8 +79,9 @@ def test_in_jax_an_iteration_has_a_key_of_its_own(name):
 
 
 def having(wanted, *words):
-    """The scripts with all of the words in their rows that have such a function."""
-    return [name for name in scripts(*words) if f"\ndef {wanted}(" in read(name)]
+    """The scripts with all of the words in their rows that have such a function or class."""
+    definition = re.compile(rf"^(def|class) {wanted}\(", re.M)
+    return [name for name in scripts(*words) if definition.search(read(name))]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,10 @@ def having(wanted, *words):
         ("get_rng_state", having("get_rng_state", "torch")),
         ("set_rng_state", having("set_rng_state", "torch")),
         ("compile_graph", having("compile_graph")),
+        ("capture", having("capture")),
+        ("Adam", but(having("Adam"), "ppo_torch_vmap")),  # whose Adam is of many agents
+        ("epoch", but(having("epoch", "torch"), "ppo_torch_vmap")),
+        ("learning_rate_after", having("learning_rate_after")),
         ("make_schedule", having("make_schedule", "ppo")),
         ("learning_rate_factor", having("learning_rate_factor", "ppo")),
         ("shuffle", having("shuffle")),
@@ -138,7 +144,7 @@ def changed_lines(first, second):
         ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 274),
         ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 301),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 439),
-        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 178),
+        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 179),
         ("dqn_linen", "sac_linen", 431),
         ("sac_linen", "sac_linen_gymnasium", 459),
         ("sac_linen", "sac_torch", 576),
