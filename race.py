@@ -26,12 +26,11 @@ import platform
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -44,7 +43,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from analysis.races import Interval, is_known, ratio_of, sentences
+from analysis.races import Race, Turn, is_known
 from studies import machine
 
 THROWN_AWAY = 2  # turns of each program that do not count: caches fill, clocks of the CPU settle
@@ -74,10 +73,6 @@ class Args:
             raise ValueError(f"--turns must be {THROWN_AWAY + MIN_TURNS} or more")
         if self.warm_up < 1:
             raise ValueError("--warm-up must be 1 or more")
-
-
-class RaceError(Exception):
-    """Why a race cannot go on: a sentence, and a program's last lines."""
 
 
 def fail(reason: str) -> NoReturn:
@@ -121,21 +116,23 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
 
 
 class Racer:
-    """A program's process, which stands still except in its turns."""
+    """A program's process, which stands still except in its turns. What fails is left out."""
 
     def __init__(self, program: Program, number: int, folder: Path, args: Args, guard: int) -> None:
         self.program = program
+        self.number = number
         self.folder = folder
         self.output = folder / f"{number}.txt"
         self.lines: Path | None = None
         self.position = 0  # up to which the lines are read
         self.patience = args.patience
         self.seen = time.perf_counter()  # when it went on, or ended an iteration
+        self.failure = ""
         pinned = ["taskset", "--cpu-list", args.cores] if args.cores else []
         # On a GPU, each of several programs would take three quarters of the memory.
         environment = {"PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        try:
-            with open(self.output, "wb") as file:
+        with open(self.output, "wb") as file:
+            try:
                 self.process = psutil.Popen(
                     [*pinned, *program.words],
                     stdin=subprocess.DEVNULL,
@@ -144,8 +141,8 @@ class Racer:
                     env=environment | os.environ,
                     start_new_session=True,  # a terminal's Ctrl-C reaches race.py alone
                 )
-        except OSError as error:
-            raise RaceError(f"{program.name} does not start: {error.strerror}") from error
+            except OSError as error:
+                fail(f"{program.name} does not start: {error.strerror}")
         os.write(guard, f"{self.process.pid}\n".encode())
 
     def take_turn(self, seconds: float) -> tuple[int, float]:
@@ -161,24 +158,28 @@ class Racer:
         self.wait_for_lines()
         first = self.seen
         done = 0
-        while done == 0 or self.seen - first < seconds:
+        while not self.failure and (done == 0 or self.seen - first < seconds):
             done += self.wait_for_lines()
         self.stand_still()
         return done, self.seen - first
 
     def stand_still(self) -> None:
-        self.process.suspend()
+        with suppress(psutil.NoSuchProcess):
+            self.process.suspend()
         for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
 
     def family(self) -> list[psutil.Process]:
         """The program's processes: workers of environments have sessions of their own."""
-        return [*self.process.children(recursive=True), self.process]
+        try:
+            return [*self.process.children(recursive=True), self.process]
+        except psutil.NoSuchProcess:
+            return []
 
     def wait_for_lines(self) -> int:
         """Return how many iterations have ended since the last look, once one has."""
-        while not (new := self.look()):
+        while not (new := self.look()) and not self.failure:
             time.sleep(LOOK)
         return new
 
@@ -189,9 +190,9 @@ class Racer:
         if new:
             self.seen = now
         elif self.process.poll() is not None:
-            self.give_up(f"ended by itself, with exit status {self.process.returncode}")
+            self.failure = f"ended by itself, with exit status {self.process.returncode}"
         elif now - self.seen > self.patience:
-            self.give_up(f"had no iteration in {self.patience:g} s")
+            self.failure = f"had no iteration in {self.patience:g} s"
         return new
 
     def count_new_lines(self) -> int:
@@ -208,9 +209,11 @@ class Racer:
         self.position += sum(map(len, lines))
         return sum(self.program.mark in line for line in lines)
 
-    def give_up(self, reason: str) -> NoReturn:
+    def last_words(self) -> str:
+        """Why it failed, and the end of what it printed."""
         lines = self.output.read_text(errors="replace")[-5000:].splitlines()[-10:]
-        raise RaceError("\n  ".join([f"{self.program.name} {reason}. Its last lines:", *lines]))
+        reason = f"{self.program.name} is left out: it {self.failure}. Its last lines:"
+        return "\n  ".join([reason, *lines])
 
 
 def start_guard(folder: Path) -> tuple[int, int]:
@@ -240,50 +243,36 @@ def start_guard(folder: Path) -> tuple[int, int]:
 # === Race =======================================================================================
 def start(programs: list[Program], args: Args, folder: Path, guard: int) -> list[Racer]:
     """Start the programs, and stop each after its warm-up."""
-    racers: list[Racer] = []
-    left: dict[Racer, int] = {}  # iterations until the end of its warm-up
+    racers = []
     for number, program in enumerate(programs):
-        racer = Racer(program, number, folder, args, guard)
-        racers.append(racer)
-        left[racer] = args.warm_up
+        racers.append(Racer(program, number, folder, args, guard))
         if args.apart:
-            warm_up(left)
-    warm_up(left)
+            warm_up(racers[-1:], args.warm_up)
+    if not args.apart:
+        warm_up(racers, args.warm_up)
     return racers
 
 
-def warm_up(left: dict[Racer, int]) -> None:
+def warm_up(racers: list[Racer], num_iterations: int) -> None:
+    left = {racer.number: num_iterations for racer in racers}
     while left:
         time.sleep(LOOK)
-        for racer in list(left):
-            left[racer] -= racer.look()
-            if left[racer] <= 0:
-                racer.stand_still()
-                del left[racer]
+        for racer in racers:
+            if racer.number in left:
+                left[racer.number] -= racer.look()
+                if racer.failure or left[racer.number] <= 0:
+                    racer.stand_still()
+                    del left[racer.number]
 
 
-def give_turns(
-    racers: list[Racer], args: Args, file: TextIO, show: Callable[[list[list[float]]], None]
-) -> None:
-    """Let the programs take turns until each ratio is known."""
-    times: list[list[float]] = [[] for _ in racers]  # seconds an iteration takes, turn by turn
-    order = list(range(len(racers)))
-    for turn in range(args.turns):
-        seconds = [0.0] * len(racers)
-        for i in order:
-            num_iterations, duration = racers[i].take_turn(args.seconds)
-            row = {"turn": turn, "program": i, "iterations": num_iterations, "seconds": duration}
-            file.write(json.dumps(row) + "\n")
-            seconds[i] = duration / num_iterations
-        order.reverse()
-        if turn < THROWN_AWAY:
+def take_round(racers: list[Racer], number: int, args: Args) -> Iterator[Turn]:
+    """Let each program take a turn, in an order that alternates."""
+    for racer in racers if number % 2 == 0 else racers[::-1]:
+        if racer.failure:
             continue
-        for own, x in zip(times, seconds, strict=True):
-            own.append(x)
-        show(times)
-        enough = len(times[0]) >= MIN_TURNS
-        if enough and all(is_known(ratio_of(own, times[0]), args.within) for own in times[1:]):
-            break
+        num_iterations, seconds = racer.take_turn(args.seconds)
+        if not racer.failure:
+            yield Turn(number, racer.number, num_iterations, seconds)
 
 
 def names_of(programs: list[Program]) -> list[str]:
@@ -295,28 +284,33 @@ def names_of(programs: list[Program]) -> list[str]:
     ]
 
 
-def table_of(names: list[str], times: list[list[float]]) -> Table:
-    table = Table("program", "ms an iteration", "times as long", "95% interval")
-    table.caption = f"{len(times[0])} turns each"
-    for name, own in zip(names, times, strict=True):
-        ratio = ratio_of(own, times[0]) if own is not times[0] else Interval(1.0, 1.0, 1.0)
-        inside = f"{ratio.low:.3f} to {ratio.high:.3f}" if own is not times[0] else ""
-        middle = f"{1000 * statistics.median(own):.4g}"
-        table.add_row(name, middle, f"{ratio.estimate:.3f}", inside)
+def table_of(race: Race) -> Table:
+    """What is known so far."""
+    times = race.times()
+    table = Table(caption=f"{len(times)} turns each")
+    table.add_column("program", overflow="fold")
+    for name in ("ms an iteration", "times as long", "95% interval"):
+        table.add_column(name)
+    ratios = race.ratios()
+    for name in times:
+        middle = f"{1000 * times[name].median():.4g}"
+        if name in ratios:
+            estimate, low, high = ratios[name]
+            table.add_row(name, middle, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}")
+        else:
+            table.add_row(name, middle, "1", "")
     return table
 
 
-def describe(programs: list[Program], args: Args, flags: Sequence[str]) -> dict[str, Any]:
+def describe(programs: list[Program], args: Args) -> dict[str, Any]:
     """What a race depends on, as the first line of its file."""
     installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
     return {
         "programs": names_of(programs),
-        "commands": [program.name for program in programs],
+        "commands": [shlex.join(program.words) for program in programs],
         "commits": commits,
-        "flags": list(flags),
         "thrown_away": THROWN_AWAY,
-        "within": args.within,
         "args": asdict(args) | {"out": None},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
@@ -330,30 +324,34 @@ def interrupt(number: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def race(programs: list[Program], args: Args, folder: Path, guard: int, file: TextIO) -> str:
-    """Race, and show what is known; return why the race has not come to its end, or nothing."""
-    names = names_of(programs)
-    known: list[list[float]] = []
-    failure = ""
+def race(programs: list[Program], args: Args, folder: Path, guard: int, file: TextIO) -> list[str]:
+    """Race until each ratio is known, and show what is; return what went wrong."""
+    found = Race(describe(programs, args), [])
+    file.write(json.dumps(found.info) + "\n")
+    racers: list[Racer] = []
+    failures = []
     console = Console(highlight=False, soft_wrap=True)
     with Live("All start and compile.", console=console, auto_refresh=False) as live:
         live.refresh()
-
-        def show(times: list[list[float]]) -> None:
-            known[:] = times
-            live.update(table_of(names, times), refresh=True)
-
         try:
-            give_turns(start(programs, args, folder, guard), args, file, show)
+            racers = start(programs, args, folder, guard)
+            for number in range(args.turns):
+                for turn in take_round(racers, number, args):
+                    found.turns.append(turn)
+                    file.write(json.dumps(turn._asdict()) + "\n")
+                live.update(table_of(found), refresh=True)
+                if sum(not racer.failure for racer in racers) < 2:
+                    break
+                enough = number + 1 >= THROWN_AWAY + MIN_TURNS
+                if enough and all(is_known(x, args.within) for x in found.ratios().values()):
+                    break
         except KeyboardInterrupt:
-            failure = "stopped"
-        except RaceError as error:
-            failure = str(error)
+            failures.append("stopped")
     if not console.is_terminal:
         print()  # rich ends no line there
-    if known:
-        print("\n".join(sentences(names, known, args.within)))
-    return failure
+    for sentence in found.sentences(args.within):
+        print(sentence)
+    return [racer.last_words() for racer in racers if racer.failure] + failures
 
 
 def main() -> None:
@@ -370,15 +368,14 @@ def main() -> None:
         out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "a", buffering=1) as file:
-            file.write(json.dumps(describe(programs, args, flags)) + "\n")
-            failure = race(programs, args, folder, pipe, file)
+            failures = race(programs, args, folder, pipe, file)
         print(f"Turns: {out}. To draw them: python -m analysis race {out}")
     finally:
         os.close(pipe)
         os.waitpid(guard, 0)
-    if failure:
+    for failure in failures:
         print(f"race.py: {failure}", file=sys.stderr)
-        sys.exit(1)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

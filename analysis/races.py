@@ -1,11 +1,10 @@
 """Races by turns: what race.py writes, and what it says of two programs.
 
-A race is a file of lines of JSON. The first says which programs raced, where and how; each further
-one is a turn of one program: how many iterations it took and how many seconds they were.
+A race is lines of JSON. The first says which programs raced, where and how; each further line is a
+turn of one program: how many iterations it had, and how many seconds they took.
 """
 
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,48 +12,72 @@ import numpy as np
 import pandas as pd
 
 from analysis.schema import SourceError
-from analysis.stats import Interval, median_interval
+from analysis.stats import NOTHING, Interval, median_interval
+
+
+class Turn(NamedTuple):
+    """What a program did in one turn."""
+
+    turn: int
+    program: int  # its number
+    iterations: int
+    seconds: float
 
 
 class Race(NamedTuple):
     """A race: what its first line says, and its turns."""
 
-    info: dict[str, Any]  # programs, machine, versions, arguments of race.py
-    turns: pd.DataFrame  # turn, program (its number), iterations, seconds
+    info: dict[str, Any]
+    turns: list[Turn]
 
-    def times(self) -> list[np.ndarray]:
-        """Seconds an iteration takes, for each program, in each turn that counts."""
-        each = self.turns.assign(each=self.turns["seconds"] / self.turns["iterations"])
-        table = each.pivot(index="turn", columns="program", values="each")
-        counted = table[table.index >= self.info["thrown_away"]].dropna()
-        return [counted[i].to_numpy() for i in range(len(self.info["programs"]))]
+    def times(self) -> pd.DataFrame:
+        """Return seconds an iteration takes: a row for each turn that counts, a column a program.
+
+        A program that was left out has NaN, or no column.
+        """
+        turns = pd.DataFrame(self.turns, columns=Turn._fields)
+        turns["each"] = turns["seconds"] / turns["iterations"]
+        counted = turns[turns["turn"] >= self.info["thrown_away"]]
+        table = counted.pivot(index="turn", columns="program", values="each")
+        return table.rename(columns=dict(enumerate(self.info["programs"])))
+
+    def ratios(self) -> dict[str, Interval]:
+        """Return how many times as long as the first program's each other's iteration takes."""
+        times = self.times()
+        return {name: ratio_of(times[name], times.iloc[:, 0]) for name in times.columns[1:]}
+
+    def sentences(self, within: float) -> list[str]:
+        """Return what is known of each program and the first, in a sentence each."""
+        ratios = self.ratios()
+        first = self.times().columns[:1]
+        return [sentence(name, first[0], ratio, within) for name, ratio in ratios.items()]
 
 
 def read(path: Path) -> list[Race]:
     """Return the races of a file, in which they stand one after the other."""
-    races: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    races: list[Race] = []
     try:
         for line in path.read_text().splitlines():
             row = json.loads(line)
             if "programs" in row:
-                races.append((row, []))
+                races.append(Race(row, []))
             else:
-                races[-1][1].append(row)
+                races[-1].turns.append(Turn(**row))
     except (OSError, ValueError, IndexError, TypeError) as error:
         raise SourceError(f"{path} is no file of race.py: {error}") from error
-    columns = ["turn", "program", "iterations", "seconds"]
-    return [Race(info, pd.DataFrame(rows, columns=columns)) for info, rows in races]
+    return races
 
 
-def ratio_of(times: Sequence[float], first: Sequence[float]) -> Interval:
-    """Return how many times as long as the first program's an iteration takes, and an interval.
+def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
+    """Return the median of the ratios of two programs' times, turn by turn, and its 95% interval.
 
-    times and first are seconds an iteration, turn by turn. The estimate is the median of the turns'
-    ratios, and the interval, of 95%, is that of their order statistics: a burst of other work
-    spoils the ratio of a turn, and a median does not mind by how much.
+    The interval is that of order statistics. A burst of other work spoils the ratio of a turn, and
+    a median does not mind by how much.
     """
-    logs = np.log(np.asarray(times, float) / np.asarray(first, float))
-    return Interval(*(float(np.exp(x)) for x in median_interval(logs)))
+    logs = np.log(times / first).dropna()
+    if logs.empty:
+        return NOTHING
+    return Interval(*(float(np.exp(x)) for x in median_interval(logs.to_numpy())))
 
 
 def is_known(ratio: Interval, within: float) -> bool:
@@ -74,9 +97,3 @@ def sentence(name: str, first: str, ratio: Interval, within: float) -> str:
     inverse = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low)
     inside = f"{inverse.low:.3f} to {inverse.high:.3f}"
     return f"{name} is {inverse.estimate:.3g} times as fast as {first} here ({inside})."
-
-
-def sentences(names: Sequence[str], times: Sequence[Iterable[float]], within: float) -> list[str]:
-    """What a race says of each program and the first."""
-    first, *others = zip(names, map(list, times), strict=True)
-    return [sentence(name, first[0], ratio_of(x, first[1]), within) for name, x in others]

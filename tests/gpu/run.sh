@@ -85,8 +85,10 @@ for script in more/ppo_linen_vmap.py more/ppo_torch_vmap.py; do
   for number in 1 8 64; do agents+=("$script --num-agents $number"); done
 done
 
-race() { # NAME SECONDS ARGUMENTS of race.py
-  once "race-$1" "$2" race.py --out "$work/$1.jsonl" --seconds 0.25 --turns 20 "${@:3}" "${flags[@]}"
+race() { # NAME SECONDS ARGUMENTS of race.py: if a minute is left, as long as there is time
+  local rest=$((end - SECONDS))
+  if ((rest > 60 && rest < $2)); then set -- "$1" "$rest" "${@:3}"; fi
+  once "race-$1" "$2" race.py --out "$work/$1.jsonl" --seconds 0.25 --turns 14 "${@:3}" "${flags[@]}"
 }
 
 tests() { # NAME SECONDS ARGUMENTS of pytest
