@@ -287,13 +287,13 @@ def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
     # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
     (obs, env_state), steps = jax.lax.scan(step, (obs, env_state), noise)
     all_obs, action, logits, result = steps
-    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
+    logprob = logprob_of(action, jax.nn.log_softmax(logits))
     return obs, env_state, Storage(all_obs, action, logprob, **result)
 
 
-def log_prob_of(action, log_probs):
+def logprob_of(action, logprobs):
     """(...), (..., num_actions) -> (...)."""
-    return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
+    return jnp.take_along_axis(logprobs, action[..., None], axis=-1).squeeze(-1)
 
 
 # === GAE ========================================================================================
@@ -322,12 +322,13 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     logits, value = agent(batch.obs)
-    log_probs = jax.nn.log_softmax(logits)
-    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    logprobs = jax.nn.log_softmax(logits)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
     ratio = jnp.exp(log_ratio)
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -338,7 +339,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
         value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
     value_loss = 0.5 * value_error.mean()
 
-    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     return loss, {
         "losses/policy_loss": policy_loss,
@@ -432,8 +433,8 @@ def train(args: Args) -> None:
     train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
     if (log.dir / "checkpoint.eqx").exists():  # resumed
-        like = Checkpoint(train_state, iteration, obs, env_state)
-        train_state, iteration, obs, env_state = load_checkpoint(log.dir, like)
+        like = Checkpoint(iteration, train_state, obs, env_state)
+        iteration, train_state, obs, env_state = load_checkpoint(log.dir, like)
     log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
@@ -442,7 +443,8 @@ def train(args: Args) -> None:
     with stoppable(log):
         while iteration < args.num_iterations:
             start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            iteration_key = jax.random.fold_in(key, iteration)
+            rollout_key, update_key = jax.random.split(iteration_key)
             obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
             if args.sync_for_timing:
                 jax.block_until_ready(storage)  # sync
@@ -452,7 +454,7 @@ def train(args: Args) -> None:
             log.write(iteration, metrics, start, middle)
             iteration += 1
             if log.must_save(iteration):
-                save_checkpoint(log.dir, Checkpoint(train_state, iteration, obs, env_state))
+                save_checkpoint(log.dir, Checkpoint(iteration, train_state, obs, env_state))
                 log.note_saved(iteration)
                 if log.stopped_by:  # only here: a later signal waits for the next iteration
                     break
@@ -463,8 +465,8 @@ def train(args: Args) -> None:
 class Checkpoint(NamedTuple):
     """All that a resumed training needs."""
 
-    train_state: TrainState  # first, so that load_policy can read the agent and stop there
     iteration: int  # how many are done
+    train_state: TrainState  # early, so that load_policy can read its agent and stop there
     obs: jax.Array
     env_state: Any
 
@@ -493,8 +495,8 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     """
     info, args = load_info(folder)
     sizes = (info["obs_shape"], args.hidden_sizes, info["num_actions"])
-    like = eqx.filter_eval_shape(Agent, *sizes, jax.random.PRNGKey(0))
-    agent = eqx.tree_deserialise_leaves(Path(folder, "checkpoint.eqx"), like)
+    like = (0, eqx.filter_eval_shape(Agent, *sizes, jax.random.PRNGKey(0)))
+    _, agent = eqx.tree_deserialise_leaves(Path(folder, "checkpoint.eqx"), like)
     get_logits = eqx.filter_jit(agent.get_logits)
     rng = np.random.default_rng(seed)
 

@@ -288,7 +288,7 @@ class Replay(NamedTuple):
     """The last buffer_size environment steps."""
 
     rows: Transition
-    num_steps: jax.Array  # () int32, of environments, added so far
+    num_added: jax.Array  # () int32, how many environment steps so far
 
 
 def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype) -> Replay:
@@ -309,31 +309,31 @@ def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype) -> Replay:
 
 def add(replay: Replay, obs, action, result: dict) -> Replay:
     """Store a step of all environments, over the oldest rows."""
-    row = replay.num_steps % len(replay.rows.obs)
+    row = replay.num_added % len(replay.rows.obs)
     step = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
 
     def write(old, new):
         return jax.lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
 
     rows = jax.tree.map(write, replay.rows, step)
-    return Replay(rows, replay.num_steps + len(obs))
+    return Replay(rows, replay.num_added + len(obs))
 
 
 def sample(replay: Replay, key, batch_size: int) -> Transition:
     """A batch of the rows so far, drawn uniformly with replacement."""
-    num_rows = jnp.minimum(replay.num_steps, len(replay.rows.obs))
+    num_rows = jnp.minimum(replay.num_added, len(replay.rows.obs))
     rows = jax.random.randint(key, (batch_size,), 0, num_rows)
     return Transition(*(x[rows] for x in replay.rows))
 
 
 def updates_due(replay: Replay, args: Args) -> jax.Array:
     """How many updates are due after the step that was added last."""
-    before = updates_after(replay.num_steps - args.num_envs, args)
-    return updates_after(replay.num_steps, args) - before
+    before = updates_after(replay.num_added - args.num_envs, args)
+    return updates_after(replay.num_added, args) - before
 
 
 def updates_after(steps, args: Args) -> jax.Array:
-    """How many updates are due after so many environment steps, whatever num_envs is."""
+    """How many updates are due once so many steps were added, whatever num_envs is."""
     return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
@@ -355,14 +355,14 @@ def act(train_state, obs, key, epsilon):
 
 
 # === Loss =======================================================================================
-def td_target(q_next, target_q_next, batch: Transition, args: Args):
-    """What Q(obs, action) should be, (B,), from Q(next_obs) of both networks (B, num_actions).
+def td_target(selector_q, target_q_next, batch: Transition, args: Args):
+    """What Q(obs, action) should be, (B,), from two networks' Q(next_obs), (B, num_actions) each.
 
-    The target network's best value (Mnih et al. 2015), or its value of the agent's best action (van
-    Hasselt et al. 2016). After a termination the future is worth 0; a truncation is none, and
-    next_obs is what the episode would have gone on with.
+    It takes the target network's value of the action that selector_q has as best. After a
+    termination the future is worth 0. After a truncation it is not: the episode could have gone on
+    from next_obs.
     """
-    best = (q_next if args.double_q else target_q_next).argmax(-1)
+    best = selector_q.argmax(-1)
     future = jnp.where(batch.terminated, 0.0, value_of(best, target_q_next))
     return batch.reward + args.gamma * future
 
@@ -371,8 +371,10 @@ def dqn_loss(params, train_state, batch: Transition, args: Args):
     """The mean loss of Q(obs, action), and what to log."""
     q = value_of(batch.action, train_state.apply_fn(params, batch.obs))
     target_q_next = train_state.apply_fn(train_state.target_params, batch.next_obs)
-    q_next = train_state.apply_fn(params, batch.next_obs) if args.double_q else target_q_next
-    q_target = jax.lax.stop_gradient(td_target(q_next, target_q_next, batch, args))
+    selector_q = target_q_next  # Mnih et al. 2015
+    if args.double_q:
+        selector_q = train_state.apply_fn(params, batch.next_obs)  # van Hasselt et al. 2016
+    q_target = jax.lax.stop_gradient(td_target(selector_q, target_q_next, batch, args))
     loss_of = optax.huber_loss if args.loss == "huber" else optax.squared_error
     loss = loss_of(q, q_target).mean()
     return loss, {"losses/td_loss": loss, "losses/q_value": q.mean()}
@@ -404,7 +406,8 @@ def learn(i, carry, constants, args: Args):
     """Train on a new batch, and add up the losses: update i of those that are due after a step."""
     train_state, losses = carry
     replay, key, learning_rate = constants
-    batch = sample(replay, jax.random.fold_in(key, i), args.batch_size)
+    sample_key = jax.random.fold_in(key, i)
+    batch = sample(replay, sample_key, args.batch_size)
     train_state, new_losses = update(train_state, batch, learning_rate, args)
     return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
@@ -434,7 +437,7 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, env, args: Args):
-    """Act, step, store and learn num_steps times; return what goes on, and what to log."""
+    """Act, step, store and learn num_steps times; return the four that changed, and what to log."""
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
@@ -537,8 +540,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     # Flax knows its own classes. An environment's state may be of another, so only its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     replay = checkpoint.replay
-    num_steps = int(replay.num_steps)
-    rows = jax.tree.map(lambda x: np.asarray(x)[:num_steps], replay.rows)  # those that are filled
+    num_added = int(replay.num_added)
+    rows = jax.tree.map(lambda x: np.asarray(x)[:num_added], replay.rows)  # those that are filled
     checkpoint = checkpoint._replace(replay=replay._replace(rows=rows))
     new = folder / "checkpoint.new"
     try:
@@ -554,7 +557,7 @@ def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
     arrays, structure = jax.tree.flatten(like.env_state)
     content = (folder / "checkpoint.msgpack").read_bytes()
     saved = from_bytes(like._replace(env_state=arrays), content)
-    num_rows = min(int(saved.replay.num_steps), len(like.replay.rows.obs))
+    num_rows = min(int(saved.replay.num_added), len(like.replay.rows.obs))
     pairs = zip(like.replay.rows, saved.replay.rows, strict=True)
     rows = Transition(*(empty.at[:num_rows].set(x) for empty, x in pairs))
     replay = saved.replay._replace(rows=rows)

@@ -294,7 +294,7 @@ class Replay:
 
     def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype, device: torch.device) -> None:
         self.args = args
-        self.num_steps = 0  # of environments, added so far
+        self.num_added = 0  # environment steps so far
         size = args.buffer_size
         gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
@@ -310,40 +310,40 @@ class Replay:
 
     def add(self, obs, action, result: dict) -> None:
         """Store a step of all environments, over the oldest rows."""
-        row = self.num_steps % self.args.buffer_size
+        row = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
         for old, new in zip(self.rows, step, strict=True):
             old[row : row + len(new)] = torch.as_tensor(new)
-        self.num_steps += len(obs)
+        self.num_added += len(obs)
 
     def sample(self, batch_size: int) -> Transition:
         """A batch of the rows so far, drawn uniformly with replacement."""
-        num_rows = min(self.num_steps, self.args.buffer_size)
+        num_rows = min(self.num_added, self.args.buffer_size)
         rows = torch.randint(num_rows, (batch_size,), device=self.rows.reward.device)
         return Transition(*(x[rows] for x in self.rows))
 
     def updates_due(self) -> int:
         """How many updates are due after the step that was added last."""
-        before = updates_after(self.num_steps - self.args.num_envs, self.args)
-        return updates_after(self.num_steps, self.args) - before
+        before = updates_after(self.num_added - self.args.num_envs, self.args)
+        return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
         """For a checkpoint: the rows that are filled."""
         rows = self.rows
-        if self.num_steps < self.args.buffer_size:
+        if self.num_added < self.args.buffer_size:
             # Clones, since of a view torch.save would write all the memory.
-            rows = Transition(*(x[: self.num_steps].clone() for x in rows))
-        return {"num_steps": self.num_steps, "rows": rows._asdict()}
+            rows = Transition(*(x[: self.num_added].clone() for x in rows))
+        return {"num_added": self.num_added, "rows": rows._asdict()}
 
     def load_state_dict(self, state: dict) -> None:
-        self.num_steps = state["num_steps"]
-        num_rows = min(self.num_steps, self.args.buffer_size)
+        self.num_added = state["num_added"]
+        num_rows = min(self.num_added, self.args.buffer_size)
         for name, x in state["rows"].items():
             getattr(self.rows, name)[:num_rows] = x
 
 
 def updates_after(steps: int, args: Args) -> int:
-    """How many updates are due after so many environment steps, whatever num_envs is."""
+    """How many updates are due once so many steps were added, whatever num_envs is."""
     return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
@@ -361,14 +361,14 @@ def act(agent, obs, explore, random_action):
 
 
 # === Loss =======================================================================================
-def td_target(q_next, target_q_next, batch: Transition, args: Args):
-    """What Q(obs, action) should be, (B,), from Q(next_obs) of both networks (B, num_actions).
+def td_target(selector_q, target_q_next, batch: Transition, args: Args):
+    """What Q(obs, action) should be, (B,), from two networks' Q(next_obs), (B, num_actions) each.
 
-    The target network's best value (Mnih et al. 2015), or its value of the agent's best action (van
-    Hasselt et al. 2016). After a termination the future is worth 0; a truncation is none, and
-    next_obs is what the episode would have gone on with.
+    It takes the target network's value of the action that selector_q has as best. After a
+    termination the future is worth 0. After a truncation it is not: the episode could have gone on
+    from next_obs.
     """
-    best = (q_next if args.double_q else target_q_next).argmax(-1)
+    best = selector_q.argmax(-1)
     future = torch.where(batch.terminated, 0.0, value_of(best, target_q_next))
     return batch.reward + args.gamma * future
 
@@ -378,12 +378,13 @@ def dqn_loss(agent, target, batch: Transition, args: Args):
     q = value_of(batch.action, agent(batch.obs))
     with torch.no_grad():
         target_q_next = target(batch.next_obs)
-        q_next = agent(batch.next_obs) if args.double_q else target_q_next
-        q_target = td_target(q_next, target_q_next, batch, args)
+        selector_q = target_q_next  # Mnih et al. 2015
+        if args.double_q:
+            selector_q = agent(batch.next_obs)  # van Hasselt et al. 2016
+        q_target = td_target(selector_q, target_q_next, batch, args)
     loss_of = F.huber_loss if args.loss == "huber" else F.mse_loss
     loss = loss_of(q, q_target)
-    losses = {"losses/td_loss": loss, "losses/q_value": q.mean()}
-    return loss, {name: x.detach() for name, x in losses.items()}
+    return loss, {"losses/td_loss": loss, "losses/q_value": q.mean()}
 
 
 def value_of(action, q):
@@ -398,7 +399,7 @@ def update(agent, target, optimizer, batch: Transition, args: Args):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return losses
+    return {name: x.detach() for name, x in losses.items()}
 
 
 def mean_losses(losses: list[dict]) -> dict:

@@ -363,11 +363,11 @@ def rollout(train_state, stats: Stats, obs, env_state, key, env: VecEnv, args: A
     # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
     (obs, env_state), steps = jax.lax.scan(step, (obs, env_state), noise)
     all_obs, action, mean, log_std, result = steps
-    logprob = log_prob_of(action, mean, log_std)
+    logprob = logprob_of(action, mean, log_std)
     return obs, env_state, Storage(all_obs, action, logprob, **result)
 
 
-def log_prob_of(action, mean, log_std):
+def logprob_of(action, mean, log_std):
     """The log of the Gaussians' density at action: (..., action_dim) each -> (...)."""
     distance = (action - mean) / jnp.exp(log_std)
     return -(0.5 * distance**2 + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -399,11 +399,12 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     mean, log_std, value = agent(batch.obs)
-    log_ratio = log_prob_of(batch.action, mean, log_std) - batch.logprob
+    log_ratio = logprob_of(batch.action, mean, log_std) - batch.logprob
     ratio = jnp.exp(log_ratio)
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -430,15 +431,14 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state, stats and what to log."""
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
-    new_stats = Stats(
+    obs = normalise(storage.obs, stats.obs, args)
+    next_obs = normalise(storage.next_obs, stats.obs, args)
+    stats = Stats(
         obs=merge(stats.obs, storage.obs),
         discounted_return=merge(stats.discounted_return, storage.discounted_return),
     )
-    storage = storage._replace(
-        obs=normalise(storage.obs, stats.obs, args),
-        next_obs=normalise(storage.next_obs, stats.obs, args),
-        reward=scale_reward(storage.reward, new_stats.discounted_return, args),
-    )
+    reward = scale_reward(storage.reward, stats.discounted_return, args)
+    storage = storage._replace(obs=obs, next_obs=next_obs, reward=reward)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     both_obs = jnp.stack([storage.obs, storage.next_obs])
     value, next_value = train_state.agent.get_value(both_obs)
@@ -466,7 +466,7 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
-    return train_state, new_stats, metrics
+    return train_state, stats, metrics
 
 
 def shuffle(key, size: int) -> jax.Array:
@@ -522,8 +522,8 @@ def train(args: Args) -> None:
     stats = make_stats(env.obs_dim)
     obs, env_state = jax.jit(env.reset)(env_key)
     if (log.dir / "checkpoint.eqx").exists():  # resumed
-        like = Checkpoint(stats, train_state, iteration, obs, env_state)
-        stats, train_state, iteration, obs, env_state = load_checkpoint(log.dir, like)
+        like = Checkpoint(iteration, stats, train_state, obs, env_state)
+        iteration, stats, train_state, obs, env_state = load_checkpoint(log.dir, like)
     log.begin(iteration)
 
     # To the compiler, env and args are constants. Donating the arguments would save no time.
@@ -532,7 +532,8 @@ def train(args: Args) -> None:
     with stoppable(log):
         while iteration < args.num_iterations:
             start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            iteration_key = jax.random.fold_in(key, iteration)
+            rollout_key, update_key = jax.random.split(iteration_key)
             obs, env_state, storage = rollout_fn(train_state, stats, obs, env_state, rollout_key)
             if args.sync_for_timing:
                 jax.block_until_ready(storage)  # sync
@@ -542,7 +543,7 @@ def train(args: Args) -> None:
             log.write(iteration, metrics, start, middle)
             iteration += 1
             if log.must_save(iteration):
-                save_checkpoint(log.dir, Checkpoint(stats, train_state, iteration, obs, env_state))
+                save_checkpoint(log.dir, Checkpoint(iteration, stats, train_state, obs, env_state))
                 log.note_saved(iteration)
                 if log.stopped_by:  # only here: a later signal waits for the next iteration
                     break
@@ -553,9 +554,9 @@ def train(args: Args) -> None:
 class Checkpoint(NamedTuple):
     """All that a resumed training needs."""
 
-    stats: Stats  # this and the agent first, so that load_policy can read them and stop there
-    train_state: TrainState
     iteration: int  # how many are done
+    stats: Stats
+    train_state: TrainState  # early, so that load_policy can read its agent and stop there
     obs: jax.Array
     env_state: Any
 
@@ -585,8 +586,8 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     info, args = load_info(folder)
     sizes = (info["obs_shape"], args.hidden_sizes, info["action_dim"])
     stats = make_stats(math.prod(info["obs_shape"]))
-    like = (stats, eqx.filter_eval_shape(Agent, *sizes, jax.random.PRNGKey(0)))
-    stats, agent = eqx.tree_deserialise_leaves(Path(folder, "checkpoint.eqx"), like)
+    like = (0, stats, eqx.filter_eval_shape(Agent, *sizes, jax.random.PRNGKey(0)))
+    _, stats, agent = eqx.tree_deserialise_leaves(Path(folder, "checkpoint.eqx"), like)
     get_gaussian = eqx.filter_jit(agent.get_gaussian)
     low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
     rng = np.random.default_rng(seed)

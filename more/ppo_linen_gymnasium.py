@@ -311,12 +311,12 @@ def policy(params, obs, noise, apply_fn):
     """(N, obs_dim), (N, num_actions) -> action (N,) int32, logprob (N,)."""
     logits = apply_fn(params, obs, method="get_logits")
     action = (logits + noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
-    return action, log_prob_of(action, jax.nn.log_softmax(logits))
+    return action, logprob_of(action, jax.nn.log_softmax(logits))
 
 
-def log_prob_of(action, log_probs):
+def logprob_of(action, logprobs):
     """(...), (..., num_actions) -> (...)."""
-    return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
+    return jnp.take_along_axis(logprobs, action[..., None], axis=-1).squeeze(-1)
 
 
 # === GAE ========================================================================================
@@ -345,12 +345,13 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 def ppo_loss(params, apply_fn, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     logits, value = apply_fn(params, batch.obs)
-    log_probs = jax.nn.log_softmax(logits)
-    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    logprobs = jax.nn.log_softmax(logits)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
     ratio = jnp.exp(log_ratio)
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -361,7 +362,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
         value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
     value_loss = 0.5 * value_error.mean()
 
-    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     return loss, {
         "losses/policy_loss": policy_loss,
@@ -461,7 +462,8 @@ def train(args: Args) -> None:
     with stoppable(log):
         while iteration < args.num_iterations:
             start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            iteration_key = jax.random.fold_in(key, iteration)
+            rollout_key, update_key = jax.random.split(iteration_key)
             obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
             middle = time.perf_counter()
             train_state, metrics = update_fn(train_state, storage, update_key)

@@ -263,13 +263,13 @@ def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
     # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
     (obs, env_state), steps = jax.lax.scan(step, (obs, env_state), noise)
     all_obs, action, logits, result = steps
-    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
+    logprob = logprob_of(action, jax.nn.log_softmax(logits))
     return obs, env_state, Storage(all_obs, action, logprob, **result)
 
 
-def log_prob_of(action, log_probs):
+def logprob_of(action, logprobs):
     """(...), (..., num_actions) -> (...)."""
-    return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
+    return jnp.take_along_axis(logprobs, action[..., None], axis=-1).squeeze(-1)
 
 
 # === GAE ========================================================================================
@@ -298,12 +298,13 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
 def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     logits, value = agent(batch.obs)
-    log_probs = jax.nn.log_softmax(logits)
-    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    logprobs = jax.nn.log_softmax(logits)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
     ratio = jnp.exp(log_ratio)
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -314,7 +315,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
         value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
     value_loss = 0.5 * value_error.mean()
 
-    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     return loss, {
         "losses/policy_loss": policy_loss,
@@ -434,7 +435,8 @@ def train(args: Args) -> None:
     with stoppable(log.program):
         while iteration < args.num_iterations:
             start = time.perf_counter()
-            rollout_key, update_key = split(fold_in(key, iteration), 2)
+            iteration_key = fold_in(key, iteration)
+            rollout_key, update_key = split(iteration_key, 2)
             obs, env_state, storage = rollout_fn(agent, obs, env_state, rollout_key)
             if args.sync_for_timing:
                 jax.block_until_ready(storage)  # sync

@@ -294,7 +294,7 @@ def rollout(train_state, obs, memory, env_state, key, env: VecEnv, args: Args):
     # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
     last, steps = jax.lax.scan(step, (obs, memory, env_state), noise)
     all_obs, action, logits, memories, result = steps
-    logprob = log_prob_of(action, jax.nn.log_softmax(logits))
+    logprob = logprob_of(action, jax.nn.log_softmax(logits))
     return *last, Storage(all_obs, action, logprob, memories, first_memory=memory, **result)
 
 
@@ -303,9 +303,9 @@ def forget(memory, done):
     return jnp.where(done[:, None], 0.0, memory)
 
 
-def log_prob_of(action, log_probs):
+def logprob_of(action, logprobs):
     """(...), (..., num_actions) -> (...)."""
-    return jnp.take_along_axis(log_probs, action[..., None], axis=-1).squeeze(-1)
+    return jnp.take_along_axis(logprobs, action[..., None], axis=-1).squeeze(-1)
 
 
 # === GAE ========================================================================================
@@ -336,12 +336,13 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
     memory = unroll(params, apply_fn, batch)
     logits = apply_fn(params, memory, method="get_logits")
     value = apply_fn(params, memory, method="get_value")
-    log_probs = jax.nn.log_softmax(logits)
-    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    logprobs = jax.nn.log_softmax(logits)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
     ratio = jnp.exp(log_ratio)
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -352,7 +353,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
         value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
     value_loss = 0.5 * value_error.mean()
 
-    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
     return loss, {
         "losses/policy_loss": policy_loss,
@@ -471,7 +472,8 @@ def train(args: Args) -> None:
     with stoppable(log):
         while iteration < args.num_iterations:
             start = time.perf_counter()
-            rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+            iteration_key = jax.random.fold_in(key, iteration)
+            rollout_key, update_key = jax.random.split(iteration_key)
             obs, memory, env_state, storage = rollout_fn(
                 train_state, obs, memory, env_state, rollout_key
             )

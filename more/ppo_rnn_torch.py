@@ -312,7 +312,7 @@ def rollout(policy_fn, obs, memory, env_state, step_fn, env: VecEnv, args: Args)
 
     # From one tuple per step to one tensor per name, (T, N, ...).
     all_obs, action, logits, memories = map(torch.stack, zip(*steps, strict=True))
-    logprob = log_prob_of(action, logits.log_softmax(-1))
+    logprob = logprob_of(action, logits.log_softmax(-1))
     result = to_torch(stack(results))
     storage = Storage(all_obs, action, logprob, memories, first_memory, **result)
     return obs, memory, env_state, storage
@@ -332,9 +332,9 @@ def policy(agent, memory, obs, noise):
     return logits, action.int(), memory
 
 
-def log_prob_of(action, log_probs):
+def logprob_of(action, logprobs):
     """(...), (..., num_actions) -> (...)."""
-    return log_probs.gather(-1, action[..., None].long()).squeeze(-1)
+    return logprobs.gather(-1, action[..., None].long()).squeeze(-1)
 
 
 # === GAE ========================================================================================
@@ -363,12 +363,13 @@ def ppo_loss(agent, batch: Batch, args: Args):
     memory = unroll(agent, batch)
     logits = agent.get_logits(memory)
     value = agent.get_value(memory)
-    log_probs = logits.log_softmax(-1)
-    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    logprobs = logits.log_softmax(-1)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
     ratio = log_ratio.exp()
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -379,16 +380,15 @@ def ppo_loss(agent, batch: Batch, args: Args):
         value_error = torch.maximum(value_error, (batch.value + change - batch.target) ** 2)
     value_loss = 0.5 * value_error.mean()
 
-    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    entropy = -(logprobs.exp() * logprobs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    losses = {
+    return loss, {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
         "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
         "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
     }
-    return loss, {name: x.detach() for name, x in losses.items()}
 
 
 def unroll(agent, batch: Batch) -> torch.Tensor:
@@ -446,7 +446,7 @@ def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
     scheduler.step()
-    return losses
+    return {name: x.detach() for name, x in losses.items()}
 
 
 def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:

@@ -344,7 +344,7 @@ def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: A
 
     # From one tuple per step to one tensor per name, (num_agents, T, N, ...).
     all_obs, action, logits = (torch.stack(x, 1) for x in zip(*steps, strict=True))
-    logprob = log_prob_of(action, logits.log_softmax(-1))
+    logprob = logprob_of(action, logits.log_softmax(-1))
     result = to_torch(stack(results))
     return obs, env_state, Storage(all_obs, action, logprob, **result)
 
@@ -363,9 +363,9 @@ def policy(agent, obs, noise):
     return logits, action.int()
 
 
-def log_prob_of(action, log_probs):
+def logprob_of(action, logprobs):
     """(...), (..., num_actions) -> (...)."""
-    return log_probs.gather(-1, action[..., None].long()).squeeze(-1)
+    return logprobs.gather(-1, action[..., None].long()).squeeze(-1)
 
 
 # === GAE ========================================================================================
@@ -392,12 +392,13 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     logits, value = agent(batch.obs)
-    log_probs = logits.log_softmax(-1)
-    log_ratio = log_prob_of(batch.action, log_probs) - batch.logprob
+    logprobs = logits.log_softmax(-1)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
     ratio = log_ratio.exp()
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -408,16 +409,15 @@ def ppo_loss(agent, batch: Batch, args: Args):
         value_error = torch.maximum(value_error, (batch.value + change - batch.target) ** 2)
     value_loss = 0.5 * value_error.mean()
 
-    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    entropy = -(logprobs.exp() * logprobs).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    losses = {
+    return loss, {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
         "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
         "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
     }
-    return loss, {name: x.detach() for name, x in losses.items()}
 
 
 # === Update =====================================================================================
@@ -468,7 +468,7 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm(dim=1, keepdim=True) + 1e-6)).clip(max=1.0)
         adam.step(params, grad, learning_rate_after(adam.count, args))
-    return losses
+    return {name: x.detach() for name, x in losses.items()}
 
 
 def compile_graph(function, gpu):

@@ -285,7 +285,7 @@ class Replay(NamedTuple):
     """The last buffer_size environment steps."""
 
     rows: Transition
-    num_steps: jax.Array  # () int32, of environments, added so far
+    num_added: jax.Array  # () int32, how many environment steps so far
 
 
 def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) -> Replay:
@@ -306,31 +306,31 @@ def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) 
 
 def add(replay: Replay, obs, action, result: dict) -> Replay:
     """Store a step of all environments, over the oldest rows."""
-    row = replay.num_steps % len(replay.rows.obs)
+    row = replay.num_added % len(replay.rows.obs)
     step = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
 
     def write(old, new):
         return jax.lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
 
     rows = jax.tree.map(write, replay.rows, step)
-    return Replay(rows, replay.num_steps + len(obs))
+    return Replay(rows, replay.num_added + len(obs))
 
 
 def sample(replay: Replay, key, batch_size: int) -> Transition:
     """A batch of the rows so far, drawn uniformly with replacement."""
-    num_rows = jnp.minimum(replay.num_steps, len(replay.rows.obs))
+    num_rows = jnp.minimum(replay.num_added, len(replay.rows.obs))
     rows = jax.random.randint(key, (batch_size,), 0, num_rows)
     return Transition(*(x[rows] for x in replay.rows))
 
 
 def updates_due(replay: Replay, args: Args) -> jax.Array:
     """How many updates are due after the step that was added last."""
-    before = updates_after(replay.num_steps - args.num_envs, args)
-    return updates_after(replay.num_steps, args) - before
+    before = updates_after(replay.num_added - args.num_envs, args)
+    return updates_after(replay.num_added, args) - before
 
 
 def updates_after(steps, args: Args) -> jax.Array:
-    """How many updates are due after so many steps in the replay, whatever num_envs is."""
+    """How many updates are due once so many steps were added, whatever num_envs is."""
     return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
@@ -359,15 +359,11 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """What Q(obs, action) should be, (B,), from both target critics' values of the next action.
 
     The lower one counts, since the higher one overestimates (Fujimoto et al. 2018), and entropy is
-    a reward. After a termination the future is worth 0; a truncation is none, and next_obs is what
-    the episode would have gone on with.
+    a reward. After a termination the future is worth 0. After a truncation it is not: the episode
+    could have gone on from next_obs.
     """
     future = next_q.min(0) - alpha * next_logprob
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
-
-
-# What sac_loss logs.
-LOSSES = ["losses/td_loss", "losses/q_value", "losses/actor_loss", "losses/entropy", "losses/alpha"]
 
 
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
@@ -431,7 +427,8 @@ def learn(i, carry, constants, args: Args):
     """Train on a new batch, and add up the losses: update i of those that are due after a step."""
     train_state, losses = carry
     replay, key, learning_rate = constants
-    sample_key, noise_key = jax.random.split(jax.random.fold_in(key, i))
+    update_key = jax.random.fold_in(key, i)
+    sample_key, noise_key = jax.random.split(update_key)
     batch = sample(replay, sample_key, args.batch_size)
     noise = jax.random.normal(noise_key, (2, *batch.action.shape))
     return update(train_state, losses, batch, noise, learning_rate, args)
@@ -462,7 +459,7 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, env, args: Args):
-    """Act, step, store and learn num_steps times; return what goes on, and what to log."""
+    """Act, step, store and learn num_steps times; return the four that changed, and what to log."""
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
@@ -480,7 +477,9 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
         return (train_state, replay, new_obs, env_state, losses), episodes
 
     # A compiled loop over the inputs: the carry goes on from step to step, episodes are stacked.
-    carry = (train_state, replay, obs, env_state, dict.fromkeys(LOSSES, jnp.zeros(())))
+    names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # of sac_loss
+    losses = {f"losses/{name}": jnp.zeros(()) for name in names}
+    carry = (train_state, replay, obs, env_state, losses)
     act_keys, learn_keys = jax.random.split(key, (2, args.num_steps))
     carry, episodes = jax.lax.scan(step, carry, (is_random, act_keys, learn_keys))
     updates_before = train_state.opt_state.count
@@ -520,7 +519,7 @@ def train(args: Args) -> None:
     if (log.dir / "checkpoint.msgpack").exists():  # resumed
         like = Checkpoint(iteration, train_state, replay, obs, env_state)
         iteration, train_state, replay, obs, env_state = load_checkpoint(log.dir, like)
-        if replay.num_steps == 0:
+        if replay.num_added == 0:
             print("The checkpoint has no replay: a new one is filled before updates go on.")
     log.begin(iteration)
 
@@ -580,7 +579,7 @@ def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
     arrays, structure = jax.tree.flatten(like.env_state)
     content = (folder / "checkpoint.msgpack").read_bytes()
     saved = from_bytes(like._replace(env_state=arrays), content)
-    num_rows = min(int(saved.replay.num_steps), len(like.replay.rows.obs))
+    num_rows = min(int(saved.replay.num_added), len(like.replay.rows.obs))
     pairs = zip(like.replay.rows, saved.replay.rows, strict=True)
     rows = Transition(*(empty.at[:num_rows].set(x) for empty, x in pairs))
     replay = saved.replay._replace(rows=rows)
@@ -590,8 +589,8 @@ def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
 
 def rows_to_save(replay: Replay, args: Args) -> Replay:
     """What a checkpoint holds of a replay: the rows so far, or with --no-save-replay none."""
-    num_steps = replay.num_steps if args.save_replay else jnp.int32(0)
-    return Replay(jax.tree.map(lambda x: np.asarray(x)[:num_steps], replay.rows), num_steps)
+    num_added = replay.num_added if args.save_replay else jnp.int32(0)
+    return Replay(jax.tree.map(lambda x: np.asarray(x)[:num_added], replay.rows), num_added)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:

@@ -330,7 +330,7 @@ class Replay:
 
     def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) -> None:
         self.args = args
-        self.num_steps = 0  # of environments, added so far
+        self.num_added = 0  # environment steps so far
         size = args.buffer_size
         gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
@@ -345,38 +345,38 @@ class Replay:
 
     def add(self, obs, action, result: dict) -> None:
         """Store a step of all environments, over the oldest rows."""
-        row = self.num_steps % self.args.buffer_size
+        row = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
         for old, new in zip(self.rows, step, strict=True):
             old[row : row + len(new)] = new
-        self.num_steps += len(obs)
+        self.num_added += len(obs)
 
     def sample(self, rng: np.random.Generator, batch_size: int) -> Transition:
         """A batch of the rows so far, drawn uniformly with replacement."""
-        num_rows = min(self.num_steps, self.args.buffer_size)
+        num_rows = min(self.num_added, self.args.buffer_size)
         rows = rng.integers(num_rows, size=batch_size)
         return Transition(*(x[rows] for x in self.rows))
 
     def updates_due(self) -> int:
         """How many updates are due after the step that was added last."""
-        before = updates_after(self.num_steps - self.args.num_envs, self.args)
-        return updates_after(self.num_steps, self.args) - before
+        before = updates_after(self.num_added - self.args.num_envs, self.args)
+        return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
         """For a checkpoint: the rows so far, or with --no-save-replay none."""
-        num_steps = self.num_steps if self.args.save_replay else 0
-        rows = Transition(*(x[:num_steps] for x in self.rows))
-        return {"num_steps": num_steps, "rows": rows}
+        num_added = self.num_added if self.args.save_replay else 0
+        rows = Transition(*(x[:num_added] for x in self.rows))
+        return {"num_added": num_added, "rows": rows}
 
     def load_state_dict(self, state: dict) -> None:
-        self.num_steps = state["num_steps"]
-        num_rows = min(self.num_steps, self.args.buffer_size)
+        self.num_added = state["num_added"]
+        num_rows = min(self.num_added, self.args.buffer_size)
         for old, saved in zip(self.rows, state["rows"], strict=True):
             old[:num_rows] = saved
 
 
 def updates_after(steps: int, args: Args) -> int:
-    """How many updates are due after so many steps in the replay, whatever num_envs is."""
+    """How many updates are due once so many steps were added, whatever num_envs is."""
     return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
@@ -403,15 +403,11 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """What Q(obs, action) should be, (B,), from both target critics' values of the next action.
 
     The lower one counts, since the higher one overestimates (Fujimoto et al. 2018), and entropy is
-    a reward. After a termination the future is worth 0; a truncation is none, and next_obs is what
-    the episode would have gone on with.
+    a reward. After a termination the future is worth 0. After a truncation it is not: the episode
+    could have gone on from next_obs.
     """
     future = next_q.min(0) - alpha * next_logprob
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
-
-
-# What sac_loss logs.
-LOSSES = ["losses/td_loss", "losses/q_value", "losses/actor_loss", "losses/entropy", "losses/alpha"]
 
 
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
@@ -510,7 +506,7 @@ def train(args: Args) -> None:
         like = Checkpoint(iteration, train_state, replay.state_dict())
         iteration, train_state, saved_replay = load_checkpoint(log.dir, like)
         replay.load_state_dict(saved_replay)
-        if replay.num_steps == 0:
+        if replay.num_added == 0:
             print("The checkpoint has no replay: a new one is filled before updates go on.")
     obs = env.reset(iteration)
     log.begin(iteration)
@@ -527,7 +523,8 @@ def train(args: Args) -> None:
             rng = np.random.default_rng([args.seed, iteration])
             returns, lengths, num_updates = [], [], 0
             # Sums, on the device: to keep and to fetch each update's would take a fifth more time.
-            losses = {name: jnp.zeros(()) for name in LOSSES}
+            names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # of sac_loss
+            losses = {f"losses/{name}": jnp.zeros(()) for name in names}
             for step in range(args.num_steps):
                 global_step = (iteration * args.num_steps + step) * args.num_envs
                 if global_step < args.learning_starts:

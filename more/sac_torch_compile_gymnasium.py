@@ -348,7 +348,7 @@ class Replay:
 
     def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int, device):
         self.args = args
-        self.num_steps = 0  # of environments, added so far
+        self.num_added = 0  # environment steps so far
         size = args.buffer_size
         gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
@@ -364,39 +364,39 @@ class Replay:
 
     def add(self, obs, action, result: dict) -> None:
         """Store a step of all environments, over the oldest rows."""
-        row = self.num_steps % self.args.buffer_size
+        row = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
         for old, new in zip(self.rows, step, strict=True):
             old[row : row + len(new)] = torch.as_tensor(new)
-        self.num_steps += len(obs)
+        self.num_added += len(obs)
 
     def sample(self, batch_size: int) -> Transition:
         """A batch of the rows so far, drawn uniformly with replacement."""
-        num_rows = min(self.num_steps, self.args.buffer_size)
+        num_rows = min(self.num_added, self.args.buffer_size)
         rows = torch.randint(num_rows, (batch_size,), device=self.rows.reward.device)
         return Transition(*(x[rows] for x in self.rows))
 
     def updates_due(self) -> int:
         """How many updates are due after the step that was added last."""
-        before = updates_after(self.num_steps - self.args.num_envs, self.args)
-        return updates_after(self.num_steps, self.args) - before
+        before = updates_after(self.num_added - self.args.num_envs, self.args)
+        return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
         """For a checkpoint: the rows so far, or with --no-save-replay none."""
-        num_steps = self.num_steps if self.args.save_replay else 0
+        num_added = self.num_added if self.args.save_replay else 0
         # Clones, since of a view torch.save would write all the memory.
-        rows = {name: x[:num_steps].clone() for name, x in self.rows._asdict().items()}
-        return {"num_steps": num_steps, "rows": rows}
+        rows = {name: x[:num_added].clone() for name, x in self.rows._asdict().items()}
+        return {"num_added": num_added, "rows": rows}
 
     def load_state_dict(self, state: dict) -> None:
-        self.num_steps = state["num_steps"]
-        num_rows = min(self.num_steps, self.args.buffer_size)
+        self.num_added = state["num_added"]
+        num_rows = min(self.num_added, self.args.buffer_size)
         for name, x in state["rows"].items():
             getattr(self.rows, name)[:num_rows] = x
 
 
 def updates_after(steps: int, args: Args) -> int:
-    """How many updates are due after so many steps in the replay, whatever num_envs is."""
+    """How many updates are due once so many steps were added, whatever num_envs is."""
     return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
@@ -424,15 +424,11 @@ def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """What Q(obs, action) should be, (B,), from both target critics' values of the next action.
 
     The lower one counts, since the higher one overestimates (Fujimoto et al. 2018), and entropy is
-    a reward. After a termination the future is worth 0; a truncation is none, and next_obs is what
-    the episode would have gone on with.
+    a reward. After a termination the future is worth 0. After a truncation it is not: the episode
+    could have gone on from next_obs.
     """
     future = next_q.amin(0) - alpha * next_logprob
     return batch.reward + args.gamma * torch.where(batch.terminated, 0.0, future)
-
-
-# What sac_loss logs.
-LOSSES = ["losses/td_loss", "losses/q_value", "losses/actor_loss", "losses/entropy", "losses/alpha"]
 
 
 def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, args: Args):
@@ -440,7 +436,6 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
     noise (2, B, action_dim) draws the actions at next_obs and at obs.
     """
-    fixed = {name: x.detach() for name, x in agent.critics.named_parameters()}  # in actor_loss
     alpha = agent.log_alpha.detach().exp()
 
     with torch.no_grad():
@@ -454,6 +449,8 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
     mean, log_std = agent.actor(batch.obs)
     action, logprob = draw_action(mean, log_std, noise[1])
+    # The critics' own parameters, detached: the gradient goes through them to the actor alone.
+    fixed = {name: x.detach() for name, x in agent.critics.named_parameters()}
     action_q = functional_call(agent.critics, fixed, (batch.obs, action)).amin(0)
     actor_loss = (alpha * logprob - action_q).mean()
 
@@ -462,14 +459,13 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
     # As SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
     alpha_loss = agent.log_alpha * (entropy - target_entropy).detach()
     loss = td_loss + actor_loss + alpha_loss
-    losses = {
+    return loss, {
         "losses/td_loss": td_loss,
         "losses/q_value": q.mean(),
         "losses/actor_loss": actor_loss,
         "losses/entropy": entropy,
         "losses/alpha": alpha,
     }
-    return loss, {name: x.detach() for name, x in losses.items()}
 
 
 # === Update =====================================================================================
@@ -490,7 +486,7 @@ def update(agent, target_critics, optimizer, args: Args, learning_rate, noise, *
         critics = agent.critics.parameters()
         for old, new in zip(target_critics.parameters(), critics, strict=True):
             old.lerp_(new, args.tau)
-    return losses
+    return {name: x.detach() for name, x in losses.items()}
 
 
 def compile_graph(function, gpu):
@@ -550,8 +546,9 @@ def capture(function, state):
 def mean_losses(losses: list[dict]) -> dict:
     """Means over an iteration's updates; NaN, which the log has as null, if there were none."""
     if not losses:
-        return dict.fromkeys(LOSSES, math.nan)
-    return {name: torch.stack([x[name] for x in losses]).mean() for name in LOSSES}
+        names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # of sac_loss
+        return {f"losses/{name}": math.nan for name in names}
+    return {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
 
 
 def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
@@ -597,7 +594,7 @@ def train(args: Args) -> None:
         optimizer.load_state_dict(checkpoint["optimizer"])
         replay.load_state_dict(checkpoint["replay"])
         set_rng_state(checkpoint["rng_state"])
-        if replay.num_steps == 0:
+        if replay.num_added == 0:
             print("The checkpoint has no replay: a new one is filled before updates go on.")
     obs = env.reset(iteration)
     log.begin(iteration)

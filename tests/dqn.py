@@ -237,9 +237,9 @@ class Replay:
     def updates_due(self, num_steps: int) -> int:
         """With so many steps added, the last of which all environments took at once."""
         if self.is_pure:
-            replay = self.replay._replace(num_steps=jnp.int32(num_steps))
+            replay = self.replay._replace(num_added=jnp.int32(num_steps))
             return int(self.script.updates_due(replay, self.args))
-        self.replay.num_steps = num_steps
+        self.replay.num_added = num_steps
         return self.replay.updates_due()
 
 

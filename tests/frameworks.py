@@ -59,13 +59,13 @@ def to_arrays(weights: Weights) -> list[np.ndarray]:
 def weights_in(folder: Path) -> Weights:
     """The weights in a run's checkpoint.
 
-    Equinox's are numbered: first the six arrays of the statistics, if there are any, then the
-    agent's, in its order.
+    Equinox's are numbered: first the iteration, then the six arrays of the statistics, if there are
+    any, then the agent's, in its order.
     """
     found, run = arrays(folder), info(folder)
     if run["framework"] == "equinox":
         number = 4 * (1 + len(run["args"]["hidden_sizes"])) + ("action_dim" in run)
-        first = 6 if "action_dim" in run else 0
+        first = 7 if "action_dim" in run else 1
         return to_weights([found[str(first + i)] for i in range(number)])
     beginnings = ("train_state/params/", "train_state/agent/", "agent/")  # Linen, NNX, PyTorch
     names = sorted(name for name in found if name.startswith(beginnings))

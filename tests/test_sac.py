@@ -38,6 +38,7 @@ from sections import SAC_SCRIPTS
 COMPILED = "sac_torch_compile_gymnasium"
 EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
+LOSSES = [f"losses/{x}" for x in ("td_loss", "q_value", "actor_loss", "entropy", "alpha")]
 
 # Weights are {"actor": layers, "critics": [layers, layers], "log_alpha": number}, layers being
 # [(bias, kernel (inputs, outputs)), ...]; the actor's last layer gives means, then log_stds.
@@ -188,7 +189,7 @@ class Linen:
 
     def update(self, batch: tuple, noise: np.ndarray, rate: float) -> dict:
         batch = self.script.Transition(*map(jnp.array, batch))
-        zeros = dict.fromkeys(self.script.LOSSES, jnp.zeros(()))
+        zeros = {name: jnp.zeros(()) for name in LOSSES}
         self.state, losses = self.update_fn(self.state, zeros, batch, noise, rate)
         return losses
 
@@ -222,6 +223,7 @@ class Torch:
         loss, losses = self.script.sac_loss(self.agent, self.critics, *given, self.args)
         params = dict(self.agent.named_parameters())
         grads = torch.autograd.grad(loss, list(params.values()))
+        losses = {name: x.detach() for name, x in losses.items()}
         return losses, to_weights(in_order(dict(zip(params, grads, strict=True))))
 
     def update(self, batch: tuple, noise: np.ndarray, rate: float) -> dict:
