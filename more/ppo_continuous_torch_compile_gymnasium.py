@@ -442,10 +442,10 @@ def policy(agent, stats: RunningMeanStd, obs, noise, args: Args):
     """(N, obs_dim), (N, action_dim) -> action (N, action_dim), logprob (N,)."""
     mean, log_std = agent.get_gaussian(normalise(obs, stats, args))
     action = mean + log_std.exp() * noise
-    return action, log_prob_of(action, mean, log_std)
+    return action, logprob_of(action, mean, log_std)
 
 
-def log_prob_of(action, mean, log_std):
+def logprob_of(action, mean, log_std):
     """The log of the Gaussians' density at action: (..., action_dim) each -> (...)."""
     distance = (action - mean) / log_std.exp()
     return -(0.5 * distance**2 + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -475,11 +475,12 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 def ppo_loss(agent, batch: Batch, args: Args):
     """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
     mean, log_std, value = agent(batch.obs)
-    log_ratio = log_prob_of(batch.action, mean, log_std) - batch.logprob
+    log_ratio = logprob_of(batch.action, mean, log_std) - batch.logprob
     ratio = log_ratio.exp()
 
     advantage = batch.advantage
     if args.norm_adv:
+        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -492,14 +493,13 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-    losses = {
+    return loss, {
         "losses/policy_loss": policy_loss,
         "losses/value_loss": value_loss,
         "losses/entropy": entropy,
         "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
         "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
     }
-    return loss, {name: x.detach() for name, x in losses.items()}
 
 
 # === Update =====================================================================================
@@ -552,7 +552,7 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)
         adam.step(params, grad, learning_rate_after(adam.count, args))
-    return losses
+    return {name: x.detach() for name, x in losses.items()}
 
 
 def compile_graph(function, gpu):
