@@ -557,9 +557,8 @@ def train(args: Args) -> None:
                 if stopped_by:
                     log.stopped_by = stopped_by  # it may have come to another rank
                     break
-        with (
-            all_or_none()
-        ):  # when one has ended by a signal, torchrun ends the others: so all at once
+        # When one has ended by a signal, torchrun ends the others: so all at once.
+        with all_or_none():
             log.close(iteration)
     dist.destroy_process_group()
 

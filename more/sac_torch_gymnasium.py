@@ -195,6 +195,8 @@ class VecEnv:
         action = action.reshape(self.num_envs, *self.action_space.shape)
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
+        if np.isnan(obs).any() or np.isnan(reward).any():  # it would ruin all that was learnt
+            raise FloatingPointError(f"{self.envs.spec.id} returned NaN")
         next_obs = self.flatten(obs)
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1

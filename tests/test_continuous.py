@@ -20,16 +20,19 @@ from probes import HIGH, LOW, best_action, nearness
 from running import AIM, BATCH, SMALL, arrays, content, train
 from scipy.stats import norm
 from sections import (
+    CONTINUOUS_IN_GYMNASIUM,
     CONTINUOUS_IN_GYMNAX,
     CONTINUOUS_IN_JAX,
     CONTINUOUS_IN_TORCH,
     CONTINUOUS_SCRIPTS,
+    SAC_PAIRS,
     stand_ins,
 )
 from test_numerics import OTHER_FLAGS, next_rate
 
 OBS_DIM, ACTION_DIM = 3, 2
 EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)
+SAC = [gymnasium for _, gymnasium in SAC_PAIRS]  # whose Environment is the same in all
 
 
 def make_learner(name: str, **flags: Any) -> Any:
@@ -223,6 +226,30 @@ def test_to_bounds(name):
     np.testing.assert_allclose(found, [[-1, 10], [1, 5], [3, 0], [2, 2.5], [-1, 10]])
 
 
+@pytest.mark.parametrize("name", [*stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM), *SAC])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_simulator_that_blows_up_ends_the_run(name, place, monkeypatch):
+    """A NaN in obs or reward would be in the statistics, or in the replay, for good."""
+    script: Any = importlib.import_module(name)
+    args = script.Args(num_envs=2, env_id="Aim-v0")
+    own = [args.gamma] if hasattr(script, "Stats") else []
+    env = script.VecEnv(args.env_id, args.num_envs, *own, args.vectorization, args.seed)
+    env.reset()
+    step = env.envs.step
+
+    def blow_up(action):
+        result = list(step(action))
+        result[place] = result[place].copy()
+        result[place][1] = np.nan
+        return result
+
+    action = np.zeros((2, ACTION_DIM), "f")
+    env.step(action)
+    monkeypatch.setattr(env.envs, "step", blow_up)
+    with pytest.raises(FloatingPointError, match="Aim-v0 returned NaN"):
+        env.step(action)
+
+
 # === Whole runs =================================================================================
 @EACH
 def test_the_best_actions_are_learnt(name, tmp_path):
@@ -237,7 +264,7 @@ def test_the_best_actions_are_learnt(name, tmp_path):
 def gaussians(folder: Path, obs: np.ndarray) -> Any:
     """Those that a run's checkpoint has for obs (N, OBS_DIM), where -1 to 1 spans the bounds."""
     saved, weights = arrays(folder), weights_in(folder)
-    mean, var = saved.get("0"), saved.get("1")  # Equinox's are numbered
+    mean, var = saved.get("1"), saved.get("2")  # Equinox's are numbered
     for place, x in saved.items():
         if re.search("stats/obs[/.]mean", place):
             mean = x
