@@ -529,7 +529,7 @@ def train(args: Args) -> None:
         args,
         framework="torch",
         compile_mode="compile, env none" if jax.config.values["jax_disable_jit"] else "compile",
-        device=torch.cuda.get_device_name() if gpu else "cpu",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         obs_shape=env.obs_shape,
         num_actions=env.num_actions,
     )
@@ -565,7 +565,7 @@ def train(args: Args) -> None:
         while iteration < args.num_iterations:
             start = time.perf_counter()
             obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
-            if args.sync_for_timing and gpu:
+            if args.sync_for_timing and device.type == "cuda":
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter()
             metrics = update(agent, adam, epoch_fn, storage, args)

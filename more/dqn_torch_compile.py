@@ -524,7 +524,7 @@ def train(args: Args) -> None:
         args,
         framework="torch",
         compile_mode="compile, env none" if jax.config.values["jax_disable_jit"] else "compile",
-        device=torch.cuda.get_device_name() if gpu else "cpu",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         obs_shape=env.obs_shape,
         num_actions=env.num_actions,
     )

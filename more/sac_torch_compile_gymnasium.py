@@ -577,7 +577,7 @@ def train(args: Args) -> None:
         args,
         framework="torch",
         compile_mode="compile",
-        device=torch.cuda.get_device_name() if gpu else "cpu",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         obs_shape=env.obs_shape,
         action_dim=env.action_dim,
         action_low=env.action_low.tolist(),
