@@ -204,6 +204,8 @@ class VecEnv:
         action = action.reshape(self.num_envs, *self.action_space.shape)
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
+        if np.isnan(obs).any() or np.isnan(reward).any():  # it would ruin all that was learnt
+            raise FloatingPointError(f"{self.envs.spec.id} returned NaN")
         next_obs = self.flatten(obs)
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
@@ -635,7 +637,7 @@ def train(args: Args) -> None:
         args,
         framework="torch",
         compile_mode="compile",
-        device=torch.cuda.get_device_name() if gpu else "cpu",
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         obs_shape=env.obs_shape,
         action_dim=env.action_dim,
         action_low=env.action_low.tolist(),
@@ -668,7 +670,7 @@ def train(args: Args) -> None:
         while iteration < args.num_iterations:
             start = time.perf_counter()
             obs, storage = rollout(policy_fn, obs, env, args)
-            if args.sync_for_timing and gpu:
+            if args.sync_for_timing and device.type == "cuda":
                 torch.cuda.synchronize()  # sync
             middle = time.perf_counter()
             metrics = update(agent, adam, epoch_fn, stats, storage, args)

@@ -144,7 +144,7 @@ def changed_lines(first, second):
         ("ppo_continuous_linen", "ppo_continuous_linen_gymnasium", 278),
         ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 303),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 431),
-        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 179),
+        ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 175),
         ("dqn_linen", "sac_linen", 427),
         ("sac_linen", "sac_linen_gymnasium", 467),
         ("sac_linen", "sac_torch", 580),
