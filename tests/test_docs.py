@@ -228,8 +228,15 @@ def test_ease_counts_the_lines_of_sac_right():
     page = words_of("docs/ease.md")
     linen, torch = changed_lines("dqn_linen", "sac_linen"), changed_lines("dqn_torch", "sac_torch")
     assert f"SAC differs from DQN in {linen} lines in Linen and in {torch} in PyTorch." in page
-    compiled = changed_lines("sac_torch_gymnasium", "sac_torch_compile_gymnasium")
-    assert f"Compiling SAC changes {compiled} lines" in page
+
+
+def test_ease_counts_the_lines_of_compiling_right():
+    ppo, sac = (
+        changed_lines(f"{name}_gymnasium", f"{name}_compile_gymnasium")
+        for name in ("ppo_continuous_torch", "sac_torch")
+    )
+    said = f"Compiling PPO changes {ppo} lines of PyTorch's script for robots, and compiling SAC"
+    assert f"{said} changes {sac}." in words_of("docs/ease.md")
 
 
 def test_ease_counts_the_lines_of_gymnasiums_lessons_right():
