@@ -34,6 +34,7 @@ from running import (
     assert_tensorboard_agrees,
     change,
     command,
+    content,
     info,
     main,
     metrics,
@@ -262,6 +263,20 @@ def test_a_run_goes_on_with_another_epsilon_of_adam(name, whole_run, tmp_path, m
             np.testing.assert_array_equal(x, before[place], err_msg=place)
 
 
+@pytest.mark.parametrize(
+    ("name", "flag", "value"),
+    [("ppo_linen_vmap", "num_agents", AGENTS), ("ppo_rnn_linen", "gru_hidden_size", 64)],
+)
+def test_what_sizes_a_scripts_own_arrays_stays(name, flag, value, whole_run, tmp_path, capfd):
+    """Of others, test_bad_input.py and test_dqn_training.py have it."""
+    folder = rewind(whole_run(name), tmp_path / "run")
+    before = content(folder)
+    capfd.readouterr()
+    assert main(name, "--resume", folder, f"--{flag.replace('_', '-')}", 2) == 2
+    assert capfd.readouterr().err == f"--resume: {flag} stays as it was, {value}\n"
+    assert content(folder) == before
+
+
 @EACH
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     name, whole_run, tmp_path, monkeypatch
@@ -333,8 +348,8 @@ def test_no_code_in_a_checkpoint_runs(name, whole_run, tmp_path):
     torch.save({"agent": attack}, contents[1])
     torch.save({"agent": attack}, contents[2], _use_new_zipfile_serialization=False)
     np.save(contents[3], np.array([attack], dtype=object), allow_pickle=True)
-    for content in contents:
-        path.write_bytes(content.getvalue())
+    for written in contents:
+        path.write_bytes(written.getvalue())
         with pytest.raises(Exception):  # noqa: B017  (each library's own)
             importlib.import_module(name).load_policy(folder)
         with pytest.raises(Exception):  # noqa: B017
