@@ -525,7 +525,7 @@ def train(args: Args) -> None:
             for step in range(args.num_steps):
                 global_step = (iteration * args.num_steps + step) * args.num_envs
                 if global_step < args.learning_starts:
-                    action = random_action[step]
+                    action = random_action[step].clone()  # on a GPU, JAX wants 16-byte alignment
                 else:
                     action = act(agent.actor, obs, act_noise[step])
                 new_obs, env_state, result = step_fn(env_state, to_jax(action))

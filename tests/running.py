@@ -219,12 +219,18 @@ def flags_of(name):
 def op_by_op(monkeypatch, script):
     """PyTorch without torch.compile, which takes long; and arrays for JAX as on a GPU, by DLPack.
 
-    An array from DLPack is committed to its device, and JAX compiles for that.
+    An array from DLPack is committed to its device, and JAX compiles for that. On a GPU it must be
+    aligned to 16 bytes, as a tensor is that has its memory for itself, and a view of one may not be.
     """
+
+    def to_jax(tensor):
+        assert tensor.storage_offset() == 0
+        return jax.dlpack.from_dlpack(tensor)
+
     if hasattr(script, "compile_graph"):
         monkeypatch.setattr(script, "compile_graph", lambda function, gpu: function)
     if hasattr(script, "to_jax"):
-        monkeypatch.setattr(script, "to_jax", jax.dlpack.from_dlpack)
+        monkeypatch.setattr(script, "to_jax", to_jax)
 
 
 def make_whole_run(name, runs_dir, begin=None):
