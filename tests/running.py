@@ -219,8 +219,8 @@ def flags_of(name):
 def op_by_op(monkeypatch, script):
     """PyTorch without torch.compile, which takes long; and arrays for JAX as on a GPU, by DLPack.
 
-    An array from DLPack is committed to its device, and JAX compiles for that. On a GPU it must be
-    aligned to 16 bytes, as a tensor is that has its memory for itself, and a view of one may not be.
+    An array from DLPack is committed to its device, and JAX compiles for that. On a GPU it must
+    begin at a multiple of 16 bytes: a tensor's memory does, and a view of its middle need not.
     """
 
     def to_jax(tensor):
