@@ -32,11 +32,12 @@ packages+=(brax==0.14.2 etils glfw jaxopt mujoco==4.0.0 mujoco-core==4.0.0 mujoc
 steps() {
   tests handover 120 tests/gpu/test_handover.py -k "not memory"
   once products 60 -m studies.gpu.products "$work/products.json"
-  race large 300 --apart "${large[@]}"
-  race small 300 "${small[@]}"
-  race robots 300 --warm-up 8 "${robots[@]}"
-  race agents 200 "${agents[@]}"
-  race brax 300 --warm-up 8 "${brax[@]}"
+  race robots 160 --warm-up 8 "${robots[@]}"
+  race large 210 --apart "${large[@]}"
+  race small 200 "${small[@]}"
+  race agents 110 "${agents[@]}"
+  race brax 150 --warm-up 8 "${brax[@]}"
+  race breakout 170 "${breakout[@]}"
   runs "CartPole-v1__small" # how long they take to start
   tests training 420 tests/test_training.py \
     -k "(nothing_compiles_twice or goes_on_from_its_checkpoint) and not gymnasium"
@@ -52,15 +53,15 @@ steps() {
 
 scripts=(ppo_linen ppo_nnx ppo_nnx_cached ppo_nnx_tree ppo_equinox ppo_torch ppo_torch_compile)
 some=(ppo_linen ppo_nnx ppo_equinox ppo_torch ppo_torch_compile)
-large=() small=()
+large=() small=() breakout=()
 for script in "${scripts[@]}"; do
   small+=("$script.py")
   small+=("$script.py --hidden-sizes 256 256 256")
   large+=("$script.py --hidden-sizes 1024 1024 1024 1024 1024 1024")
 done
 for script in "${some[@]}"; do
-  small+=("$script.py --env-id Breakout-MinAtar")
-  small+=("$script.py --env-id Breakout-MinAtar --hidden-sizes 256 256 256")
+  breakout+=("$script.py --env-id Breakout-MinAtar")
+  breakout+=("$script.py --env-id Breakout-MinAtar --hidden-sizes 256 256 256")
 done
 # Short iterations, which begin to learn within the warm-up.
 sac="mujoco --num-steps 200 --learning-starts 1000"
@@ -85,9 +86,7 @@ for script in more/ppo_linen_vmap.py more/ppo_torch_vmap.py; do
   for number in 1 8 64; do agents+=("$script --num-agents $number"); done
 done
 
-race() { # NAME SECONDS ARGUMENTS of race.py: if a minute is left, as long as there is time
-  local rest=$((end - SECONDS))
-  if ((rest > 60 && rest < $2)); then set -- "$1" "$rest" "${@:3}"; fi
+race() { # NAME SECONDS ARGUMENTS of race.py: on an H100 they suffice for 14 turns
   once "race-$1" "$2" race.py --out "$work/$1.jsonl" --seconds 0.25 --turns 14 "${@:3}" "${flags[@]}"
 }
 
