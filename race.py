@@ -1,7 +1,3 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["numpy==2.4.6", "pandas==2.3.3", "psutil==7.2.2", "scipy==1.17.1", "tyro==1.0.17"]
-# ///
 """Race programs by turns: which is the fastest on this machine, and by how much.
 
     python race.py ppo_linen.py ppo_torch.py
@@ -35,7 +31,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO
+from typing import IO, Any, NamedTuple, NoReturn
 
 import psutil
 import tyro
@@ -49,6 +45,7 @@ from studies import machine
 THROWN_AWAY = 2  # turns of each program that do not count: caches fill, clocks of the CPU settle
 MIN_TURNS = 10  # that count, before a race may end
 LOOK = 0.001  # seconds between looks for a new line
+GUARD = "--guard"  # makes race.py the process that start_guard describes
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
 
 
@@ -118,7 +115,9 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
 class Racer:
     """A program's process, which stands still except in its turns. What fails is left out."""
 
-    def __init__(self, program: Program, number: int, folder: Path, args: Args, guard: int) -> None:
+    def __init__(
+        self, program: Program, number: int, folder: Path, args: Args, guard: IO[str]
+    ) -> None:
         self.program = program
         self.number = number
         self.folder = folder
@@ -143,7 +142,7 @@ class Racer:
                 )
             except OSError as error:
                 fail(f"{program.name} does not start: {error.strerror}")
-        os.write(guard, f"{self.process.pid}\n".encode())
+        print(self.process.pid, file=guard, flush=True)
 
     def take_turn(self, seconds: float) -> tuple[int, float]:
         """Run for so long at least; return how many iterations there were, and their seconds.
@@ -216,20 +215,21 @@ class Racer:
         return "\n  ".join([reason, *lines])
 
 
-def start_guard(folder: Path) -> tuple[int, int]:
-    """Fork a process that ends what race.py has started, once race.py has ended, however it did.
+def start_guard(folder: Path) -> subprocess.Popen[str]:
+    """Start a process that ends what race.py has started, once race.py has ended, however it did.
 
-    Return its number, and the pipe that takes the numbers of processes; the pipe's end is the sign.
+    It reads the numbers of processes, a line each; the end of the lines is the sign.
     """
-    reading, writing = os.pipe()
-    guard = os.fork()
-    if guard:
-        os.close(reading)
-        return guard, writing
-    os.close(writing)
-    os.setsid()  # what ends race.py's session does not end the guard
-    with os.fdopen(reading) as file:
-        started = [int(line) for line in file]
+    return subprocess.Popen(
+        [sys.executable, __file__, GUARD, str(folder)],
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # what ends race.py's session does not end the guard
+    )
+
+
+def be_guard(folder: Path) -> None:
+    started = [int(line) for line in sys.stdin]
     for number in started:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(number)
@@ -237,11 +237,10 @@ def start_guard(folder: Path) -> tuple[int, int]:
                 with suppress(psutil.NoSuchProcess):
                     member.kill()
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
 
 
 # === Race =======================================================================================
-def start(programs: list[Program], args: Args, folder: Path, guard: int) -> list[Racer]:
+def start(programs: list[Program], args: Args, folder: Path, guard: IO[str]) -> list[Racer]:
     """Start the programs, and stop each after its warm-up."""
     racers = []
     for number, program in enumerate(programs):
@@ -276,11 +275,13 @@ def take_round(racers: list[Racer], number: int, args: Args) -> Iterator[Turn]:
 
 
 def names_of(programs: list[Program]) -> list[str]:
-    """Short names: a script's own, or all that was written where two would have the same."""
-    short = [program.script.stem if program.script else program.name for program in programs]
+    """Short names: a script's own, what was written where two have the same, and then a number."""
+    names = [program.script.stem if program.script else program.name for program in programs]
+    if len(set(names)) < len(names):
+        names = [program.name for program in programs]
     return [
-        name if short.count(name) == 1 else program.name
-        for name, program in zip(short, programs, strict=True)
+        f"{name} ({names[:i].count(name) + 1})" if names.count(name) > 1 else name
+        for i, name in enumerate(names)
     ]
 
 
@@ -324,7 +325,9 @@ def interrupt(number: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def race(programs: list[Program], args: Args, folder: Path, guard: int, file: TextIO) -> list[str]:
+def race(
+    programs: list[Program], args: Args, folder: Path, guard: IO[str], file: IO[str]
+) -> list[str]:
     """Race until each ratio is known, and show what is; return what went wrong."""
     found = Race(describe(programs, args), [])
     file.write(json.dumps(found.info) + "\n")
@@ -360,7 +363,8 @@ def main() -> None:
     flags = words[place + 1 :]
     args = tyro.cli(Args, args=words[:place], description=__doc__)
     folder = Path(tempfile.mkdtemp(prefix="race-"))
-    guard, pipe = start_guard(folder)
+    guard = start_guard(folder)
+    assert guard.stdin is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
@@ -368,15 +372,18 @@ def main() -> None:
         out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "a", buffering=1) as file:
-            failures = race(programs, args, folder, pipe, file)
+            failures = race(programs, args, folder, guard.stdin, file)
         print(f"Turns: {out}. To draw them: python -m analysis race {out}")
     finally:
-        os.close(pipe)
-        os.waitpid(guard, 0)
+        guard.stdin.close()
+        guard.wait()
     for failure in failures:
         print(f"race.py: {failure}", file=sys.stderr)
     sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [GUARD]:
+        be_guard(Path(sys.argv[2]))
+    else:
+        main()

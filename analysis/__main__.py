@@ -1,4 +1,4 @@
-"""From runs to an answer: python -m analysis report, pack, study or docs; --help says more."""
+"""From runs to an answer: python -m analysis report, race, pack, study or docs; --help."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from analysis import docs, report
+from analysis import docs, figures, races, report
 from analysis.checks import problems
 from analysis.formatting import join, pluralize
 from analysis.measures import mode_order
@@ -31,6 +31,12 @@ def parse() -> argparse.Namespace:
     add("--baseline", metavar="SCRIPT", help=compared)
     listed = "file with a run's name a line: of the source, these alone count"
     add("--only-runs", metavar="FILE", type=Path, help=listed)
+
+    command = commands.add_parser("race", help="a race of race.py, as sentences and a figure")
+    command.set_defaults(run=show_race)
+    add = command.add_argument
+    add("file", type=Path, help="file with turns, as races/TIME.jsonl")
+    add("--out", type=Path, help="figure to write; default FILE with .png")
 
     command = commands.add_parser("pack", help="check runs, and write them as a study")
     command.set_defaults(run=pack)
@@ -74,6 +80,22 @@ def default_out(sources: list[str]) -> Path:
     """Return where a report goes: into a folder of runs, or else here."""
     path = Path(sources[0])
     return path / "report" if len(sources) == 1 and path.is_dir() else Path("report")
+
+
+def show_race(args: argparse.Namespace) -> int:
+    """Say what the last race of a file found, and draw it."""
+    found = races.read(args.file)
+    if not found or len(found[-1].times()) < races.LEAST_TURNS:
+        raise SourceError(f"{args.file} has too few turns")
+    last = found[-1]
+    times = last.times()
+    ratios = times.iloc[:, 1:].div(times.iloc[:, 0], axis=0)
+    label = f"an iteration, times as long as one of {times.columns[0]}"
+    out = args.out or args.file.with_suffix(".png")
+    out.write_bytes(figures.png(figures.spread(ratios, last.ratios(), label)))
+    print("\n".join(last.sentences(last.info["args"]["within"])))
+    print(f"Figure: {out}")
+    return 0
 
 
 def pack(args: argparse.Namespace) -> int:

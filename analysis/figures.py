@@ -23,6 +23,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis import schema
 from analysis.formatting import number
+from analysis.stats import Interval
 
 WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
 BARS = 4.6  # so that 9 points can be read on a phone
@@ -254,3 +255,36 @@ def middles(flags: np.ndarray) -> list[int]:
     """Return the middle of each stretch of flags that are set."""
     stretches = np.split(np.arange(len(flags)), np.flatnonzero(np.diff(flags)) + 1)
     return [int(x[len(x) // 2]) for x in stretches if len(x) and flags[x[0]]]
+
+
+@styled
+def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) -> Figure:
+    """Plot a row for each column of values: each value as a point, the interval over them as a bar.
+
+    The x axis is logarithmic where values are more than ten times apart.
+    """
+    names = list(values.columns)
+    figure, (axes,) = make_panels([""], 1, 0.9 + 0.45 * len(names), LONE)
+    for place, name in enumerate(names):
+        own = values[name].dropna().to_numpy()
+        heights = place + np.linspace(-0.25, 0.25, len(own))  # in the order in which they were
+        axes.plot(own, heights, ".", color=STRANGERS[1], markersize=4)
+        estimate, low, high = intervals[name]
+        axes.plot([low, high], [place, place], color=DARK, linewidth=2, solid_capstyle="butt")
+        axes.plot(estimate, place, "|", color=DARK, markersize=12)
+    axes.axvline(1, color=GREY, linewidth=1)
+    axes.set_yticks(range(len(names)), [short(name, 40) for name in names])
+    axes.set_title("")
+    axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    if np.nanmax(values) > 10 * np.nanmin(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(PLAIN)
+    axes.set_xlabel(xlabel)
+    point = Line2D([], [], color=STRANGERS[1], marker=".", linestyle="")
+    bar = Line2D([], [], color=DARK, linewidth=2)
+    add_legend(figure, [(point, "a turn"), (bar, "95% interval of the median")])
+    return figure

@@ -14,6 +14,8 @@ import pandas as pd
 from analysis.schema import SourceError
 from analysis.stats import NOTHING, Interval, median_interval
 
+LEAST_TURNS = 6  # for an interval
+
 
 class Turn(NamedTuple):
     """What a program did in one turn."""
@@ -74,10 +76,10 @@ def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
     The interval is that of order statistics. A burst of other work spoils the ratio of a turn, and
     a median does not mind by how much.
     """
-    logs = np.log(times / first).dropna()
-    if logs.empty:
+    ratios = (times / first).dropna()
+    if ratios.empty:
         return NOTHING
-    return Interval(*(float(np.exp(x)) for x in median_interval(logs.to_numpy())))
+    return Interval(*(float(np.exp(x)) for x in median_interval(np.log(ratios.to_numpy()))))
 
 
 def is_known(ratio: Interval, within: float) -> bool:

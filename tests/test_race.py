@@ -1,0 +1,264 @@
+"""race.py: programs that take turns, what is left of them, and what turns say."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+
+from analysis import races
+from analysis.schema import SourceError
+
+ROOT = Path(__file__).resolve().parents[1]
+# A program that prints a line each so many seconds, and has a worker in a session of its own.
+TICKER = """
+import subprocess, sys, time
+seconds, times = float(sys.argv[1]), int(sys.argv[2])
+worker = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+for _ in range(times):
+    time.sleep(seconds)
+    print("tick", flush=True)
+print("a last word")
+"""
+
+
+@pytest.fixture
+def ticker(tmp_path):
+    (tmp_path / "ticker.py").write_text(TICKER)
+    return lambda seconds, times=10**6: f"{tmp_path}/ticker.py {seconds} {times} @tick"
+
+
+def start(folder, *words):
+    """race.py in a folder that gets its file of turns."""
+    command = [sys.executable, ROOT / "race.py", "--out", folder / "turns.jsonl", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
+
+
+def race(folder, *words):
+    """Race to the end: exit status, what was printed, what was said of errors."""
+    process = start(folder, *words)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "waited for a minute"
+        time.sleep(0.05)
+
+
+def num_turns(folder):
+    path = folder / "turns.jsonl"
+    return path.read_text().count('"turn"') if path.exists() else 0
+
+
+def racers_of(process):
+    """The processes that race.py has started, which are not its guard."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+        return [x for x in family if "--guard" not in x.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+# === Turns ======================================================================================
+def test_a_race_says_who_is_faster_and_keeps_its_turns(tmp_path, ticker):
+    slow, fast = ticker(0.04), ticker(0.01)
+    status, out, err = race(tmp_path, "--turns", "12", "--seconds", "0.1", slow, fast)
+    assert (status, err) == (0, "")
+    assert "ticker.py 0.01 1000000 is" in out and "times as fast as" in out
+    (found,) = races.read(tmp_path / "turns.jsonl")
+    assert len(found.turns) == 24 and len(found.times()) == 10  # the first two do not count
+    assert found.info["versions"]["numpy"] == np.__version__
+    assert all(turn.seconds >= 0.1 and turn.iterations >= 1 for turn in found.turns)
+    order = [turn.program for turn in found.turns]
+    assert order == [0, 1, 1, 0] * 6
+
+
+def test_all_but_one_stand_still(tmp_path, ticker):
+    process = start(tmp_path, "--turns", "30", *[ticker(0.02), ticker(0.02), ticker(0.02)])
+    wait_for(lambda: num_turns(tmp_path) > 0)
+    for _ in range(20):
+        racers = [x for x in racers_of(process) if "ticker.py" in " ".join(x.cmdline())]
+        states = [x.status() for x in racers]
+        assert len(states) == 3 and states.count(psutil.STATUS_STOPPED) >= 2
+        time.sleep(0.03)
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+def test_scripts_race_and_flags_reach_them(tmp_path):
+    script = str(ROOT / "ppo_linen.py")
+    turns = ("--turns", "12", "--seconds", "0.05", "--within", "10")
+    flags = ("--num-envs", "2", "--num-steps", "8", "--num-minibatches", "1")
+    status, out, err = race(tmp_path, *turns, script, f"{script} --seed 2", "--", *flags)
+    assert status == 0, err
+    assert "ppo_linen.py --seed 2" in out
+    (found,) = races.read(tmp_path / "turns.jsonl")
+    assert all("--num-envs 2 --num-steps 8" in command for command in found.info["commands"])
+    assert [len(commit) >= 40 for commit in found.info["commits"]] == [True, True]
+    assert not (tmp_path / "runs").exists()
+
+
+# === Ends =======================================================================================
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_end_leaves_a_process_behind(number, tmp_path, ticker):
+    process = start(tmp_path, "--seconds", "0.05", "--within", "0", ticker(0.01), ticker(0.01))
+    wait_for(lambda: num_turns(tmp_path) >= 20)
+    family = racers_of(process)
+    assert len(family) == 4  # two programs, each with a worker
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert process.returncode == 1 and "stopped" in err
+        assert "here" in out or "apart" in out  # what is known so far
+    wait_for(lambda: not any(x.is_running() for x in family))
+    assert num_turns(tmp_path) >= 20
+
+
+def test_a_program_that_ends_is_left_out_and_the_others_race_on(tmp_path, ticker):
+    programs = [ticker(0.01), ticker(0.011), ticker(0.012, times=60)]
+    turns = ("--turns", "15", "--seconds", "0.1", "--within", "0")
+    status, out, err = race(tmp_path, *turns, *programs)
+    assert status == 1
+    assert "is left out: it ended by itself, with exit status 0" in err and "a last word" in err
+    assert "0.011" in out
+    (found,) = races.read(tmp_path / "turns.jsonl")
+    assert [turn.program for turn in found.turns].count(0) == 15
+
+
+def test_a_program_without_a_line_is_left_out(tmp_path, ticker):
+    silent = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(99)' @tick"
+    status, _, err = race(tmp_path, "--patience", "3", ticker(0.01), silent)
+    assert status == 1
+    assert "had no iteration in 3 s. Its last lines:\n  1" in err
+
+
+@pytest.mark.parametrize(
+    ("programs", "reason"),
+    [
+        (["a.py @x"], "name two programs or more"),
+        (["a.py", "b.py"], "a.py is no script"),
+        (["true @x", "nowhere/at-all @x"], "nowhere/at-all does not start"),
+        (["'a", "b"], "'a: No closing quotation"),
+        (["", "b"], "a program has no name"),
+        ([str(ROOT / "evaluate.py"), "b"], "writes no run folder"),
+    ],
+)
+def test_what_is_mistyped_is_one_sentence(programs, reason, tmp_path):
+    status, _, err = race(tmp_path, *programs)
+    assert status == 2 and reason in err and "Traceback" not in err
+
+
+# === What turns say =============================================================================
+def made_race(*programs):
+    """A race of programs whose times are given, turn by turn."""
+    info = {"programs": [str(i) for i in range(len(programs))], "thrown_away": 0}
+    turns = [
+        races.Turn(turn, program, 10, 10 * seconds)
+        for program, times in enumerate(programs)
+        for turn, seconds in enumerate(times)
+    ]
+    return races.Race(info, turns)
+
+
+def test_a_burst_in_few_turns_changes_nothing():
+    first = np.full(20, 0.1)
+    second = 2 * first
+    second[[3, 11, 17]] = 5.0
+    (ratio,) = made_race(first, second).ratios().values()
+    assert ratio == pytest.approx((2, 2, 2))
+
+
+def test_turns_that_do_not_count_and_programs_that_are_missing():
+    found = made_race([9, 9, 1, 1, 1, 1, 1, 1], [9, 9, 2, 2, 2, 2, 2, 2, 7], [9, 9, 3])
+    found.info["thrown_away"] = 2
+    assert list(found.times().columns) == ["0", "1", "2"]
+    ratios = found.ratios()
+    assert ratios["1"] == pytest.approx((2, 2, 2))  # the turn that the first has not is not paired
+    assert ratios["2"].estimate == pytest.approx(3) and np.isnan(ratios["2"].low)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sentence"),
+    [
+        ((2.0, 1.9, 2.1), "a is 2 times as fast as b here (1.900 to 2.100)."),
+        ((0.5, 0.4, 0.625), "b is 2 times as fast as a here (1.600 to 2.500)."),
+        ((1.01, 0.98, 1.02), "b and a are equally fast here to within 3% (0.980 to 1.020)."),
+        ((1.01, 1.005, 1.02), "b and a are equally fast here to within 3% (1.005 to 1.020)."),
+        ((1.1, 0.9, 1.2), "b and a cannot be told apart: 1.100 (0.900 to 1.200)."),
+        ((1.1, np.nan, np.nan), "b and a cannot be told apart: 1.100 (nan to nan)."),
+    ],
+)
+def test_sentence(ratio, sentence):
+    assert races.sentence("b", "a", races.Interval(*ratio), 0.03) == sentence
+
+
+def normal(rng, n):
+    return rng.normal(0, 0.05, n)
+
+
+def heavy_tails(rng, n):
+    return 0.03 * rng.standard_t(2, n)
+
+
+def bursts(rng, n):
+    return rng.normal(0, 0.03, n) + np.where(rng.random(n) < 0.2, rng.normal(0, 1, n), 0)
+
+
+def drift(rng, n):
+    """The machine's speed walks at random, and the order of turns alternates."""
+    speed = np.cumsum(rng.normal(0, 0.02, 2 * n)).reshape(n, 2)
+    return (speed[:, 1] - speed[:, 0]) * np.where(np.arange(n) % 2, -1, 1)
+
+
+@pytest.mark.parametrize("noise", [normal, heavy_tails, bursts, drift])
+def test_intervals_hold_the_truth_though_a_race_ends_by_its_interval(noise):
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(400):
+        logs = noise(rng, 60)
+        for n in range(10, 61):
+            ratio = races.ratio_of(pd.Series(2 * np.exp(logs[:n])), pd.Series(np.ones(n)))
+            if races.is_known(ratio, 0.03):
+                break
+        held += ratio.low <= 2 <= ratio.high
+    assert held / 400 > 0.92  # 95% less three standard errors
+
+
+def test_analysis_draws_a_race(tmp_path):
+    rng = np.random.default_rng(0)
+    found = made_race(*np.exp(rng.normal(0, 0.1, (3, 12))))
+    found.info["args"] = {"within": 0.03}
+    lines = [found.info, *(turn._asdict() for turn in found.turns)]
+    path = tmp_path / "race.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "analysis", "race", path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 3
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "x", '{"turn": 1}', '{"programs": []}\n{"turn": 1}'])
+def test_a_strangers_file_is_one_sentence(text, tmp_path):
+    path = tmp_path / "race.jsonl"
+    path.write_text(text)
+    with pytest.raises(SourceError, match="is no file of race"):
+        races.read(path)
+
+
+def test_a_second_race_at_once_has_a_file_of_its_own(tmp_path, ticker):
+    words = [sys.executable, ROOT / "race.py", "--turns", "12", "--seconds", "0.02"]
+    words += [ticker(0.01), ticker(0.01)]
+    both = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    files = list((tmp_path / "races").iterdir())
+    assert [len(races.read(file)[0].turns) for file in files] == [24, 24]
