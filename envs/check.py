@@ -26,7 +26,7 @@ import time
 import tomllib
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 import jax
@@ -38,6 +38,7 @@ from gymnax.environments.spaces import Box, Discrete
 NUM_ENVS, NUM_STEPS = 16, 2_000  # of random play in gymnax
 STEPS, SECONDS = 5_000, 20  # of random play in Gymnasium, whichever ends first
 AGAIN = 300  # steps that Gymnasium takes once more, from the same seed
+SILENCE = 2.0  # seconds after which a word is said
 
 
 # === gymnax =====================================================================================
@@ -134,7 +135,12 @@ def check_play(env: Any, params: Any, space: Any) -> None:
         start = (state, obs.min(0), obs.max(0))
         return jax.lax.scan(step, start, jax.random.split(key, NUM_STEPS))
 
-    (state, least, most), results = play(jax.random.PRNGKey(0))
+    print(f"Compiling, and then {NUM_STEPS:,} random steps in {NUM_ENVS} environments.", flush=True)
+    jax.block_until_ready(play(jax.random.PRNGKey(0)))
+    start = time.perf_counter()
+    (state, least, most), results = jax.block_until_ready(play(jax.random.PRNGKey(0)))
+    seconds = (time.perf_counter() - start) / NUM_STEPS
+    print(f"Compiled, a step of {NUM_ENVS} environments takes {microseconds(seconds)}.")
     reward, terminated, truncated = map(np.asarray, results)  # (NUM_STEPS, NUM_ENVS)
     low, high = (0, space.n - 1) if isinstance(space, Discrete) else (space.low, space.high)
     must_lie_in(np.asarray(least), low, high)
@@ -147,6 +153,7 @@ def check_play(env: Any, params: Any, space: Any) -> None:
         lengths = np.diff(steps, prepend=-1).tolist()
         ends += zip(lengths, terminated[steps, column].tolist(), strict=True)
     limit = getattr(params, "max_steps_in_episode", None)
+    must_end(ends, limit, NUM_STEPS)
     has_step_env = getattr(type(env), "step_env", Environment.step_env) is not Environment.step_env
     if has_step_env and hasattr(state, "time") and limit is not None:
         check_time_limit(env, params, state, int(limit))
@@ -200,28 +207,48 @@ def check_gymnasium(name: str) -> str:
     rule = f"observation_space must be a Box, as gymnasium's FlattenObservation makes, not {space}"
     must(isinstance(space, gymnasium.spaces.Box), rule)
     limit = gymnasium.spec(name).max_episode_steps
-    numbers, ends, num_steps = play(env, limit, STEPS)
-    again, _, _ = play(make(), limit, len(numbers))
-    same = np.array_equal(numbers[: len(again)], again, equal_nan=True)
+    played = play(env, limit, STEPS)
+    again = play(make(), limit, len(played.numbers)).numbers
+    same = np.array_equal(played.numbers[: len(again)], again, equal_nan=True)
     must(same, "a seed must lead to the same obs and rewards again: draw from self.np_random alone")
     check_render(make, env.metadata.get("render_modes", ()))
-    check_ends(ends, limit, num_steps)
+    if played.num_steps == STEPS:
+        must_end(played.ends, limit, STEPS)
+    step, reset = played.step_seconds, played.reset_seconds
+    each = microseconds((step + reset) / played.num_steps)
+    print(f"A step takes {each}, of which starts of episodes are {reset / (step + reset):.0%}.")
+    check_ends(played.ends, limit, played.num_steps)
     return kind
 
 
-def play(env: Any, limit: int | None, steps: int) -> tuple[np.ndarray, list[tuple[int, bool]], int]:
-    """Take random steps; return obs and rewards of the first AGAIN, all ends, and how many steps.
+class Played(NamedTuple):
+    """What random steps have led to."""
 
-    An end is the length of an episode, and whether it terminated.
-    """
+    numbers: np.ndarray  # obs and rewards of the first AGAIN steps
+    ends: list[tuple[int, bool]]  # of episodes: length, and whether it terminated
+    num_steps: int
+    step_seconds: float  # in all calls of step
+    reset_seconds: float  # in all calls of reset but the first, which may load things
+
+
+def play(env: Any, limit: int | None, steps: int) -> Played:
+    """Take random steps, as many as there is time for."""
     env.action_space.seed(0)
     checked(env, "reset", env.reset(seed=0, options=None), "obs, info")
     numbers, ends = [], []
     num_steps = 0
     length = 0
-    deadline = time.monotonic() + SECONDS
-    while num_steps < steps and time.monotonic() < deadline:
-        result = env.step(env.action_space.sample())
+    step_seconds = reset_seconds = 0.0
+    start = said = time.perf_counter()
+    while num_steps < steps and time.perf_counter() < start + SECONDS:
+        action = env.action_space.sample()
+        before = time.perf_counter()
+        result = env.step(action)
+        now = time.perf_counter()
+        step_seconds += now - before
+        if now - said > SILENCE:
+            print(f"Random play: {num_steps:,} of {steps:,} steps after {now - start:.0f} s")
+            said = now
         obs = checked(env, "step", result, "obs, reward, terminated, truncated, info")
         _, reward, terminated, truncated, _ = result
         if num_steps < AGAIN:
@@ -231,8 +258,11 @@ def play(env: Any, limit: int | None, steps: int) -> tuple[np.ndarray, list[tupl
         if terminated or truncated or length == limit:
             ends.append((length, bool(terminated)))
             length = 0
-            checked(env, "reset", env.reset(options={}), "obs, info")
-    return np.array(numbers, float), ends, num_steps
+            before = time.perf_counter()
+            result = env.reset(options={})
+            reset_seconds += time.perf_counter() - before
+            checked(env, "reset", result, "obs, info")
+    return Played(np.array(numbers, float), ends, num_steps, step_seconds, reset_seconds)
 
 
 def checked(env: Any, name: str, result: Any, values: str) -> np.ndarray:
@@ -306,6 +336,18 @@ def check_ends(ends: list[tuple[int, bool]], limit: int | None, steps: int) -> N
     print(f"In {steps:,} random steps {len(ends):,} episodes ended.")
     if not told_apart and 20 * len(terminated) >= len(ends):  # any game has a longest one
         print(f"{seen[:1].upper()}{seen[1:]}: if that is a time limit, it must be truncated.")
+
+
+def must_end(ends: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
+    """So many steps in a row must end an episode: the returns of those that end are logged."""
+    is_longer = limit is not None and limit > steps
+    rule = f"no episode ended within {steps:,} random steps: terminate or truncate it"
+    must(len(ends) > 0 or is_longer, rule)
+
+
+def microseconds(seconds: float) -> str:
+    digits = 0 if seconds >= 1e-5 else 1
+    return f"{1e6 * seconds:,.{digits}f} \N{MICRO SIGN}s"
 
 
 def must_lie_in(obs: np.ndarray, low: Any, high: Any) -> None:
