@@ -16,10 +16,12 @@ from test_structure import changed_lines
 
 from analysis import docs, stats, tables
 from analysis.checks import problems
+from analysis.formatting import number
 from analysis.runs import load
 from analysis.schema import SourceError
 from studies.control import dearness_study
 from studies.control import study as control
+from studies.gpu import study as gpu
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
@@ -190,6 +192,42 @@ def test_the_readme_says_of_robots_what_the_study_measured():
     compiled = control.sac_costs(cost).cells.set_index("script").loc["torch_compile_gymnasium"]
     ratio = compiled["times as long as linen_gymnasium"]
     assert f"on one core the two cannot be told apart, {ratio}" in page
+
+
+def test_the_readme_and_the_study_say_of_a_gpu_what_the_races_gave():
+    page, study = words_of("README.md"), words_of("studies/gpu/README.md")
+    path = ROOT / "studies/gpu/races.jsonl"
+    ratios = gpu.ratio_table(path).cells.set_index(["environment", "network"]).loc["CartPole-v1"]
+    small, medium, large = ratios["ppo_torch_compile"]
+    assert f"takes {small} times as long in compiled PyTorch as in Linen" in page
+    assert f"units {large} times. For robots" in page
+    robots = gpu.robot_table(path).cells.set_index("script")["times as long as Linen"]
+    ratio = robots["ppo_continuous_torch_compile_gymnasium"]
+    assert f"compiled PyTorch takes {ratio} times as long as Linen for PPO" in page
+    _, low, high = (float(x) for x in re.findall(r"[\d.]+", robots["sac_torch_compile_gymnasium"]))
+    assert low < 1 < high
+    # In the study's answer, ends of intervals are rounded to whole numbers.
+    assert [rounded(x) for x in (small, medium, large)] == [(6, 10), (5, 9), (2, 3)]
+    assert [rounded(x) for x in ratios["ppo_torch"]] == [(20, 29), (16, 23), (8, 10)]
+    assert "6 to 10 times as long" in study and "5 to 9 times with medium ones" in study
+    assert "2 to 3 times with large ones" in study and "20 to 29, 16 to 23 and 8 to 10" in study
+    times = gpu.Times(path)
+    uncompiled, compiled, linen = (
+        [number(times.milliseconds(gpu.ppo(x, "CartPole-v1", size))) for size in gpu.SIZES]
+        for x in ("torch", "torch_compile", "linen")
+    )
+    assert f"takes {uncompiled[0]} ms with small networks, and with medium ones no" in study
+    assert f"longer, {uncompiled[1]} ms" in study and f"takes {compiled[0]} ms" in study
+    assert linen[0] == "21.4" and linen[2] == "96.3"
+    assert "takes 21 ms" in study and "52% of Linen's 96 ms" in study
+    share = gpu.share_of_products(path, ("jax", "torch"))
+    assert f"{share.estimate:.0%}" == "52%"
+
+
+def rounded(text):
+    """The ends of an interval's text, to whole numbers."""
+    _, *ends = (round(float(x)) for x in re.findall(r"[\d.]+", text))
+    return tuple(ends)
 
 
 def torch_over_linen_in_gymnasium(env_id, value="steady"):

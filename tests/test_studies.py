@@ -29,6 +29,7 @@ from studies.control import study as control
 from studies.devices import measure as devices_measure
 from studies.devices import study as devices
 from studies.doors import study as doors
+from studies.gpu import study as gpu
 from studies.limits import measure as limits_measure
 from studies.limits import study as limits
 from studies.minatar import study as minatar
@@ -39,7 +40,7 @@ PNG = b"\x89PNG"
 
 
 @pytest.mark.parametrize(
-    "name", ["agents", "control", "doors", "limits", "memory", "tuning", "vectorization"]
+    "name", ["agents", "control", "doors", "gpu", "limits", "memory", "tuning", "vectorization"]
 )
 def test_a_studys_figures_are_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
@@ -105,6 +106,45 @@ def test_a_target_is_met_or_missed_by_its_interval_alone(tmp_path):
         ("linen_gymnasium", "sb3", "met"),
         ("torch_gymnasium", "sb3", "undecided"),
     }
+
+
+# === GPU ========================================================================================
+def made_up_race(path, programs, *rounds):
+    """Seconds of an iteration of each program, in each round; the first round does not count."""
+    lines: list[dict[str, Any]] = [
+        {"programs": [f"short {x}" for x in programs], "thrown_away": 1},
+    ]
+    lines[0]["args"] = {"programs": programs}
+    for turn, seconds in enumerate(rounds):
+        for program, each in enumerate(seconds):
+            row = {"turn": turn, "program": program, "iterations": 2, "seconds": 2 * each}
+            lines.append(row)
+    with open(path, "a") as file:
+        file.write("".join(json.dumps(x) + "\n" for x in lines))
+    return path
+
+
+def test_races_of_the_same_programs_are_one(tmp_path):
+    """The pair of a ratio is of one turn: here both programs are slow in the same ones."""
+    path = tmp_path / "races.jsonl"
+    pair = ["a.py", "b.py --env-id X"]
+    made_up_race(path, ["a.py", "other.py"], (1.0, 1.0))
+    made_up_race(path, pair, (9.0, 1.0), (1.0, 2.0), (4.0, 8.0), (2.0, 4.0))
+    made_up_race(path, pair, (9.0, 1.0), (1.0, 3.0), (1.0, 2.0), (8.0, 16.0))
+    times = gpu.Times(path)
+    assert times.ratio(pair[1], "a.py") == pytest.approx((2, 2, 3))
+    assert times.milliseconds("a.py") == 1500
+    assert np.isnan(times.ratio("other.py", pair[1])).all()
+    assert (times.called("b.py"), times.called("c.py")) == (pair[1], None)
+
+
+@pytest.mark.parametrize(
+    ("direction", "said"),
+    [("at most", ["met", "undecided", "missed"]), ("at least", ["missed", "undecided", "met"])],
+)
+def test_a_gpus_target_is_met_or_missed_by_its_interval_alone(direction, said):
+    rows = [{"low": x, "high": x + 0.5, "target": 2, "direction": direction} for x in (1, 1.8, 2.1)]
+    assert [gpu.verdict(pd.Series(row)) for row in rows] == said
 
 
 # === Doors ======================================================================================

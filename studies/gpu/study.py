@@ -1,23 +1,35 @@
-"""What differs on a GPU: ratios over Linen in each network, many agents in a program, and targets.
-
-products.json, which products.py writes, lies beside the runs.
-"""
+"""What differs on a GPU: races by turns, and targets. products.json is what products.py wrote."""
 
 import json
 from pathlib import Path
 
 import pandas as pd
 
-from analysis import stats
-from analysis.measures import experiments, in_order, summarize, timed
+from analysis import figures, races
+from analysis.formatting import number
 from analysis.page import Table
-from analysis.runs import load
-from analysis.tables import across, span, table_of, text, texts
+from analysis.stats import Interval
+from analysis.tables import span, table_of, text, texts, value
 
-LINEN, COMPILED = "ppo_linen", "ppo_torch_compile"
-AT_MOST = {"small": 2.0, "medium": 1.5, "large": 1.1}  # of COMPILED's iteration over LINEN's
+SIZES = {
+    "small": "",
+    "medium": " --hidden-sizes 256 256 256",
+    "large": " --hidden-sizes 1024 1024 1024 1024 1024 1024",
+}
+ENVS = {"CartPole-v1": "", "Breakout-MinAtar": " --env-id Breakout-MinAtar"}
+OTHERS = ("nnx", "nnx_cached", "nnx_tree", "equinox", "torch_compile", "torch")
+# What trains, the script in Linen, as it begins, and the steps of an iteration.
+ROBOTS = {
+    "SAC, MuJoCo in Gymnasium": ("more/sac_linen_gymnasium.py", 200),
+    "PPO, MuJoCo in Gymnasium": ("more/ppo_continuous_linen_gymnasium.py", 32 * 64),
+    "PPO, brax": ("more/ppo_continuous_linen.py", 32 * 64),
+    "SAC, brax": ("more/sac_linen.py", 50),
+}
+AT_MOST = {"small": 2.0, "medium": 1.5, "large": 1.1}  # of torch_compile over Linen
 AGENTS, AGENTS_AT_MOST = 64, 2.0  # of a program's iteration over that of one agent
-SHARE_AT_LEAST = 0.7  # of products in LINEN's iteration, in the large network
+SHARE_AT_LEAST = 0.7  # of products in Linen's iteration, in the large network
+WIDTH = 1024
+WORDS = {"torch_compile": "compiled", "torch": "uncompiled"}
 # How many products with weights of 1024 x 1024 have so many rows, in an iteration of 256 steps and
 # 10 epochs of 8 minibatches: a network has five. Its first and its output are left out.
 PRODUCTS = {
@@ -25,55 +37,204 @@ PRODUCTS = {
     16384: 5,  # the critic's, of all obs and next_obs
     1024: 80 * 2 * 5 * 3,  # both networks', in each minibatch: one forward and two backward
 }
-ENDS = list(stats.Interval._fields)
 
 
-def over_linen(source: Path, by: tuple[str, ...]) -> pd.DataFrame:
-    frame = summarize(experiments(load(source))[0].runs, ("steady",), LINEN, by)
-    return frame.rename(columns=lambda x: x.removeprefix("steady_"))
+class Times:
+    """Seconds of an iteration, turn by turn, of programs as they were called."""
+
+    def __init__(self, path: Path) -> None:
+        tables: dict[tuple[str, ...], list[pd.DataFrame]] = {}
+        for race in races.read(path):
+            called = race.info["args"]["programs"]
+            names = dict(zip(race.info["programs"], called, strict=True))
+            # A race that was run twice is one race of more turns.
+            tables.setdefault(tuple(called), []).append(race.times().rename(columns=names))
+        self.tables = [pd.concat(x, ignore_index=True) for x in tables.values()]
+
+    def with_all(self, *programs: str) -> pd.DataFrame | None:
+        """The turns of the race that had these programs."""
+        return next((x for x in self.tables if set(programs) <= set(x.columns)), None)
+
+    def milliseconds(self, program: str) -> float:
+        turns = self.with_all(program)
+        assert turns is not None
+        return 1000 * float(turns[program].median())
+
+    def ratios(self, program: str, first: str) -> pd.Series | None:
+        """How many times as long the program's iteration takes, in each turn."""
+        turns = self.with_all(program, first)
+        return None if turns is None else turns[program] / turns[first]
+
+    def ratio(self, program: str, first: str) -> Interval:
+        turns = self.with_all(program, first)
+        return races.NOTHING if turns is None else races.ratio_of(turns[program], turns[first])
+
+    def called(self, script: str) -> str | None:
+        """How a script was called that ran once."""
+        return next((x for t in self.tables for x in t if x.startswith(f"{script} ")), None)
 
 
-def ratio_table(source: Path) -> Table:
-    frame = over_linen(source, ("size", "env_id")).dropna(subset=["estimate"])
-    frame = frame.rename(columns={"env_id": "environment", "mode": "script"})
-    cells = across(frame, texts(frame), ["environment", "script"], "size")
-    return Table("gpu_ratios", f"A steady iteration, times as long as {LINEN}'s", frame, cells)
+def ppo(script: str, env: str, size: str) -> str:
+    return f"ppo_{script}.py{ENVS[env]}{SIZES[size]}"
 
 
-def over_one(source: Path) -> pd.DataFrame:
-    """Return the iteration of N agents in a program over that of one, by repeats of both."""
-    runs = timed(load(source).runs).dropna(subset=["num_agents"])
-    one = runs[runs["num_agents"] == 1].set_index(["mode", "repeat"])["steady"].rename("one")
-    both = runs.join(one, on=["mode", "repeat"]).sort_values("num_agents")
-    both["ratio"] = both["steady"] / both["one"]
-    return in_order(stats.of_groups(both, ["mode", "num_agents"], "ratio", stats.geometric_mean))
+def agents(framework: str, number_of_agents: int) -> str:
+    return f"more/ppo_{framework}_vmap.py --num-agents {number_of_agents}"
 
 
-def agent_table(source: Path) -> Table:
-    frame = over_one(source).rename(columns={"mode": "script"})
-    shown = frame.assign(agents=frame["num_agents"].map("{:,.0f}".format))
-    cells = across(shown, texts(frame), ["script"], "agents")
-    return Table("gpu_agents", "An iteration of N agents, times as long as of one", frame, cells)
+def ratio_table(path: Path) -> Table:
+    """A row per environment and network, a column per script."""
+    times = Times(path)
+    rows, found = [], []
+    for env in ENVS:
+        for size in SIZES:
+            linen = ppo("linen", env, size)
+            if times.with_all(linen) is None:
+                continue
+            ratios = {x: times.ratio(ppo(x, env, size), linen) for x in OTHERS}
+            found += [(env, size, x, *ratio) for x, ratio in ratios.items()]
+            cells = {"environment": env, "network": size}
+            cells["ppo_linen (ms)"] = number(times.milliseconds(linen))
+            frame = pd.DataFrame(ratios.values())
+            rows.append(cells | dict(zip(map("ppo_{}".format, ratios), texts(frame), strict=True)))
+    frame = pd.DataFrame(found, columns=["env_id", "size", "mode", *Interval._fields])
+    return Table("gpu_ratios", "Times as long as ppo_linen", frame, pd.DataFrame(rows))
 
 
-def target_table(source: Path) -> Table:
+def robot_table(path: Path) -> Table:
+    """A row per script: its steps a second, and how long it takes beside Linen and eager."""
+    times = Times(path)
     rows = []
-    sizes = over_linen(source, ("size",)).set_index(["mode", "size"])
+    for what, (script, steps) in ROBOTS.items():
+        linen = times.called(script)
+        assert linen is not None
+        others = (script.replace("linen", x) for x in ("torch_compile", "torch"))
+        *_, eager = programs = [linen, *filter(None, map(times.called, others))]
+        for program in programs:
+            milliseconds = times.milliseconds(program)
+            over_linen = times.ratio(program, linen) if program != linen else Interval(1, 1, 1)
+            gain = times.ratio(eager, program) if "compile" in program else races.NOTHING
+            cells = (what, Path(program.split()[0]).stem, milliseconds, 1000 * steps / milliseconds)
+            ends = [f"{x}_{y}" for x in ("linen", "eager") for y in Interval._fields]
+            rows.append(
+                dict(zip(("what", "mode", "ms", "steps"), cells, strict=True))
+                | dict(zip(ends, (*over_linen, *gain), strict=True))
+            )
+    columns = {
+        "HalfCheetah by": text("what"),
+        "an iteration (ms)": value("ms"),
+        "steps/s": value("steps"),
+        "times as long as Linen": lambda row: (
+            "1.00" if "linen" in row["mode"] else span("linen_")(row)
+        ),
+        "uncompiled takes, times as long": span("eager_"),
+    }
+    table = table_of("gpu_robots", "Robots", pd.DataFrame(rows), columns)
+    return table._replace(cells=table.cells[["HalfCheetah by", "script", *list(columns)[1:]]])
+
+
+def agent_table(path: Path) -> Table:
+    """A row per number of agents in a program."""
+    times = Times(path)
+    rows = []
+    for many in (1, 8, AGENTS):
+        row: dict[str, object] = {"agents": many}
+        for framework in ("linen", "torch"):
+            program = agents(framework, many)
+            row[f"{framework}_ms"] = times.milliseconds(program)
+            over_one = times.ratio(program, agents(framework, 1))
+            row |= dict(zip((f"{framework}_{x}" for x in Interval._fields), over_one, strict=True))
+        both = times.ratio(agents("torch", many), agents("linen", many))
+        rows.append(row | both._asdict())
+    columns = {"agents": lambda row: f"{row['agents']:.0f}"}
+    for name in ("linen", "torch"):
+        columns[f"ppo_{name}_vmap (ms)"] = value(f"{name}_ms")
+        columns[f"{name}: as long as one"] = lambda row, name=name: (
+            "1.00" if row["agents"] == 1 else span(f"{name}_")(row)
+        )
+    columns["torch, times as long as linen"] = span()
+    return table_of("gpu_agents", "Agents in one program", pd.DataFrame(rows), columns)
+
+
+def share_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
+    """The time that products would take by the fastest rate of these, over Linen's iteration."""
+    measured = pd.DataFrame(json.loads((path.parent / "products.json").read_text()))
+    fastest = measured[measured["framework"].isin(frameworks)].groupby("rows")["seconds"].min()
+    linen = ppo("linen", "CartPole-v1", "large")
+    turns = Times(path).with_all(linen)
+    assert turns is not None
+    seconds = pd.Series((fastest * pd.Series(PRODUCTS)).sum(), turns.index)
+    return races.ratio_of(seconds, turns[linen])
+
+
+def target_table(path: Path) -> Table:
+    times = Times(path)
+    rows: list[tuple[object, ...]] = []
     for size, most in AT_MOST.items():
-        found = sizes.loc[(COMPILED, size), ENDS]
-        rows.append((f"{COMPILED} over {LINEN}, {size}", f"at most {most}", *found))
-    agents = over_one(source).set_index(["num_agents", "mode"])
-    for mode, found in agents.loc[AGENTS, ENDS].iterrows():
-        rows.append((f"{AGENTS} agents over one, {mode}", f"at most {AGENTS_AT_MOST}", *found))
+        ratio = times.ratio(*(ppo(x, "CartPole-v1", size) for x in ("torch_compile", "linen")))
+        rows.append((f"ppo_torch_compile over ppo_linen, {size}", "at most", most, *ratio))
+    for name in ("linen", "torch"):
+        ratio = times.ratio(agents(name, AGENTS), agents(name, 1))
+        what = f"{AGENTS} agents over one, ppo_{name}_vmap"
+        rows.append((what, "at most", AGENTS_AT_MOST, *ratio))
+    for whose, frameworks in (("the fastest", ("jax", "torch")), ("JAX's", ("jax",))):
+        share = share_of_products(path, frameworks)
+        what = f"products at {whose} rate, share of ppo_linen's time, large"
+        rows.append((what, "at least", SHARE_AT_LEAST, *share))
+    names = ["what", "direction", "target", *Interval._fields]
+    columns = {
+        "what": text("what"),
+        "target": lambda row: f"{row['direction']} {row['target']}",
+        "measured": span(),
+        "the interval says": verdict,
+    }
+    return table_of("gpu_targets", "Targets", pd.DataFrame(rows, columns=names), columns)
 
-    measured = pd.DataFrame(json.loads((source / "products.json").read_text()))
-    seconds = (measured.groupby("rows")["seconds"].min() * pd.Series(PRODUCTS)).sum()
-    runs = experiments(load(source))[0].runs.query("mode == @LINEN and size == 'large'")
-    share = stats.geometric_mean(seconds / timed(runs)["steady"].to_numpy())
-    rows.append((f"products' share of {LINEN}, large", f"at least {SHARE_AT_LEAST}", *share))
-    columns = {"what": text("what"), "target": text("target"), "measured": span()}
-    frame = pd.DataFrame(rows, columns=["what", "target", *ENDS])
-    return table_of("gpu_targets", "Targets", frame, columns)
+
+def verdict(row: pd.Series) -> str:
+    below, above = row["high"] <= row["target"], row["low"] >= row["target"]
+    if not (below or above):
+        return "undecided"
+    return "met" if below == (row["direction"] == "at most") else "missed"
 
 
-BLOCKS = {"gpu_ratios": ratio_table, "gpu_agents": agent_table, "gpu_targets": target_table}
+def product_table(path: Path) -> Table:
+    """Each framework's rate, for each number of rows."""
+    frame = pd.DataFrame(json.loads(path.read_text()))
+    frame["rate"] = 2e-12 * frame["rows"] * WIDTH**2 / frame["seconds"]
+    wide = frame.pivot(index="rows", columns="framework", values="rate").reset_index()
+    columns = {
+        "rows": lambda row: f"{row['rows']:,.0f}",
+        "JAX (TFLOP/s)": value("jax"),
+        "PyTorch (TFLOP/s)": value("torch"),
+    }
+    return table_of("gpu_products", "Products with 1024 x 1024 weights", wide, columns)
+
+
+BLOCKS = {
+    "gpu_ratios": ratio_table,
+    "gpu_robots": robot_table,
+    "gpu_agents": agent_table,
+    "gpu_targets": target_table,
+    "gpu_products": product_table,
+}
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the study's figure: PyTorch beside Linen, turn by turn."""
+    times = Times(source / "races.jsonl")
+    pairs = {}
+    for env in ENVS:
+        for size in SIZES:
+            for script in ("torch_compile", "torch"):
+                name = f"{env}, {size}, {WORDS[script]}"
+                pairs[name] = (ppo(script, env, size), ppo("linen", env, size))
+    for what, (linen, _) in ROBOTS.items():
+        for script in ("torch_compile", "torch"):
+            programs = [times.called(linen.replace("linen", x)) for x in (script, "linen")]
+            pairs[f"{what}, {WORDS[script]}"] = tuple(x or "" for x in programs)
+    ratios = {name: times.ratios(*pair) for name, pair in pairs.items()}
+    drawn = pd.DataFrame({name: x for name, x in ratios.items() if x is not None})
+    intervals = {name: times.ratio(*pairs[name]) for name in drawn}
+    label = "an iteration of PyTorch, times as long as one of Linen"
+    (out / "answer.png").write_bytes(figures.png(figures.spread(drawn, intervals, label)))
