@@ -270,7 +270,8 @@ def test_matmul_precision_means_the_same_in_all(name, tmp_path, monkeypatch):
     script = importlib.import_module(name)
     stop = MagicMock(side_effect=InterruptedError)  # before anything is compiled
     monkeypatch.setattr(script, "VecEnv", stop)
-    for precision, jax_has in [("highest", "highest"), ("high", "default")]:
+    names = [("highest", "highest"), ("high", "default"), ("medium", "bfloat16")]
+    for precision, jax_has in names:
         with pytest.raises(InterruptedError):
             script.train(script.Args(matmul_precision=precision))
         has = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
