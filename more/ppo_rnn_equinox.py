@@ -699,7 +699,9 @@ class RunLog:
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves."""
+        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
+            return
         for name, x in row.items():
             if x is not None and "/" in name:
                 self.tensorboard.add_scalar(name, x, row["global_step"])
