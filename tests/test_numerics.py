@@ -3,12 +3,14 @@
 import importlib
 import inspect
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import reference
+import torch
 from frameworks import assert_orthogonal, gae, make_args, make_learner, random_weights
 from sections import JAX_SCRIPTS, stand_ins
 
@@ -125,3 +127,16 @@ def test_shuffle():
     counts = np.array([np.bincount(column, minlength=64) for column in places.T])
     chi_square = ((counts - 4000 / 64) ** 2 / (4000 / 64)).sum()
     assert abs(chi_square - 63 * 63) < 5 * np.sqrt(2 * 63 * 63)
+
+
+# === Products ===================================================================================
+def test_mediums_products_are_float32_where_the_cpu_has_no_tiles_of_bfloat16():
+    """oneDNN takes them then; with Intel's AMX it multiplies in bfloat16."""
+    x, weight = torch.randn(256, 256), torch.randn(256, 256)
+    exact = x.double() @ weight.double()
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    error = float((x @ weight - exact).abs().mean() / exact.abs().mean())
+    torch.set_float32_matmul_precision(precision)
+    flags = Path("/proc/cpuinfo").read_text()
+    assert error < (1e-2 if "amx_bf16" in flags else 1e-6)

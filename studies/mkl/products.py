@@ -1,0 +1,27 @@
+"""Does this machine have it? Time float32 products in PyTorch, with and without the line.
+
+    taskset --cpu-list 0 python studies/mkl/products.py > products.csv
+
+It needs PyTorch alone. A row is a product (rows, width) x (width, width) in microseconds, and how
+far the numbers are from float64's, as a share of their mean size: float32 has about 1e-7, and
+bfloat16 1e-3.
+"""
+
+import timeit
+
+import torch
+
+torch.set_num_threads(1)
+print("rows,width,high,medium,error_high,error_medium")
+for rows in (64, 256, 1024):
+    for width in (32, 64, 96, 128, 192, 256, 512):
+        x, weight = torch.randn(rows, width), torch.randn(width, width)
+        exact = x.double() @ weight.double()
+        times, errors = [], []
+        for precision in ("high", "medium"):
+            torch.set_float32_matmul_precision(precision)  # the line
+            errors.append(float((x @ weight - exact).abs().mean() / exact.abs().mean()))
+            names = {"x": x, "weight": weight}
+            seconds = min(timeit.repeat("x @ weight", number=100, repeat=7, globals=names)) / 100
+            times.append(round(1e6 * seconds, 1))
+        print(rows, width, *times, *(f"{error:.0e}" for error in errors), sep=",", flush=True)

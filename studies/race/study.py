@@ -1,0 +1,69 @@
+"""Does race.py tell the truth? Races of a script against its copies, and of a pair, four ways."""
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis import races
+from analysis.page import Table
+from analysis.stats import Interval, median_interval
+from analysis.tables import span, table_of, text, value
+
+# How a race ran -> what its file's name ends with.
+WAYS = {
+    "idle, two cores": "quiet",
+    "idle, one core": "quiet_one_core",
+    "other work, two cores": "busy",
+    "other work, one core": "busy_one_core",
+}
+
+
+def copies_table(folder: Path) -> Table:
+    """A row per way: how many pairs of copies, how many intervals hold 1, how wide they are."""
+    rows = []
+    for way, name in WAYS.items():
+        held, widths, turns = [], [], []
+        found = races.read(folder / f"{name}.jsonl")
+        for race in found:
+            times = race.times()
+            turns.append(len(times))
+            for first, second in combinations(times, 2):
+                ratio = races.ratio_of(times[second], times[first])
+                held.append(ratio.low <= 1 <= ratio.high)
+                widths.append(max(ratio.high / ratio.estimate - 1, 1 - ratio.low / ratio.estimate))
+        wide = f"{np.median(widths):.1%}"
+        rows.append((way, len(found), int(np.median(turns)), len(held), sum(held), wide))
+    names = ["way", "races", "turns", "pairs", "held", "width"]
+    columns = {
+        "machine": text("way"),
+        "races": value("races"),
+        "turns": value("turns"),
+        "pairs of copies": value("pairs"),
+        "intervals that hold 1": value("held"),
+        "an interval reaches": text("width"),
+    }
+    return table_of("race_copies", "Copies", pd.DataFrame(rows, columns=names), columns)
+
+
+def pair_table(folder: Path) -> Table:
+    """A row per way: each race's ratio, and the median of all."""
+    rows = []
+    for way, name in WAYS.items():
+        found = races.read(folder / f"pair_{name}.jsonl")
+        ratios = [next(iter(race.ratios().values())) for race in found]
+        middle = median_interval(np.array([ratio.estimate for ratio in ratios])).estimate
+        lowest = min(ratio.estimate for ratio in ratios)
+        highest = max(ratio.estimate for ratio in ratios)
+        rows.append((way, len(found), *Interval(middle, lowest, highest)))
+    names = ["way", "races", *Interval._fields]
+    columns = {
+        "machine": text("way"),
+        "races": value("races"),
+        "ppo_torch over ppo_linen: median [lowest, highest] of the races": span(),
+    }
+    return table_of("race_pair", "Pair", pd.DataFrame(rows, columns=names), columns)
+
+
+BLOCKS = {"race_copies": copies_table, "race_pair": pair_table}
