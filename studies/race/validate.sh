@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Race a script against copies of itself, and a pair with a known answer, quiet and beside other work.
+# Race a script against copies of itself, and a pair, on a machine that is idle or has other work
 #
-#   studies/race/validate.sh 6    # six races of each kind: an hour on two cores that are idle before
+#   studies/race/validate.sh quiet 4    # four rounds, 20 minutes on two cores
+#   studies/race/validate.sh busy 4     # 40 minutes, beside two processes that multiply matrices
 set -euo pipefail
-cd -- "$(dirname -- "$(readlink -f -- "$0")")"
-root=../..
-copies=("$root/ppo_linen.py" "$root/ppo_linen.py" "$root/ppo_linen.py" "$root/ppo_linen.py")
+cd -- "$(dirname -- "$(readlink -f -- "$0")")/../.."
 
-load() { # two processes that multiply matrices, until they are killed
+loads=()
+if [[ $1 == busy ]]; then
+  trap 'kill "${loads[@]}"' EXIT
   for _ in 1 2; do
     OMP_NUM_THREADS=1 python -c '
 import numpy as np
@@ -16,24 +17,17 @@ while True:
     x = x @ x / 500' &
     loads+=("$!")
   done
-}
+fi
 
 race() { # FILE ARGUMENTS
-  python "$root/race.py" --out "$1.jsonl" "${@:2}"
+  python race.py --out "studies/race/$1.jsonl" "${@:2}"
 }
 
-for _ in $(seq "$1"); do
-  race quiet "${copies[@]}"
-  race quiet_one_core --cores 0 "${copies[@]}"
-  race pair_quiet "$root/ppo_linen.py" "$root/ppo_torch.py"
-  race pair_quiet_one_core --cores 0 "$root/ppo_linen.py" "$root/ppo_torch.py"
-  loads=()
-  trap 'kill "${loads[@]}"' EXIT
-  load
-  race busy "${copies[@]}"
-  race busy_one_core --cores 0 "${copies[@]}"
-  race pair_busy "$root/ppo_linen.py" "$root/ppo_torch.py"
-  race pair_busy_one_core --cores 0 "$root/ppo_linen.py" "$root/ppo_torch.py"
-  kill "${loads[@]}"
-  trap - EXIT
+copies=(ppo_linen.py ppo_linen.py ppo_linen.py ppo_linen.py)
+pair=(ppo_linen.py ppo_torch.py)
+for _ in $(seq "$2"); do
+  race "$1" "${copies[@]}"
+  race "$1_one_core" --cores 0 "${copies[@]}"
+  race "pair_$1" "${pair[@]}"
+  race "pair_$1_one_core" --cores 0 "${pair[@]}"
 done
