@@ -44,7 +44,7 @@ from studies import machine
 
 THROWN_AWAY = 2  # turns of each program that do not count: caches fill, clocks of the CPU settle
 MIN_TURNS = 10  # that count, before a race may end
-LOOK = 0.001  # seconds between looks for a new line
+LOOK = 0.002  # seconds between looks for a new line
 GUARD = "--guard"  # makes race.py the process that start_guard describes
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
 
@@ -103,7 +103,7 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
         return Program(name, words, mark.encode(), f"{number}.txt", script)
     if script is None or not script.is_file():
         fail(f"{text} is no script; a program of another kind ends with @ and what its lines hold")
-    if "class RunLog" not in script.read_text(errors="replace"):
+    if "RunLog" not in script.read_text(errors="replace"):
         fail(f"{script} writes no run folder: end it with @ and what its lines hold, as @SPS:")
     own = ["--runs-dir", str(folder), "--run-name", str(number)]
     if not any(word.startswith(("--total-timesteps", "--total_timesteps")) for word in flags):
