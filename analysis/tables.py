@@ -261,8 +261,15 @@ def verdict(row: pd.Series) -> str:
 
 
 def machine_table(runs: pd.DataFrame) -> Table:
-    names = ["platform", "os", "container", "commit", "python", "torch", "jax", "flax"]
-    groups = runs.groupby(names, sort=False, as_index=False)
+    """Return a row for each machine and its versions.
+
+    A script records no version of what it does not import. It ran with the one that others record
+    of this package on the same machine, if that is one.
+    """
+    machine = ["platform", "os", "container", "commit", "python"]
+    packages = ["torch", "jax", "flax"]
+    runs = runs.assign(**runs.groupby(machine)[packages].transform(only_version))
+    groups = runs.groupby([*machine, *packages], sort=False, as_index=False)
     frame = groups.agg(runs=("run", "size"), first=("started", "min"), last=("started", "max"))
     columns = {x: text(x) for x in ("python", "torch", "jax", "flax", "runs")} | {
         "os": lambda row: row["os"].split("-with")[0],
@@ -271,6 +278,11 @@ def machine_table(runs: pd.DataFrame) -> Table:
         "commit": lambda row: row["commit"][:10] + row["commit"][40:],  # -dirty
     }
     return table_of("machines", "Hardware and versions", frame, columns)
+
+
+def only_version(versions: pd.Series) -> pd.Series:
+    known = set(versions) - {""}
+    return versions.replace("", known.pop()) if len(known) == 1 else versions
 
 
 def scope(runs: pd.DataFrame) -> str:

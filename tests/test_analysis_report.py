@@ -28,6 +28,7 @@ from made_up import (
 
 from analysis import checks, figures, formatting, measures, notebooks, page, report, tables
 from analysis.page import Text
+from analysis.runs import load
 
 WHOLE = ["The answer", "Learning", "By environment", "Startup", "Rollout and update"]
 WHOLE += ["Compile modes", "Memory", "The runs"]
@@ -165,6 +166,21 @@ def test_a_ratio_says_where_its_interval_says_nothing():
 
 
 # === Platforms, baselines, older results ========================================================
+def test_a_machine_is_listed_once_though_scripts_import_different_packages(tmp_path):
+    """And once for each version that it had."""
+    write_grid(tmp_path, ("linen jit",), ENVS[:1])
+    write_grid(tmp_path, ("torch compile",), ENVS[:1], versions={"torch": "2.13.0"})
+    [row] = tables.machine_table(load(tmp_path).runs).cells.to_dict("records")
+    assert (row["runs"], row["torch"], row["jax"], row["flax"]) == (
+        "4",
+        "2.13.0",
+        "0.10.2",
+        "0.12.8",
+    )
+    write_grid(tmp_path, ("nnx cached_partial",), ENVS[:1], versions={"jax": "0.11.0"})
+    assert len(tables.machine_table(load(tmp_path).runs).cells) == 3
+
+
 @pytest.fixture(scope="module")
 def two_platforms(tmp_path_factory):
     folder = tmp_path_factory.mktemp("platforms")
