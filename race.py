@@ -56,9 +56,7 @@ class Args:
     turns: int = 60  # end after so many turns of each program
     seconds: float = 1.0  # a turn takes at least so long, and ends with an iteration
     warm_up: int = 3  # iterations before the first turn; more, where learning starts later
-    apart: bool = (
-        False  # start one after the other: on a GPU, compilers choose kernels by their time
-    )
+    apart: bool = False  # start one after the other, as a GPU asks for: docs/benchmark.md
     cores: str = ""  # CPUs that the programs may use, as 0 or 0,1; by default all
     patience: float = 600.0  # seconds without an iteration after which a program counts as hanging
     out: Path | None = None  # file for the turns; by default one in races/
