@@ -10,7 +10,6 @@ import dqn
 import numpy as np
 import pytest
 import reference
-from conftest import ROOT
 from frameworks import weights_in
 from running import info, main, op_by_op, rewrite, train
 from sections import CONTINUOUS_SCRIPTS, DQN_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS, but
@@ -66,16 +65,6 @@ def test_an_obs_of_another_shape_is_refused_by_the_right_one(name, folder_of):
     for wrong in (right[0], right[..., :-1], right[:, None]):
         with pytest.raises(ValueError, match=re.escape(", ".join(map(str, shape)))):
             policy(wrong)
-
-
-def test_the_lines_of_the_page(folder_of, tmp_path, monkeypatch):
-    page = (ROOT / "docs/scripts.md").read_text().partition("## Use what was trained")[2]
-    lines = page.partition("```python\n")[2].partition("```")[0]
-    shutil.copytree(folder_of("ppo_linen"), tmp_path / "runs/mine")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(lines, names)
-    assert names["action"].shape == (1,)
 
 
 def hundredfold(x):

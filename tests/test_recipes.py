@@ -1,0 +1,287 @@
+"""The recipes of docs/: their code stands on the pages, and is run here as a reader would."""
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from flax.serialization import msgpack_restore
+from running import BATCH, SMALL, arrays, main, metrics, rows
+
+import ppo_linen
+
+ONE_EPOCH = ("--no-anneal-lr", "--update-epochs", 1)
+
+
+def section(page, heading):
+    text = (ROOT / f"docs/{page}.md").read_text()
+    assert f"\n## {heading}\n" in text
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def blocks(page, heading, language):
+    """The code of a section, block by block."""
+    return re.findall(rf"^```{language}\n(.*?)^```", section(page, heading), re.M | re.S)
+
+
+def train(name, runs_dir, run_name, *flags, iterations):
+    """Train a script, or a copy that no row of scripts.toml has, to the end; return the folder."""
+    own = ("--total-timesteps", BATCH * iterations, "--runs-dir", runs_dir, "--run-name", run_name)
+    assert main(name, *SMALL.split(), *own, *flags) == 0
+    return Path(runs_dir, run_name)
+
+
+# === Edits of a copy ============================================================================
+def edited(text, diff):
+    """A script's text, changed by a page's diff: each group of lines is there once."""
+    for group in re.split(r"^@@ \w+ @@\n", diff, flags=re.M)[1:]:
+        lines = group.splitlines(keepends=True)
+        old = "".join(x[1:] for x in lines if x[0] in " -")
+        new = "".join(x[1:] for x in lines if x[0] in " +")
+        assert set(x[0] for x in lines) <= set(" -+") and text.count(old) == 1, group
+        text = text.replace(old, new)
+    return text
+
+
+def with_class(text, code):
+    """A script's text with this class in place of its own of the same name."""
+    name = ast.parse(code).body[0].name
+    (old,) = [x for x in ast.parse(text).body if getattr(x, "name", "") == name]
+    lines = text.splitlines(keepends=True)
+    lines[old.lineno - 1 : old.end_lineno] = [code]
+    return "".join(lines)
+
+
+@pytest.fixture
+def copy_of(tmp_path, monkeypatch):
+    """(script, name, change) -> a module of that name, which is the script's text, changed."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def copy_of(script, name, change, code):
+        text = (ROOT / f"{script}.py").read_text()
+        (tmp_path / f"{name}.py").write_text(change(text, code))
+        importlib.invalidate_caches()
+        return name
+
+    yield copy_of
+    for name in ("cnn_linen", "cnn_torch", "kl_linen", "kl_torch", "warm_linen", "warm_torch"):
+        sys.modules.pop(name, None)
+
+
+FRAMEWORKS = [("linen", 0), ("torch", 1)]
+
+
+@pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
+def test_a_network_of_ones_own_trains(framework, place, copy_of, tmp_path):
+    code = blocks("extend", "Change the network", "python")[place]
+    copy = copy_of(f"ppo_{framework}", f"cnn_{framework}", with_class, code)
+    [flags] = re.findall("ppo_cnn.py (--.+)", blocks("extend", "Change the network", "bash")[1])
+    folder = train(copy, tmp_path, "run", *flags.split(), iterations=2)
+    assert all(row["losses/value_loss"] > 0 for row in rows(folder))
+    convolution = [x for name, x in arrays(folder).items() if "conv" in name]
+    assert sorted(x.size for x in convolution if x.ndim)[-1] == 3 * 3 * 4 * 16
+    assert all(x.any() for x in convolution)  # weights, biases that began as 0, and Adam's moments
+
+
+def test_a_flag_makes_a_wider_network(tmp_path):
+    [flags] = re.findall("ppo_linen.py (--.+)", blocks("extend", "Change the network", "bash")[0])
+    folder = train("ppo_linen", tmp_path, "run", *flags.split(), iterations=1)
+    assert {x.shape for name, x in arrays(folder).items() if "Dense_1/kernel" in name} == {
+        (256, 256)
+    }
+
+
+@pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
+def test_an_epoch_too_far_from_the_policy_is_an_iterations_last(
+    framework, place, copy_of, tmp_path
+):
+    """Of two epochs. Where none is too far, all is as in the script; where each is, one is left."""
+    heading = "Change the loss, or stop an epoch early"
+    code = blocks("extend", heading, "diff")[place]
+    copy = copy_of(f"ppo_{framework}", f"kl_{framework}", edited, code)
+    script = f"ppo_{framework}"
+    far = metrics(train(copy, tmp_path, "far", "--target-kl", 1e9, iterations=3))
+    assert [row.pop("charts/epochs") for row in far] == [2, 2, 2]
+    assert_alike(far, metrics(train(script, tmp_path, "whole", iterations=3)))
+    # No divergence is below 0, and that of the first minibatch is 0 but for rounding.
+    near = metrics(train(copy, tmp_path, "near", "--target-kl", -1, *ONE_EPOCH[:1], iterations=3))
+    assert [row.pop("charts/epochs") for row in near] == [1, 1, 1]
+    if (
+        framework == "linen"
+    ):  # torch has drawn an epoch's order less, so its next actions are others
+        assert_alike(near, metrics(train(script, tmp_path, "one", *ONE_EPOCH, iterations=3)))
+
+
+def assert_alike(rows, expected):
+    for row, other in zip(rows, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
+def test_a_new_run_begins_with_the_weights_of_another(
+    framework, place, copy_of, tmp_path, whole_run
+):
+    """With a learning rate of 0 it ends with them, too; and it counts its own iterations."""
+    code = blocks("extend", "Begin a new run with the weights of another", "diff")[place]
+    copy = copy_of(f"ppo_{framework}", f"warm_{framework}", edited, code)
+    other = whole_run(f"ppo_{framework}").folder
+    flags = ("--start-from", other, "--learning-rate", 0, "--num-envs", 8)
+    before, after = weights(other), weights(train(copy, tmp_path, "run", *flags, iterations=2))
+    assert before.keys() == after.keys() and len(before) == 12
+    for name, x in before.items():
+        np.testing.assert_array_equal(x, after[name], err_msg=name)
+
+
+def weights(folder):
+    found = arrays(folder).items()
+    return {name: x for name, x in found if name.startswith(("train_state/params/", "agent/"))}
+
+
+def test_a_copy_of_a_finished_run_is_trained_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = train("ppo_linen", "runs", "mine", iterations=2)
+    copy_it, resume_it = blocks("extend", "Train a finished run on", "bash")[0].splitlines()
+    subprocess.run(copy_it.split(), check=True)
+    words = resume_it.replace("2000000", "512").split()[2:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ppo_linen.py", *words])
+        ppo_linen.train(ppo_linen.parse_args())
+    assert (len(rows(folder)), len(rows(tmp_path / "runs/longer"))) == (2, 4)
+    assert 0 < rows(tmp_path / "runs/longer")[-1]["charts/learning_rate"] <= 1e-4 / 4
+
+
+# === A policy in another program ================================================================
+def test_a_program_plays_an_episode_outside_the_projects_folder(tmp_path):
+    """With a script of more/, by the variable that the page names."""
+    [code] = blocks("use", "Use a policy in your own program", "python")
+    [command] = blocks("use", "Use a policy in your own program", "bash")
+    (tmp_path / "play.py").write_text(code)
+    train("ppo_linen_gymnasium", tmp_path / "runs", "mine", iterations=1)
+    line = command.replace("~/ppo-rosetta", str(ROOT)).replace("python", sys.executable, 1)
+    said = subprocess.check_output(["bash", "-c", line], cwd=tmp_path, text=True)
+    assert 1 <= float(said) <= 500
+
+
+# === A policy elsewhere =========================================================================
+PLACE = "Take a policy elsewhere"
+PAIRS = [
+    ("ppo_linen", "ppo_torch"),
+    ("ppo_continuous_linen", "ppo_continuous_torch"),
+    ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium"),
+]
+
+
+@pytest.mark.parametrize("column", range(3))
+def test_the_tables_expressions_are_a_checkpoints_arrays(column, whole_run):
+    """Of three layers of 8 numbers; a matrix has the shape that the table says of its framework."""
+    lines = re.findall(r"^\| (.+) \|$", section("extend", PLACE), re.M)
+    (_, *frameworks), (_, *roots), *table = [x.split(" | ") for x in lines if "---" not in x]
+    run = whole_run(f"ppo_continuous_{frameworks[column].lower().replace('pytorch', 'torch')}")
+    saved = read(run.folder)
+    found = {}
+    for label, *cells in table:
+        if cells[column].startswith("("):
+            found["order"] = cells[column]
+            continue
+        root = '`saved["stats"]`' if "`saved" in label else roots[column]
+        found[label] = np.shape(eval((root + cells[column]).replace("`", ""), {"saved": saved}))
+    [obs_dim] = found['mean of observations, below `saved["stats"]`']
+    [action_dim] = found["log of the actions' standard deviation"]
+    shapes = [(obs_dim, 8), (8, 8), (8, action_dim), (8, 1)]
+    order = found.pop("order")
+    if order == "(outputs, inputs)":
+        shapes = [shape[::-1] for shape in shapes]
+    else:
+        assert order == "(inputs, outputs)"
+    matrices = [x for x in found.values() if len(x) == 2]
+    assert (matrices, len(found)) == (shapes, 8)
+
+
+def read(folder):
+    """A checkpoint, as the page says."""
+    (path,) = folder.glob("checkpoint.*")
+    if path.suffix == ".pt":
+        return torch.load(path, weights_only=True)
+    return msgpack_restore(path.read_bytes())
+
+
+def elsewhere(linen, pytorch):
+    """The names of the page's program for two scripts, with the class for their kind of actions."""
+    program, discrete, _, continuous = blocks("extend", PLACE, "python")
+    program += discrete
+    if "continuous" in linen:
+        program = program.replace("from ppo_linen", f"from more.{linen}")
+        more = "import Agent, RunningMeanStd, normalise, to_bounds"
+        program = program.replace("from ppo_torch import Agent", f"from more.{pytorch} {more}")
+        program += continuous
+    names: dict[str, Any] = {}
+    exec(program, names)
+    return names
+
+
+def observations(folder, count):
+    shape = load_info(folder)["obs_shape"]
+    return np.random.default_rng(0).normal(size=(count, *shape)).astype("f")
+
+
+def load_info(folder):
+    info, _ = importlib.import_module(folder.parent.name).load_info(folder)
+    return info
+
+
+@pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
+def test_a_run_in_linen_is_an_agent_of_pytorch(linen, pytorch, whole_run):
+    """Logits or means, values and log_std, to 1e-6."""
+    folder = whole_run(linen).folder
+    obs = observations(folder, 300).reshape(300, -1)
+    with torch.no_grad():
+        theirs = elsewhere(linen, pytorch)["to_torch"](folder)(torch.from_numpy(obs))
+    script, info = importlib.import_module(linen), load_info(folder)
+    actions = info.get("num_actions") or info["action_dim"]
+    agent = script.Agent(info["obs_shape"], (8, 8), actions)
+    with jax.default_matmul_precision("highest"):
+        ours = agent.apply(read(folder)["train_state"]["params"], obs)
+    assert len(ours) == len(theirs) == (3 if "continuous" in linen else 2)
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their.numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
+def test_the_policy_of_pytorch_acts_as_linens(linen, pytorch, whole_run):
+    folder = whole_run(linen).folder
+    obs = observations(folder, 300)
+    with torch.no_grad():
+        theirs = elsewhere(linen, pytorch)["Policy"](folder)(torch.from_numpy(obs))
+    assert_same_actions(importlib.import_module(linen).load_policy(folder)(obs), theirs.numpy())
+
+
+def assert_same_actions(ours, theirs):
+    assert ours.shape == theirs.shape and len(np.unique(ours)) > 1
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
+def test_onnxruntime_acts_as_linen(linen, pytorch, whole_run, tmp_path, monkeypatch):
+    """By the page's last lines, on other numbers of observations than it was exported with."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    folder = whole_run(linen).folder
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(folder, tmp_path / "runs/mine")
+    monkeypatch.chdir(tmp_path)
+    code = blocks("extend", PLACE, "python")[2]
+    names = elsewhere(linen, pytorch) | {"obs": observations(folder, 300)}
+    exec(code, names)
+    ours = importlib.import_module(linen).load_policy(folder)(names["obs"])
+    assert_same_actions(ours, names["action"])
+    [one] = names["session"].run(None, {"obs": names["obs"][:1]})
+    np.testing.assert_allclose(one, ours[:1], rtol=1e-6, atol=1e-6)
