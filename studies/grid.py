@@ -1,24 +1,30 @@
 """Print the runs of a study, or of a grid that flags describe, for benchmark.sh.
 
-    python studies/grid.py quick --repeats 2
+    python -m studies.grid quick --repeats 2 --list
 
-The first line has the study, its repeats and the seed of its order; then there is a line for each
-command at its begin and its end, and one for each run: its place in the list, repeat, seconds that
-it takes on two cores, name, and command. docs/benchmark.md describes studies/NAME/grid.toml.
-It imports the standard library alone: benchmark.sh --list comes before any setup.
+Without --list, --count and --dry-run the grid begins: its folder and its line in the log are made.
+The first line printed then says how many runs are missing, and how long they take; each of the next
+has a command of the study's begin or end, or a run: its folder, and all of it as JSON.
+docs/benchmark.md describes studies/NAME/grid.toml.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import re
+import shlex
 import sys
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from studies.machine import output
+from studies.one_run import Run, note
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = (
@@ -34,8 +40,6 @@ COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "own": 0.25}
 UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "own": 15.7}
 STARTUP = 8  # seconds
 
-Check = Callable[[Any], bool]
-
 
 def fail(reason: str) -> NoReturn:
     text = reason.replace("\n", "\\n")
@@ -44,115 +48,80 @@ def fail(reason: str) -> NoReturn:
 
 
 # === TOML =======================================================================================
-def is_number(value: Any) -> bool:
-    return type(value) is int and 0 < value < 10**9  # a bool is an int, too
+# A description ends the sentence about a value that is something else.
+Count = Annotated[int, Field(gt=0, lt=10**9, description="a whole number from 1 on")]
+Counts = Annotated[
+    list[Count], Field(min_length=1, description="a list of whole numbers from 1 on")
+]
+Text = Annotated[str, Field(pattern=r"^\PC*[^\pC\pZ]\PC*$", description="a text")]  # of one line
+Texts = Annotated[list[Text], Field(min_length=1, description="a list of texts")]
+Name = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
+        description="a name, of letters, digits, '_', '-' and '.'",
+    ),
+]
+Flag = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
+Value = bool | int | float | Text
+Flags = Annotated[
+    dict[Flag, Value | list[Value]],
+    Field(description="a table of flags, as { num-envs = 8, anneal-lr = false }"),
+]
 
 
-def is_switch(value: Any) -> bool:
-    return isinstance(value, bool)
+class Options(BaseModel):
+    """What grid.toml may set for all its runs, and below [[runs]] for some of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    scripts: Texts = []
+    envs: Texts = []
+    sizes: Texts = []
+    flags: Flags = {}
+    preset: Name = ""
+    label: Name = ""
+    repeats: Count = 1
+    iterations: Count = 100
+    steps: Count = 0  # of an iteration; 0 is as scripts.toml says
+    devices: Count = 0  # of a run
+    seconds: Count = 0  # 0 is an estimate
+    wrapper: Name = ""  # a module that runs the script
+    seeds: Counts = [1]
+    seed_stride: Count = 1  # from a repeat's seed to the next one's
+    track: bool = Field(True, description="true or false")
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable() and value.strip() != ""
+class Study(Options):
+    """What it may set for all alone."""
+
+    shuffle: Literal["blocks", "repeats"] = Field("blocks", description="'blocks' or 'repeats'")
+    begin: Text = ""
+    end: Text = ""
+    include: Texts = []
+    programs: dict[Name, Text] = Field({}, description="a table of commands by their names")
+    presets: dict[str, Flags] = Field({}, description="a table of tables of flags")
+    runs: list[dict[str, Any]] = Field([], description="tables, each below a line [[runs]]")
 
 
-def is_name(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"\w[\w.-]*", value, re.ASCII) is not None
+class Row(Options):
+    """A table of [[runs]] with all options: its own, those of its file, and those of flags."""
+
+    where: str  # begins the sentence about what is wrong in it
+    shuffle: str
+    has_own_iterations: bool
 
 
-def is_texts(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(is_text(x) for x in value)
+class Script(BaseModel):
+    """What is read of a row of scripts.toml."""
+
+    model_config = ConfigDict(strict=True)
+    algorithm: Text
+    framework: Text
+    family: Text
+    steps: Count
 
 
-def is_numbers(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(is_number(x) for x in value)
-
-
-def is_order(value: Any) -> bool:
-    return value in ("blocks", "repeats")
-
-
-def is_flags(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    for name, given in value.items():
-        several = given if isinstance(given, list) else [given]
-        if not re.fullmatch("[a-z][a-z0-9-]*", name):
-            return False
-        if not all(isinstance(x, bool | int | float) or is_text(x) for x in several):
-            return False
-    return True
-
-
-def is_programs(value: Any) -> bool:
-    return isinstance(value, dict) and all(is_name(x) and is_text(y) for x, y in value.items())
-
-
-def is_presets(value: Any) -> bool:
-    return isinstance(value, dict) and all(is_flags(x) for x in value.values())
-
-
-def is_tables(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(x, dict) for x in value)
-
-
-# What a value must be, by the check that it did not pass.
-KINDS: dict[Check, str] = {
-    is_number: "a whole number from 1 on",
-    is_switch: "true or false",
-    is_text: "a text",
-    is_name: "a name, of letters, digits, '_', '-' and '.'",
-    is_texts: "a list of texts",
-    is_numbers: "a list of whole numbers from 1 on",
-    is_order: "'blocks' or 'repeats'",
-    is_flags: "a table of flags, as { num-envs = 8, anneal-lr = false }",
-    is_programs: "a table of commands by their names",
-    is_presets: "a table of tables of flags",
-    is_tables: "tables, each below a line [[runs]]",
-}
-# What grid.toml may set for all its runs, and below [[runs]] for some of them.
-OPTIONS: dict[str, Check] = {
-    "scripts": is_texts,
-    "envs": is_texts,
-    "sizes": is_texts,
-    "flags": is_flags,
-    "preset": is_name,
-    "label": is_name,
-    "repeats": is_number,
-    "iterations": is_number,
-    "steps": is_number,  # of an iteration
-    "devices": is_number,  # of a run
-    "seconds": is_number,
-    "wrapper": is_name,  # a module that runs the script
-    "seeds": is_numbers,
-    "seed_stride": is_number,  # from a repeat's seed to the next one's
-    "track": is_switch,
-}
-# What it may set for all alone.
-COMMON: dict[str, Check] = {
-    "shuffle": is_order,
-    "begin": is_text,
-    "end": is_text,
-    "include": is_texts,
-    "programs": is_programs,
-    "presets": is_presets,
-    "runs": is_tables,
-}
-DEFAULTS: dict[str, Any] = {
-    "repeats": 1,
-    "iterations": 100,
-    "seeds": [1],
-    "seed_stride": 1,
-    "track": True,
-    "shuffle": "blocks",
-}
-# What is read of a row of scripts.toml.
-ROW: dict[str, Check] = {
-    "algorithm": is_text,
-    "framework": is_text,
-    "family": is_text,
-    "steps": is_number,
-}
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_toml(name: str) -> dict[str, Any]:
@@ -166,37 +135,36 @@ def read_toml(name: str) -> dict[str, Any]:
         fail(f"{name} is not valid TOML: {error}")
 
 
-def check_values(where: str, table: dict[str, Any], checks: dict[str, Check]) -> None:
-    for key, value in table.items():
-        if key in checks and not checks[key](value):
-            fail(f"{where}: {key} must be {KINDS[checks[key]]}, not {value!r}")
+def check(where: str, table: dict[str, Any], model: type[Model]) -> Model:
+    try:
+        return model.model_validate(table)
+    except ValidationError as errors:
+        error = errors.errors()[0]
+    key = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        fail(f"{where}: there is no key '{key}'; docs/benchmark.md has those that there are")
+    if error["type"] == "missing":
+        fail(f"{where}: {key} is missing")
+    fail(f"{where}: {key} must be {model.model_fields[key].description}, not {table[key]!r}")
 
 
-def check_keys(where: str, table: dict[str, Any], known: dict[str, Check]) -> None:
-    for key in table:
-        if key not in known:
-            fail(f"{where}: there is no key '{key}'; docs/benchmark.md has those that there are")
-
-
-def read_scripts() -> dict[str, dict[str, Any]]:
-    rows = read_toml("scripts.toml")
-    for name, row in rows.items():
+def read_scripts() -> dict[str, Script]:
+    scripts = {}
+    for name, row in read_toml("scripts.toml").items():
         where = f"scripts.toml, {name}"
         if not isinstance(row, dict):
             fail(f"{where} must be a table, not {row!r}")
-        for key in ROW:
-            if key not in row:
-                fail(f"{where}: {key} is missing")
-        check_values(where, row, ROW)
-    if not rows:
+        scripts[name] = check(where, row, Script)
+    if not scripts:
         fail("scripts.toml has no scripts")
-    return rows
+    return scripts
 
 
 def read_sizes() -> dict[str, list[int]]:
     """The units of each hidden layer, by a network's name; own is what the script has."""
     sizes = read_toml("analysis/sizes.toml")
-    check_values("analysis/sizes.toml", sizes, dict.fromkeys(sizes, is_numbers))
+    fields: dict[str, Any] = dict.fromkeys(sizes, (Counts, ...))
+    check("analysis/sizes.toml", sizes, create_model("Sizes", **fields))
     sizes["own"] = []
     return sizes
 
@@ -241,25 +209,55 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--sync", action="store_true")
     for name in ("iterations", "repeats", "to", "devices"):
         parser.add_argument(f"--{name}", type=positive)
+    parser.add_argument("--timeout", type=positive, default=86400)
+    parser.add_argument("--gpus", type=lambda text: text.split(","), default=[])
     parser.add_argument("--seed", type=positive, default=1)
     parser.add_argument("--from", type=positive, default=1, dest="first")
     parser.add_argument("--only", type=expression, default=re.compile(""))
-    parser.add_argument("--track", action="store_true")
+    for name in ("track", "list", "count", "dry-run"):
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    # Of benchmark.sh: where it was called, how, and with which Python.
+    parser.add_argument("--called-from", type=os.chdir)
+    parser.add_argument("--invocation", default="")
+    parser.add_argument("--notes", default="")
     parser.add_argument("--python", default="python")
     args = parser.parse_args()
     own = [f"--{x}" for x in ("scripts", "envs", "sizes", "sync", "devices") if getattr(args, x)]
     if own and args.study:
         fail(f"{own[0]} makes a grid of your own, so leave out '{args.study}', or use --only")
+    if args.devices and args.gpus:
+        fail("--devices takes the GPUs of CUDA_VISIBLE_DEVICES, so leave out --gpus.")
     args.study = "custom" if own else args.study or "quick"
     return args
+
+
+def check_gpus(gpus: list[str]) -> None:
+    """CUDA takes the beginning of a UUID, too; where it sees no such GPU, runs go to the CPU."""
+    lines = (output("nvidia-smi", "-L") or "").splitlines() if gpus else []
+    seen = []
+    for gpu in gpus:
+        line = [x for x in lines if x.startswith(f"GPU {gpu}: ") or f"(UUID: {gpu})" in x]
+        if not line:
+            fail(f"--gpus must be numbers or UUIDs that 'nvidia-smi -L' lists, not '{gpu}'.")
+        if line in seen:
+            fail(f"--gpus must name a GPU once, but '{gpu}' is there twice.")
+        seen.append(line)
+
+
+def check_runs_dir(folder: Path) -> None:
+    """It, or the folder that it would be made in, must be one to write to."""
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        fail(f"--runs-dir needs a folder to write to, which '{folder}' is not.")
 
 
 # === The grid ===================================================================================
 @dataclass
 class Grid:
     repeats: int
-    rows: list[dict[str, Any]] = field(default_factory=list)  # of [[runs]], with all options
+    rows: list[Row] = field(default_factory=list)
     programs: dict[str, list[str]] = field(default_factory=dict)  # words for Python, by name
     begin: list[str] = field(default_factory=list)
     end: list[str] = field(default_factory=list)
@@ -269,22 +267,22 @@ def make_grid(args: argparse.Namespace) -> Grid:
     """What --scripts, --envs, --sizes and --sync describe."""
     grid = Grid(args.repeats or 1)
     scripts = [name_of(x, grid.programs) for x in args.scripts or FIVE]
-    row: dict[str, Any] = {
+    own = {
         "scripts": scripts,
         "envs": args.envs or [default_env(scripts)],
         "sizes": args.sizes or ["small"],
     }
     if args.devices:
         for script in scripts:
-            if full_name(script) not in SCRIPTS or not is_on_many_devices(script):
-                fail(
-                    f"--devices: {script} trains on one device; linen_sharded and torch_ddp do not"
-                )
-        row["devices"] = args.devices
+            row = SCRIPTS.get(full_name(script))
+            if not row or row.family != "many devices":
+                others = "linen_sharded and torch_ddp do not"
+                fail(f"--devices: {script} trains on one device; {others}")
+        own["devices"] = args.devices
     if args.sync:
-        row["label"] = "sync"
-        row["flags"] = {"sync-for-timing": True}
-    grid.rows.append(complete("--", row, DEFAULTS, {}, args))
+        own["label"] = "sync"
+        own["flags"] = {"sync-for-timing": True}
+    grid.rows.append(complete("--", own, Study(), args))
     return grid
 
 
@@ -308,23 +306,19 @@ def read_grid(study: str, args: argparse.Namespace, including: tuple[str, ...] =
         fail(f"there is no study '{study}'; see ./benchmark.sh --help")
     if study in including:
         fail(f"{name} includes itself")
-    table = read_toml(name)
-    check_keys(name, table, OPTIONS | COMMON)
-    check_values(name, table, OPTIONS | COMMON)
-    common = DEFAULTS | table
-    grid = Grid(args.repeats or common["repeats"])
-    for number, row in enumerate(table.get("runs", []), 1):
+    found = check(name, read_toml(name), Study)
+    grid = Grid(args.repeats or found.repeats)
+    for number, table in enumerate(found.runs, 1):
         where = f"{name}, [[runs]] {number}"
-        check_keys(where, row, OPTIONS)
-        check_values(where, row, OPTIONS)
-        grid.rows.append(complete(f"{where}: ", row, common, table.get("presets", {}), args))
-    for program, text in table.get("programs", {}).items():
+        own = check(where, table, Options).model_dump(exclude_unset=True)
+        grid.rows.append(complete(f"{where}: ", own, found, args))
+    for program, text in found.programs.items():
         grid.programs[program] = text.split()
-    if "begin" in table:
-        grid.begin.append(table["begin"])
-    if "end" in table:
-        grid.end.append(table["end"])
-    for other in table.get("include", []):
+    if found.begin:
+        grid.begin.append(found.begin)
+    if found.end:
+        grid.end.append(found.end)
+    for other in found.include:
         included = read_grid(other, args, (*including, study))
         grid.rows += included.rows
         grid.programs = included.programs | grid.programs
@@ -335,33 +329,23 @@ def read_grid(study: str, args: argparse.Namespace, including: tuple[str, ...] =
     return grid
 
 
-def complete(
-    where: str,
-    row: dict[str, Any],
-    common: dict[str, Any],
-    presets: dict[str, dict[str, Any]],
-    args: argparse.Namespace,
-) -> dict[str, Any]:
-    """A row of [[runs]] with all options: its own, those of its file, and those of the flags.
-
-    where begins the sentence about what is wrong in it.
-    """
-    found = common | row | {"where": where}
+def complete(where: str, own: dict[str, Any], study: Study, args: argparse.Namespace) -> Row:
+    """A table of [[runs]] that sets its own options, with all others."""
+    row = Row.model_construct(**(study.model_dump() | own))
+    row.where = where
     for key in ("scripts", "envs", "sizes"):
-        if key not in found:
+        if not getattr(row, key):
             fail(f"{where}{key} is missing")
-    preset = found.get("preset")
-    if preset and preset not in presets:
-        fail(f"{where}there is no preset '{preset}'")
-    found["flags"] = common.get("flags", {}) | presets.get(preset, {}) | row.get("flags", {})
-    repeats = args.repeats or common["repeats"]
-    found["repeats"] = min(repeats, row.get("repeats", repeats))
-    found["has_own_iterations"] = "iterations" in row
-    if args.iterations and not found["has_own_iterations"]:
-        found["iterations"] = args.iterations
-        if "seconds" in found:
-            found["seconds"] *= args.iterations / common["iterations"]
-    return found
+    if row.preset and row.preset not in study.presets:
+        fail(f"{where}there is no preset '{row.preset}'")
+    row.flags = study.flags | study.presets.get(row.preset, {}) | own.get("flags", {})
+    repeats = args.repeats or study.repeats
+    row.repeats = min(repeats, own.get("repeats", repeats))
+    row.has_own_iterations = "iterations" in own
+    if args.iterations and not row.has_own_iterations:
+        row.iterations = args.iterations
+        row.seconds = row.seconds * args.iterations // study.iterations
+    return row
 
 
 def name_of(text: str, programs: dict[str, list[str]]) -> str:
@@ -403,64 +387,56 @@ def file_of(short: str) -> str:
 def is_continuous(short: str) -> bool:
     """Whether a script of this project is for continuous actions."""
     row = SCRIPTS[full_name(short)]
-    return row["algorithm"] == "sac" or row["family"].startswith("continuous")
-
-
-def is_on_many_devices(short: str) -> bool:
-    """Whether a script of this project trains one agent on many devices."""
-    return SCRIPTS[full_name(short)]["family"] == "many devices"
+    return row.algorithm == "sac" or row.family.startswith("continuous")
 
 
 def steps_of(short: str) -> int:
     """Those of an iteration; one's own script is taken for the first whose algorithm it names."""
     if full_name(short) in SCRIPTS:
-        return SCRIPTS[full_name(short)]["steps"]
+        return SCRIPTS[full_name(short)].steps
     rows = list(SCRIPTS.values())
-    return next((x for x in rows if short.startswith(f"{x['algorithm']}_")), rows[0])["steps"]
+    return next((x for x in rows if short.startswith(f"{x.algorithm}_")), rows[0]).steps
 
 
-def expand(grid: Grid, args: argparse.Namespace) -> list[dict[str, Any]]:
+def expand(grid: Grid, args: argparse.Namespace) -> list[Run]:
     """All runs, in their order."""
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Run] = {}
     for repeat in range(1, grid.repeats + 1):
         for row in grid.rows:
-            if repeat > row["repeats"]:
+            if repeat > row.repeats:
                 continue
-            envs = ENVIRONMENTS if row["envs"] == ["all"] else row["envs"]
-            for cell in product(envs, row["sizes"], row["scripts"], row["seeds"]):
+            envs = ENVIRONMENTS if row.envs == ["all"] else row.envs
+            for cell in product(envs, row.sizes, row.scripts, row.seeds):
                 run = describe(grid, args, row, cell, repeat)
-                runs.setdefault(run["name"], run)
-    blocks = list(dict.fromkeys(run["block"] for run in runs.values()))
+                runs.setdefault(run.name, run)
+    blocks = [run.block for run in runs.values()]
 
-    def order(run: dict[str, Any]) -> tuple[int, int, str]:
-        salted = f"{args.seed} {run['name']}".encode()
-        return run["repeat"], blocks.index(run["block"]), hashlib.md5(salted).hexdigest()
+    def order(run: Run) -> tuple[int, int, str]:
+        salted = f"{args.seed} {run.name}".encode()
+        return run.repeat, blocks.index(run.block), hashlib.md5(salted).hexdigest()
 
     return sorted(runs.values(), key=order)
 
 
-def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
-    """One run: its name, block and seconds, what --only looks at, and its command."""
+def describe(
+    grid: Grid, args: argparse.Namespace, row: Row, cell: tuple[str, str, str, int], repeat: int
+) -> Run:
     env, size, script, first = cell
-    where = row["where"]
     is_configuration = env.startswith("@") and args.study != "custom"  # no flag has one
     known = (*ENVIRONMENTS, *CONTINUOUS)
     if not is_configuration and env not in known and not re.fullmatch(OWN_ENVIRONMENT, env):
-        fail(f"{where}envs must be of: {' '.join(known)}; or my_module:MyEnv; not '{env}'")
+        fail(f"{row.where}envs must be of: {' '.join(known)}; or my_module:MyEnv; not '{env}'")
     if size not in SIZES:
-        fail(f"{where}sizes must be of: {' '.join(SIZES)}; not '{size}'")
+        fail(f"{row.where}sizes must be of: {' '.join(SIZES)}; not '{size}'")
     if script not in grid.programs and full_name(script) not in SCRIPTS:
-        fail(f"{where}there is no script '{script}'")
-    iterations = row["iterations"]
-    seed = first + row["seed_stride"] * (repeat - 1)
-    label = row.get("label", "")
+        fail(f"{row.where}there is no script '{script}'")
+    seed = first + row.seed_stride * (repeat - 1)
     # A dot for the colon of one's own: no other environment's name has one.
-    parts = [label, env.replace(":", ".")]
+    parts = [row.label, env.replace(":", ".")]
     if is_configuration:  # a label says more
-        parts = [label or env[1:]]
-    devices = row.get("devices", 0)
-    parts += [size, script, f"{devices}devices" if devices else ""]
-    name = "__".join(filter(None, [*parts, f"{iterations}it", f"seed{seed}"]))
+        parts = [row.label or env[1:]]
+    parts += [size, script, f"{row.devices}devices" if row.devices else ""]
+    name = "__".join(filter(None, [*parts, f"{row.iterations}it", f"seed{seed}"]))
 
     words = list(grid.programs.get(script) or [file_of(script)])
     settings = []  # of the command `env`
@@ -471,44 +447,44 @@ def describe(grid, args, row, cell, repeat) -> dict[str, Any]:
     compiles = not script.endswith("-none") or script in grid.programs
     if not compiles:
         settings.append("JAX_DISABLE_JIT=1")
-    if devices and SCRIPTS[full_name(script)]["framework"] == "torch":
+    if row.devices and SCRIPTS[full_name(script)].framework == "torch":
         # A port that is free, so that several can run beside each other.
-        words = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={devices}",
-            *words,
-        ]
-    elif devices:  # of a CPU; of GPUs JAX takes those that it sees
-        settings.append(f"JAX_NUM_CPU_DEVICES={devices}")
-    if "wrapper" in row:
-        words = ["-m", row["wrapper"], *words]
+        launch = ["-m", "torch.distributed.run", "--standalone"]
+        words = [*launch, f"--nproc-per-node={row.devices}", *words]
+    elif row.devices:  # of a CPU; of GPUs JAX takes those that it sees
+        settings.append(f"JAX_NUM_CPU_DEVICES={row.devices}")
+    if row.wrapper:
+        words = ["-m", row.wrapper, *words]
     words += [env[1:]] if is_configuration else ["--env-id", env]
     if SIZES[size]:
         words += ["--hidden-sizes", *map(str, SIZES[size])]
-    steps = row.get("steps") or steps_of(script)
-    words += words_of(row["flags"])
-    words += ["--seed", str(seed), "--total-timesteps", str(iterations * steps)]
-    seconds = iterations * UNCOMPILED.get(size, UNCOMPILED["own"])
+    steps = row.iterations * (row.steps or steps_of(script))
+    words += words_of(row.flags)
+    words += ["--seed", str(seed), "--total-timesteps", str(steps)]
+    seconds = row.iterations * UNCOMPILED.get(size, UNCOMPILED["own"])
     if compiles:
-        seconds = STARTUP + iterations * COMPILED.get(size, COMPILED["own"])
+        seconds = STARTUP + row.iterations * COMPILED.get(size, COMPILED["own"])
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
-    if args.track and row["track"]:
+    if args.track and row.track:
         words.append("--track")
     folder = args.runs_dir
     if name.startswith("warmup__"):
         folder /= ".benchmark/warmup"  # out of the report's way
     runner = ["env", *settings, args.python] if settings else [args.python]
     words += ["--runs-dir", as_path(folder), "--run-name", name]
-    return {
-        "name": name,
-        "repeat": repeat,
-        "block": (label, env, size, iterations) if row["shuffle"] == "blocks" else (),
-        "key": key,
-        "seconds": int(row.get("seconds", seconds)),
-        "command": " ".join(map(quoted, runner + words)),
-    }
+    return Run(
+        study=args.study,
+        order_seed=args.seed,
+        runs_dir=str(args.runs_dir),
+        timeout=args.timeout,
+        name=name,
+        folder=as_path(folder / name),
+        repeat=repeat,
+        command=runner + words,
+        key=key,
+        block=[row.label, env, size, row.iterations] if row.shuffle == "blocks" else [],
+        seconds=row.seconds or int(seconds),
+    )
 
 
 def words_of(flags: dict[str, Any]) -> list[str]:
@@ -527,33 +503,72 @@ def as_path(path: Path) -> str:
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
-def quoted(word: str) -> str:
-    """As bash reads it, on one line."""
-    if re.fullmatch(r"[A-Za-z0-9_./,:=+-]+", word):
-        return word
-    for raw, escaped in {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}.items():
-        word = word.replace(raw, escaped)
-    return f"$'{word}'"
+def in_words(seconds: int) -> str:
+    if seconds > 7200:
+        return f"about {(seconds + 1800) // 3600} hours"
+    return f"about {(seconds + 59) // 60} minutes"
+
+
+# === What is printed ============================================================================
+def print_missing(runs: list[Run]) -> None:
+    left = []
+    for run in runs:
+        word = "done   "
+        if not run.is_done():
+            left.append(run.seconds)
+            word = "stopped" if run.is_stopped() else "missing"
+        print(f"{word}  {run.name}")
+    print(f"Runs missing: {len(left)} of {len(runs)}, {in_words(sum(left))} on two cores.")
+
+
+def begin(args: argparse.Namespace, grid: Grid, runs: list[Run]) -> None:
+    """Make the folder of the runs, and print what the loop of benchmark.sh reads."""
+    left = [run.seconds for run in runs if not run.is_done()]
+    event = {"event": "grid", "study": args.study, "runs": len(runs), "order_seed": args.seed}
+    event |= {"complete": len(runs) - len(left), "repeats": grid.repeats}
+    event |= {"host": os.uname().nodename, "notes": args.notes, "invocation": args.invocation}
+    try:
+        (args.runs_dir / ".benchmark").mkdir(parents=True, exist_ok=True)
+        for run in runs:
+            run.failed.unlink(missing_ok=True)
+        note(args.runs_dir, **event)
+    except OSError as error:
+        fail(f"{args.runs_dir}: {error.strerror}")
+    print("study", len(left), in_words(sum(left)), sep="\t")
+    for command in grid.begin:
+        print("begin", command, sep="\t")
+    for command in grid.end:
+        print("end", command, sep="\t")
+    for run in runs:
+        place = Path(run.folder).relative_to(args.runs_dir)
+        print("run", place, json.dumps(asdict(run)), sep="\t")
 
 
 def main() -> None:
     args = parse_args()
     grid = make_grid(args) if args.study == "custom" else read_grid(args.study, args)
-    if args.iterations and all(row["has_own_iterations"] for row in grid.rows):
+    if args.iterations and all(row.has_own_iterations for row in grid.rows):
         fail(f"--iterations: all runs of studies/{args.study}/grid.toml have their own")
-    runs = [run for run in expand(grid, args) if re.search(args.only, run["key"])]
+    runs = [run for run in expand(grid, args) if re.search(args.only, run.key)]
     if not runs:
         fail(f"nothing to run: no command matches --only '{args.only.pattern}'")
-    chosen = list(enumerate(runs, 1))[args.first - 1 : args.to]
+    for line, run in enumerate(runs, 1):
+        run.line = line
+    chosen = runs[args.first - 1 : args.to]
     if not chosen:
         fail(f"nothing to run: the list has {len(runs)} lines, and none from --from to --to")
-    print("study", args.study, grid.repeats, args.seed, sep="\t")
-    for command in grid.begin:
-        print("begin", command, sep="\t")
-    for command in grid.end:
-        print("end", command, sep="\t")
-    for number, run in chosen:
-        print("run", number, run["repeat"], run["seconds"], run["name"], run["command"], sep="\t")
+    if args.count:
+        print(len(chosen))
+    elif args.list:
+        for run in chosen:  # on one line, as bash reads it
+            print(shlex.join(run.command).replace("\n", "'$'\\n''"))
+    else:
+        check_gpus(args.gpus)
+        check_runs_dir(args.runs_dir)
+        if args.dry_run:
+            print_missing(chosen)
+        else:
+            begin(args, grid, chosen)
 
 
 if __name__ == "__main__":

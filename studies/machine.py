@@ -10,9 +10,12 @@ git repository holds, the commit is null.
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import psutil
 
 SECONDS = 10  # for a tool to answer: nvidia-smi may hang with its driver
 
@@ -35,28 +38,10 @@ def output(*words: str) -> str | None:
     return done.stdout.decode(errors="replace").strip() or None
 
 
-def read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
 def cpu() -> str | None:
-    # lscpu has a name for ARM's processors, too.
-    text = output("lscpu") or read(Path("/proc/cpuinfo")) or ""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "model name":
-            return value.strip()
-    return None
-
-
-def cores() -> int | None:
-    """How many physical cores there are, each of which may be several CPUs."""
-    folders = Path("/sys/devices/system/cpu").glob("cpu[0-9]*")
-    siblings = {read(folder / "topology/thread_siblings_list") for folder in folders}
-    return len(siblings - {None}) or None
+    # lscpu has a name for ARM's processors, too, which /proc/cpuinfo has not.
+    found = re.search(r"^Model name: +(.+)$", output("lscpu") or "", re.MULTILINE)
+    return found[1] if found else None
 
 
 def gpu() -> tuple[str | None, str | None]:
@@ -75,7 +60,10 @@ def git_commit(script: Path) -> str | None:
 
 
 def hash_of(file: str) -> str | None:
-    name = read(Path(file))
+    try:
+        name = Path(file).read_text().strip()
+    except OSError:
+        return None
     return hashlib.sha256(name.encode()).hexdigest()[:8] if name else None
 
 
@@ -87,7 +75,7 @@ def describe() -> dict[str, str | int | float | bool | None]:
         "machine": hash_of("/etc/machine-id") or boot,  # a container may have no id
         "boot": boot,  # clones of a machine have one id
         "cpu": cpu(),
-        "cores": cores(),
+        "cores": psutil.cpu_count(logical=False),
         "load": os.getloadavg()[0],  # processes that ran or waited, in the last minute
         "gpu": gpu_name,
         "driver": driver,

@@ -27,7 +27,7 @@ def write_info(status: str) -> None:
     os.replace(folder / "run.new", folder / "run.json")
 
 
-VARIABLES = ("CUDA_", "WANDB_", "JAX_DISABLE")
+VARIABLES = ("CUDA_", "WANDB_", "JAX_", "TORCHINDUCTOR_")
 flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))

@@ -128,7 +128,7 @@ def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
     def said(text):
         add_tool(tmp_path, "nvidia-smi", f"#!/bin/sh\n{text}\n")
         env = os.environ | {"PATH": f"{tmp_path}/tools:{os.environ['PATH']}"}
-        command = [sys.executable, "-IS", ROOT / "studies/machine.py", script]
+        command = [sys.executable, "-I", ROOT / "studies/machine.py", script]
         done = subprocess.run(command, env=env, check=True, capture_output=True)
         return json.loads(done.stdout)
 

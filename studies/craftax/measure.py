@@ -12,7 +12,6 @@ threads, which is the fairer one where others want the same cores.
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from functools import partial
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 from craftax.craftax_env import make_craftax_env_from_name
 
 from envs.craftax_symbolic import CraftaxSymbolic, CraftaxSymbolicEndless
+from studies.machine import cpu
 
 NUM_STEPS = 64
 num_envs, rounds = map(int, sys.argv[1:])
@@ -63,8 +63,7 @@ def write(**row: Any) -> None:
     print(json.dumps(row), flush=True)
 
 
-cpu = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
-write(cpu=cpu, cores=os.cpu_count(), device=jax.devices()[0].device_kind, jax=jax.__version__)
+write(cpu=cpu(), cores=os.cpu_count(), device=jax.devices()[0].device_kind, jax=jax.__version__)
 start = clocks()
 worlds = ways["ours, 1,024 worlds"].worlds
 megabytes = sum(x.nbytes for x in jax.tree.leaves(worlds)) / 1e6

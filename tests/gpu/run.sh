@@ -25,6 +25,7 @@ wheels=tests/gpu/wheels
 # An image that has jax and torch has matplotlib, pandas, scipy and tensorboard, too.
 packages=(flax equinox optax chex jaxtyping treescope wadler-lindig)
 packages+=(gymnax six gymnasium==1.3.0 farama-notifications cloudpickle)
+packages+=(pydantic==2.14.4 pydantic-core==2.50.5 annotated-types typing-inspection)
 packages+=(tyro docstring-parser typeguard pytest iniconfig pluggy)
 packages+=(brax==0.14.2 etils glfw jaxopt mujoco==4.0.0 mujoco-core==4.0.0 mujoco-mjx trimesh) # for envs/brax.py
 
