@@ -106,7 +106,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "others": OTHER_FLAGS | {"norm_obs": False, "norm_reward": False, "anneal_lr": True},
 }
 UPDATES = [(name, "usual") for name in stand_ins("Update", CONTINUOUS_SCRIPTS)]
-UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch", "others")]
+UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch_gymnasium", "others")]
 
 
 @pytest.fixture(scope="module", params=UPDATES, ids=" ".join)

@@ -152,7 +152,10 @@ def test_jaxs_devices_take_the_gradient_of_the_whole_minibatch(devices):
 
 
 def one_rank_for_all(ranks, iterations, args):
-    """What so many ranks do, in one: their rollouts, whose minibatches are put together."""
+    """What so many ranks do, in one: their rollouts, whose minibatches are put together.
+
+    The agent, and what there is to log of each iteration.
+    """
     share = replace(args, num_envs=args.num_envs // ranks)
     whole, env = (ppo_torch.VecEnv(args.env_id, x.num_envs) for x in (args, share))
     torch.manual_seed(args.seed)
@@ -165,9 +168,9 @@ def one_rank_for_all(ranks, iterations, args):
     carries = [(ppo_torch.to_torch(x), y) for x, y in carries]
     step = jax.jit(env.step)
     policy = partial(ppo_torch.policy, agent)
-    returns = []
+    logged = []
     for iteration in range(iterations):
-        parts = []
+        parts, whole, losses = [], [], []
         episodes = []
         for i, (x, y) in enumerate(carries):
             seeds = np.random.SeedSequence([args.seed, iteration, i]).generate_state(2)
@@ -181,6 +184,7 @@ def one_rank_for_all(ranks, iterations, args):
             advantage = ppo_torch.compute_gae(storage, value, next_value, share)
             batch = [*storage[:3], value, advantage, advantage + value]
             batch = [x.reshape(share.batch_size, *x.shape[2:]) for x in batch]
+            whole.append(torch.stack(batch[4:]))
             orders = [torch.randperm(share.batch_size) for _ in range(args.update_epochs)]
             epochs = [[x[order].chunk(args.num_minibatches) for x in batch] for order in orders]
             parts.append(epochs)
@@ -190,9 +194,13 @@ def one_rank_for_all(ranks, iterations, args):
                 columns = zip(*(part[epoch] for part in parts), strict=True)
                 minibatch = [torch.cat([x[k] for x in column]) for column in columns]
                 batch = ppo_torch.Batch(*minibatch)
-                ppo_torch.minibatch_step(agent, optimizer, scheduler, batch, args)
-        returns.append((len(episodes), np.mean(episodes)))
-    return agent, returns
+                losses.append(ppo_torch.minibatch_step(agent, optimizer, scheduler, batch, args))
+        row = {name: float(np.mean([x[name] for x in losses])) for name in losses[0]}
+        advantage, target = torch.cat(whole, 1)
+        row["losses/explained_variance"] = float(1 - advantage.var() / target.var())
+        row |= {"charts/episodes": len(episodes), "charts/episodic_return": np.mean(episodes)}
+        logged.append(row)
+    return agent, logged
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -203,9 +211,8 @@ def test_pytorchs_ranks_learn_as_one_that_has_all_their_minibatches(ranks, whole
         run(ranks, DDP, *words, "--no-anneal-lr")
         folder = tmp_path / "run"
     args = replace(ppo_torch.Args(**info(folder)["args"]), matmul_precision="highest")
-    agent, returns = one_rank_for_all(ranks, 4, args)
-    logged = [(row["charts/episodes"], row["charts/episodic_return"]) for row in metrics(folder)]
-    np.testing.assert_allclose(logged, returns, rtol=1e-6)
+    agent, expected = one_rank_for_all(ranks, 4, args)
+    assert_close([{x: row[x] for x in expected[0]} for row in metrics(folder)], expected)
     found = arrays(folder)
     for name, x in agent.state_dict().items():
         np.testing.assert_allclose(found[f"agent/{name}"], x, atol=1e-5)

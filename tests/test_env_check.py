@@ -120,6 +120,7 @@ NAMES = {
     "lander:Nope": "lander has no class Nope, and registers no such id",
     "lander_gymnasium:Lander": "give the id under which gymnasium.register has it",
 }
+IN_50 = "observation_space = lambda *x: Box(-50, 50, (2,))"
 # What a class body in gymnax must not say; obs are two zeros.
 GYMNAX = {
     "action_space = environment.Environment.action_space": "MyEnv has no action_space, which gymn",
@@ -139,6 +140,8 @@ GYMNAX = {
     # What shows only in play.
     "step_env = lambda *x: ends_at(100, *Lander.step_env(*x))": "is max_steps_in_episode, all",
     "observation_space = lambda *x: Box(-99, [99, 0], (2,))": "from -99 to 0 at (1,), not at ",
+    "observation_space = lambda *x: Box([-99, 0], 99, (2,))": "from 0 to 99 at (1,), not at -",
+    f"{IN_50}; step = lambda *x, params: ends_far(*Lander.step(*x, params))": "at (0,), not at 99",
     "observe = lambda *x: obs / 0": "obs must be finite numbers, not [nan nan]",
     "step_env = lambda *x: (obs, x[2], jnp.nan, False, {})": "must be a finite number, not [nan]",
     "render = lambda *x: np.zeros((64, 64, 3))": "(height, width, 3) of uint8, not (64, 64, 3) of",
@@ -156,6 +159,7 @@ GYMNASIUM = {
     "step = lambda *x: (obs, None, False, False, {})": "must be one number each, not array(None",
     "step = lambda *x: (obs, np.nan, False, False, {})": "reward must be a finite number, not nan",
     "observation_space = Box(-9, np.float32([9, 0]))": "from -9.0 to 0.0 at (1,), not at 0.",
+    "observation_space = Box(np.float32([-9, 0]), 9)": "from 0.0 to 9.0 at (1,), not at -",
     "observe = lambda *x: np.float32([0, np.nan])": "obs must be finite numbers, not [ 0. nan]",
     "observe = lambda *x: np.random.rand(2)": "a seed must lead to the same obs and rewards again",
     "__init__ = lambda self: None": "__init__ must take render_mode, and keep it as self.render_m",
@@ -171,6 +175,7 @@ def write_gymnax(change):
     text += "    return obs, state, reward, terminated | (state.time >= limit), info\n"
     text += "def goes_on(obs, state, reward, terminated, truncated, info):\n"
     text += "    return obs, state, reward, terminated & False, truncated & False, info\n"
+    text += "def ends_far(*results):\n    return *results[:5], {'final_observation': obs + 99}\n"
     text += f"class MyEnv(Lander):\n    {change}\n"
     Path("given.py").write_text(text)
     return "given:MyEnv"

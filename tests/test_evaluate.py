@@ -224,12 +224,13 @@ def test_difference_is_welchs():
 
 def test_groups_of_seeds(command, monkeypatch, tmp_path):
     """Their means are over runs, not over episodes; each side of --against is one group."""
-    returns = {"a1": 10.0, "a2": 12.0, "a3": 17.0, "b1": 3.0, "b2": 4.0}
+    returns = {"a1": 10.0, "a2": 12.0, "a3": 17.0, "a4": 29.0, "b1": 3.0, "b2": 4.0, "c3": 5.0}
+    games = {"a": "CartPole-v1", "b": "CartPole-v1", "c": "Acrobot-v1"}
     for name in returns:
         (tmp_path / name).mkdir()
 
     def load_runs(names, args):
-        return [stand_in("CartPole-v1", folder=tmp_path / x, seed=int(x[1])) for x in names]
+        return [stand_in(games[x[0]], folder=tmp_path / x, seed=int(x[1])) for x in names]
 
     def evaluate_run(run, args):
         value = returns[run.folder.name]
@@ -238,12 +239,17 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
 
     monkeypatch.setattr(evaluate, "load_runs", load_runs)
     monkeypatch.setattr(evaluate, "evaluate", evaluate_run)
-    status, out, _ = command("a1", "a2", "a3", "--against", "b1", "b2")
-    low, high = stats.t.interval(0.95, 2, 13, stats.sem([10, 12, 17]))
-    interval = f"13.00 [{low:.2f}, {high:.2f}]"
-    assert f"mean over 3 seeds {interval}, interquartile mean 13.00\n" in out
-    assert f"The first are {evaluate.difference_of([10, 12, 17], [3, 4])}\n" in out
+    status, out, _ = command("a1", "a2", "a3", "a4", "--against", "b1", "b2")
+    low, high = stats.t.interval(0.95, 3, 17, stats.sem([10, 12, 17, 29]))
+    interval = f"17.00 [{low:.2f}, {high:.2f}]"
+    assert f"mean over 4 seeds {interval}, interquartile mean 14.50\n" in out
+    assert f"The first are {evaluate.difference_of([10, 12, 17, 29], [3, 4])}\n" in out
     assert status == 0 and (tmp_path / "b2/evaluation.json").exists()
+    for words in (("a1", "c3", "--against", "b1"), ("a1", "--against", "b1", "c3")):
+        status, _, err = command(*words)
+        assert status == 2 and err.startswith("--against: on each side")
+    assert command("c3", "--epsilon", "0.5")[0] == 0
+    assert [x.name for x in (tmp_path / "c3").iterdir()] == ["evaluation-epsilon-0.5.json"]
 
 
 # === Command line and strangers' files ==========================================================

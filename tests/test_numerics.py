@@ -94,8 +94,8 @@ def test_update_equals_numpy(learner):
 
 def next_rate(args):
     """The learning rate that the log has after an update."""
-    done = args.update_epochs * args.num_minibatches / args.num_optimizer_steps
-    return pytest.approx(args.learning_rate * (1 - done if args.anneal_lr else 1), abs=1e-9)
+    share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
+    return pytest.approx(args.learning_rate * share, abs=1e-9)
 
 
 def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():

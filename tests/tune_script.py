@@ -83,6 +83,10 @@ def recent(args: dict[str, Any]) -> float:
     return -abs(math.log10(args["learning_rate"]) + 3)
 
 
+def luck(seed: int) -> float:
+    return (seed * 37 % 11) ** 2 / 100
+
+
 def train(args: Args) -> None:
     first = 0
     signals = []
@@ -103,7 +107,8 @@ def train(args: Args) -> None:
         sys.exit(2)
     for iteration in range(first, ITERATIONS):
         time.sleep(args.seconds / ITERATIONS)
-        row = {"charts/episodic_return": recent(asdict(args)), "charts/episodes": 100.0}
+        value = recent(asdict(args)) + luck(args.seed)
+        row = {"charts/episodic_return": value, "charts/episodes": 100.0}
         row["global_step"] = (iteration + 1) * args.total_timesteps // ITERATIONS
         with open(folder / "metrics.jsonl", "a") as metrics:
             metrics.write(json.dumps(row | {"losses/nan": None}) + "\n")
@@ -127,7 +132,7 @@ def train(args: Args) -> None:
 def greedy(args: dict[str, Any], seed: int, games: int) -> float:
     """The mean return of the agent of a seed, in games from another."""
     value = recent(args) - 0.5 * args["anneal_lr"]
-    return value + (1 + args["anneal_lr"]) * (seed * 37 % 11) ** 2 / 100 + games / 1e9
+    return value + (1 + args["anneal_lr"]) * luck(seed) + games / 1e9
 
 
 def judge() -> None:
