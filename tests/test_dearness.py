@@ -132,8 +132,8 @@ def test_a_peers_line_is_kept_with_what_it_was_told(tmp_path):
     row = brax_measure.measure_peer([*uv, "ppo"], 256, 2)
     words = "ppo --num-envs 256 --num-steps 32 --iterations 2"
     assert row["script"] == words and row["steps_per_second"] == 14
-    for word in ("peers/jax_brax.py", "peers/jax_rejax.py"):
-        assert (ROOT / "studies/control" / word).exists()
+    for word in ("brax/peers/jax_brax.py", "control/peers/jax_rejax.py"):
+        assert (ROOT / "studies" / word).exists()
 
 
 def test_an_iteration_of_the_scans_has_the_steps_of_the_scripts_defaults():

@@ -15,7 +15,7 @@ environments and 32 steps in each. With --peers, brax's own PPO and SAC run besi
 environment that uv makes. Their seconds are the library's own, without its evaluations. With
 --mujoco it is our PPO in 64 HalfCheetahSpring, and then in 64 of Gymnasium's HalfCheetah-v5. With
 --purejaxrl ../purejaxrl, PureJaxRL's PPO follows, and ours with the same networks;
-studies/control/peers/jax_purejaxrl.py says how to get it.
+studies/brax/peers/jax_purejaxrl.py says how to get it.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def main() -> None:
             say(measure(PPO[:1], env_id, num_envs, 64, args.iterations))
         return
     uv = shlex.split(args.uv)
-    brax = [*uv, "studies/control/peers/jax_brax.py"]
+    brax = [*uv, "studies/brax/peers/jax_brax.py"]
     for num_envs in MANY:
         say(measure(PPO, env_id, num_envs, MANY_STEPS, args.iterations))
         if args.peers:
@@ -139,7 +139,7 @@ def main() -> None:
     if args.purejaxrl:
         wide = [*PPO, "--hidden-sizes", "256", "256"]  # the only networks that it has
         say(measure(wide, env_id, MANY[1], MANY_STEPS, args.iterations))
-        purejaxrl = [*uv, "studies/control/peers/jax_purejaxrl.py", "--checkout", args.purejaxrl]
+        purejaxrl = [*uv, "studies/brax/peers/jax_purejaxrl.py", "--checkout", args.purejaxrl]
         say(measure_peer(purejaxrl, MANY[1], args.iterations))
 
 

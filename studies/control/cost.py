@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 from studies.control import rows
 from studies.machine import git_commit
-from studies.peers.peer import fail
 
 ROOT = Path(__file__).parents[2]
 PPO_BIG = "PPO, 32 x 64, batches of 256"  # the one that learns best in HalfCheetah
@@ -138,14 +137,16 @@ def python_of(program: Program) -> str:
     if is_ours(program):
         return sys.executable
     if not shutil.which("uv"):
-        fail("uv must be installed: it runs the libraries in environments of their own")
+        rows.fail("uv must be installed: it runs the libraries in environments of their own")
     path = ROOT / "studies/control/peers" / program.file
     words = ["uv", "python", "find", "--offline", "--script", str(path)]
     env = os.environ | {"UV_PYTHON": sys.executable}
     done = subprocess.run(words, env=env, capture_output=True, text=True)
     python = done.stdout.strip()
     if "environments-" not in python:  # uv names Python itself where there is no environment
-        fail(f"{program.file} has no environment: see the first lines of studies/control/cost.py")
+        rows.fail(
+            f"{program.file} has no environment: see the first lines of studies/control/cost.py"
+        )
     return python
 
 
@@ -230,7 +231,7 @@ def main() -> None:
     args = parse_args()
     chosen = [x for x in PROGRAMS if re.search(args.only, f"{x.setting} {x.name}")]
     if not chosen:
-        fail(f"--only: no program is called '{args.only}'")
+        rows.fail(f"--only: no program is called '{args.only}'")
     pythons = {program.file: python_of(program) for program in chosen}
     versions = {python: versions_of(python) for python in set(pythons.values())}
     cpu = platform.processor() or platform.machine()

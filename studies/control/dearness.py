@@ -118,11 +118,7 @@ def main() -> None:
     before = rows.read(args.out, (*KEYS, *where))
     same = [row for row in before if args.only in (None, row["algorithm"])]
     if not all(rows.same_place(row, where) for row in same):
-        print(
-            f"{args.out} has runs of another commit, machine or version: begin another --out",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        rows.fail(f"{args.out} has runs of another commit, machine or version: begin another --out")
     done = {key_of(row) for row in before}
     for number in range(args.rounds):
         order = random.Random(number)

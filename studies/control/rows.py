@@ -1,10 +1,15 @@
-"""The lines of JSON that this study's measurements write and go on from."""
+"""The lines of JSON that this study's measurements write and go on from, and how they fail."""
 
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
 
 
 def read(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -25,8 +30,7 @@ def read(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
         if isinstance(row, dict) and all(name in row for name in names):
             rows.append(row)
         elif row is not None or i + 1 < len(lines) or not rows:
-            print(f"{path}: line {i + 1} is none of this measurement", file=sys.stderr)
-            sys.exit(2)
+            fail(f"{path}: line {i + 1} is none of this measurement")
     if lines:
         path.write_text("".join(f"{line}\n" for line in lines[: len(rows)]))
     return rows

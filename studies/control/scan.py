@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 from studies.control import rows
 from studies.control.dearness import measure
 from studies.machine import describe, git_commit
-from studies.peers.peer import fail
 
 OUT = Path(__file__).with_name("scan.jsonl")
 SMALL, LARGE = "2 x 64", "2 x 256"
@@ -82,7 +81,7 @@ def main() -> None:
     parser.add_argument("--uv", default="uv run --script", help="what runs rejax")
     args = parser.parse_args()
     if not shutil.which((shlex.split(args.uv) or [""])[0]):
-        fail(f"--uv: '{args.uv}' is no command")
+        rows.fail(f"--uv: '{args.uv}' is no command")
     machine = describe()
     where = {
         "commit": git_commit(Path("more/sac_linen.py")),
@@ -92,7 +91,7 @@ def main() -> None:
     }
     before = rows.read(args.out, ("round", "network", "script", *where))
     if not all(rows.same_place(row, where) for row in before):
-        fail(f"{args.out} has runs of another commit, machine or version: begin another --out")
+        rows.fail(f"{args.out} has runs of another commit, machine or version: begin another --out")
     done = {(x["round"], x["network"], x["script"]) for x in before}
     for number in range(args.rounds):
         turns = list(programs())

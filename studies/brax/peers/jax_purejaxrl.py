@@ -7,7 +7,7 @@
 
     git clone https://github.com/luchris429/purejaxrl ../purejaxrl
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
-    uv run --script studies/control/peers/jax_purejaxrl.py --checkout ../purejaxrl --num-envs 256
+    uv run --script studies/brax/peers/jax_purejaxrl.py --checkout ../purejaxrl --num-envs 256
 
 It trains in brax's HalfCheetah. The file has no other environments than brax's, and always their
 positional physics; here its wrapper's default is set to spring. Its networks have two layers of

@@ -5,7 +5,7 @@
 # ///
 """A peer: brax's own PPO and SAC in its HalfCheetah with spring physics, by our settings.
 
-    uv run --script studies/control/peers/jax_brax.py ppo --num-envs 256
+    uv run --script studies/brax/peers/jax_brax.py ppo --num-envs 256
 
 It prints a line of JSON. "first" is the seconds of the first iteration, which compiles;
 "iteration" is the median of the later ones. They are the library's own seconds of training:
