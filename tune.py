@@ -49,7 +49,7 @@ except ImportError as error:
     sys.exit(2)
 
 from analysis import runs
-from analysis.schema import SCRIPTS, clean
+from analysis.schema import SCRIPTS, clean, file_of
 
 HERE = Path(__file__).resolve().parent
 # What is searched, where the script has it. LOW:HIGH is uniform, and with :log its logarithm is;
@@ -163,8 +163,7 @@ def fail(reason: str) -> NoReturn:
 def find_script(given: Path) -> Path:
     """The file of one of this project's scripts by its name, or a path as it is."""
     if str(given) in SCRIPTS:
-        files = (HERE / f"{given}.py", HERE / "more" / f"{given}.py")
-        return next(x for x in files if x.is_file())
+        return HERE / file_of(str(given))
     if not given.is_file():
         fail(f"SCRIPT: {given} is neither a file nor the name of a script of this project")
     return given

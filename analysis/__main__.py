@@ -1,4 +1,4 @@
-"""From runs to an answer: python -m analysis report, race, pack, study or docs; --help."""
+"""From runs to an answer: python -m analysis report, race or pack; --help."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from analysis import docs, figures, races, report
+from analysis import figures, races, report
 from analysis.checks import problems
 from analysis.formatting import join, pluralize
 from analysis.measures import mode_order
@@ -15,6 +15,7 @@ from analysis.runs import load, save
 from analysis.schema import SourceError
 
 SOURCE = "folder of runs or studies at any depth, table (.csv, .parquet), or wandb:entity/project"
+NAMES = "TOML file of other names for environments, as studies/doors/names.toml"
 
 
 def parse() -> argparse.Namespace:
@@ -31,6 +32,7 @@ def parse() -> argparse.Namespace:
     add("--baseline", metavar="SCRIPT", help=compared)
     listed = "file with a run's name a line: of the source, these alone count"
     add("--only-runs", metavar="FILE", type=Path, help=listed)
+    add("--names", metavar="FILE", type=Path, help=NAMES)
 
     command = commands.add_parser("race", help="a race of race.py, as sentences and a figure")
     command.set_defaults(run=show_race)
@@ -45,23 +47,14 @@ def parse() -> argparse.Namespace:
     add("out", nargs="?", type=Path, help="folder to write, as studies/my-gpu")
     add("--check", action="store_true", help="write nothing")
     add("--anyway", action="store_true", help="pack it in spite of what is found")
-
-    command = commands.add_parser("study", help="draw a study's own figures anew")
-    command.set_defaults(run=update_study)
-    add = command.add_argument
-    add("folder", type=Path, help="studies/NAME")
-    add("runs", type=Path, nargs="?", help="runs of yours; default the study's")
-    add("--out", type=Path, help="folder to write to; default RUNS/report, or the study's")
-
-    command = commands.add_parser("docs", help="write the numbers of the documents from studies/")
-    command.set_defaults(run=docs.run)
-    command.add_argument("--check", action="store_true", help="write nothing; exit 1 if it would")
+    add("--names", metavar="FILE", type=Path, help=NAMES)
     return parser.parse_args()
 
 
 def make_report(args: argparse.Namespace) -> int:
     only = args.only_runs.read_text(errors="replace").splitlines() if args.only_runs else None
-    data = load(args.runs if len(args.runs) > 1 else args.runs[0], only=only)
+    source = args.runs if len(args.runs) > 1 else args.runs[0]
+    data = load(source, only=only, names=args.names)
     modes = mode_order(data.runs["mode"])
     if args.baseline and args.baseline not in modes:
         raise SourceError(f"--baseline must be one of {join(modes, 'or')}")
@@ -104,7 +97,7 @@ def pack(args: argparse.Namespace) -> int:
         raise SourceError("pack needs a folder to write, or --check")
     if args.out and any(args.out.glob("**/run.json")):
         raise SourceError(f"{args.out} must be a folder for a study, without runs in it")
-    data = load(args.runs)
+    data = load(args.runs, names=args.names)
     found = problems(data)
     for line in found:
         print(f"analysis: {line}", file=sys.stderr)
@@ -114,20 +107,6 @@ def pack(args: argparse.Namespace) -> int:
         save(data._replace(runs=data.runs.assign(source="")), args.out)
     done = "checked" if args.check else f"packed into {args.out}"
     print(f"{pluralize([len(data.runs)], 'run')} of {join(mode_order(data.runs['mode']))} {done}.")
-    return 0
-
-
-def update_study(args: argparse.Namespace) -> int:
-    if not (args.folder / "study.py").exists():
-        raise SourceError(f"{args.folder} has no study.py")
-    study = docs.study_of(args.folder)
-    if not hasattr(study, "update"):
-        raise SourceError(f"{args.folder} has no figure of its own")
-    if args.runs and not args.runs.is_dir():
-        raise SourceError(f"{args.runs} is not a folder of runs")
-    out = args.out or (args.runs / "report" if args.runs else args.folder)
-    out.mkdir(parents=True, exist_ok=True)
-    study.update(args.runs or args.folder, out)
     return 0
 
 

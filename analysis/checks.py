@@ -79,7 +79,7 @@ def problems(data: Data) -> list[str]:
     for name, things in ONE.items():
         if runs[name].nunique() > 1:
             found.append(f"{runs[name].nunique()} {things}, where a study has one")
-    # A peer's environment lacks what it does not need.
+    # The environment of another library's program lacks what that does not need.
     if any(runs.loc[runs[name] != "", name].nunique() > 1 for name in VERSIONS):
         found.append("different versions of Python or packages")
     if (runs["commit"] == "").any() or len(changed(runs)):

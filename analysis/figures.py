@@ -27,11 +27,12 @@ from analysis.stats import Interval
 
 WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
 BARS = 4.6  # so that 9 points can be read on a phone
-FAMILIES = {"torch": "#D55E00", "linen": "#0072B2", "nnx": "#009E73"}  # framework -> hue
-FAMILIES |= {"equinox": "#CC79A7", "sb3": "#8C564B", "sbx": "#7F7F00"}
-STRANGERS = ("#E69F00", "#56B4E9", "#666666")
-LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 DARK, GREY = "#333333", "#666666"
+ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
+BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+FAMILIES = {"torch": RED, "linen": BLUE, "nnx": GREEN, "equinox": PURPLE}  # framework -> hue
+STRANGERS = (ORANGE, SKY, GREY)
+LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 FARTHEST_WHISKER = 1.5  # times the longest bar
 GOES_ON = "it goes on"
 PLAIN = "{x:,.12g}"  # numbers on axes: no powers of ten, no noise of floats
@@ -76,11 +77,15 @@ def mix(colour: str, other: str, share: float) -> str:
     return to_hex((red, green, blue))
 
 
-def looks(modes: pd.DataFrame) -> dict[str, Look]:
-    """Return the look of every mode, in the order given. modes has the columns mode, framework."""
+def looks(modes: pd.DataFrame, own: dict[str, str] | None = None) -> dict[str, Look]:
+    """Return the look of every mode, in the order given. modes has the columns mode, framework.
+
+    own are hues of a study's, by framework.
+    """
     frameworks = dict(zip(modes["mode"], modes["framework"], strict=True))
-    strangers = sorted(set(frameworks.values()) - set(FAMILIES))
-    hues = FAMILIES | {x: STRANGERS[i % len(STRANGERS)] for i, x in enumerate(strangers)}
+    known = FAMILIES | (own or {})
+    strangers = sorted(set(frameworks.values()) - set(known))
+    hues = known | {x: STRANGERS[i % len(STRANGERS)] for i, x in enumerate(strangers)}
     result = {}
     for mode, framework in frameworks.items():
         siblings = sorted(x for x in frameworks if frameworks[x] == framework)
@@ -126,14 +131,16 @@ def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
 
 @styled
 def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlabel: str) -> Figure:
-    """Plot durations: a bar per mode, a panel per size, stacked of its parts from the left.
+    """Plot durations: a bar per mode, as looks have them, stacked of its parts from the left.
+
+    A size has a panel.
 
     rows: size, mode, a column per key of parts, and low and high, the whole bar's interval, or NaN.
     An interval that goes far beyond all bars of its panel is cut, and marked.
     parts: column -> what the legend calls it. The last has the mode's colour, the others paler.
     """
     sizes = list(rows["size"].unique())
-    modes = list(rows["mode"].unique())
+    modes = [mode for mode in looks if mode in set(rows["mode"])]
     places = np.arange(len(modes))
     pales = dict(zip(reversed(parts), np.linspace(0, 0.7, len(parts)), strict=True))
     titles = [f"{size} network" for size in sizes]

@@ -23,10 +23,7 @@ for name, row in SCRIPTS.items():
     BASELINES.setdefault((row["algorithm"], row["family"]), name)
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
-    # The compiled one before the eager one; --compile is of runs from before dqn_torch_compile.py.
-    *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", f"{x} --compile", x)),
-    *("sb3_recurrent", "purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax"),
-    *("cleanrl", "skrl_torch", "torchrl", "sb3"),
+    *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", x)),  # the compiled one first
     *(f"{x}{OP_BY_OP}" for x in SCRIPTS),
 )
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")

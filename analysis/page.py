@@ -127,13 +127,18 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 # === HTML =======================================================================================
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+def templates(folder: Path) -> Environment:
+    """Return what fills in a folder's templates, and escapes whatever is not Markup."""
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+TEMPLATES = templates(Path(__file__).parent / "templates")
 TEMPLATES.filters |= {"one_line": one_line, "alternative": alternative}
 
 

@@ -114,19 +114,21 @@ def explain(orders: Sequence[list[Group]]) -> list[str]:
 
 
 def answer(experiment: Experiment) -> list[Block]:
-    """Return the sentence, what to know before it is trusted, and bars.
-
-    They are of whole trainings, or where none is known of iterations.
-    """
-    counts = timed(experiment.runs)
+    """Return the sentence, what to know before it is trusted, and bars."""
     blocks: list[Block] = [Text(headline(experiment) or "No duration of these runs counts.")]
     blocks += [Text(x) for x in checks.answer_warnings(experiment)]
+    return [*blocks, *answer_bars(experiment, looks_of(experiment))]
+
+
+def answer_bars(experiment: Experiment, looks: dict[str, Look]) -> list[Plot]:
+    """Return bars of whole trainings, or where none is known of iterations; or nothing."""
+    counts = timed(experiment.runs)
     value = measures.whole(counts) or "steady"
     unit, factor, what = WHAT[value]
     # A bar's parts are of the same runs as the whole.
     runs = measures.comparable(counts, value)
     if runs.empty:
-        return blocks
+        return []
     frame = measures.summarize(runs, (value, "startup"), experiment.baseline)
     base = frame["size"].map(frame[frame["mode"] == experiment.baseline].set_index("size")[value])
     for end in ("low", "high"):
@@ -136,11 +138,11 @@ def answer(experiment: Experiment) -> list[Block]:
     if value == "process" and (frame["startup"] < frame["process"]).all():
         frame["rest"] = frame["process"] - frame["startup"]
         parts = {"startup": "startup", "rest": "later iterations"}
-    figure = figures.bars(frame, looks_of(experiment), parts, f"{what} ({unit})")
+    figure = figures.bars(frame, looks, parts, f"{what} ({unit})")
     caption = f"A {what}"
     if frame["low"].notna().any():
         caption += f"; whiskers: its ratio to {experiment.baseline}'s, at 95%"
-    return [*blocks, Plot("answer", figure, caption)]
+    return [Plot("answer", figure, caption)]
 
 
 def looks_of(experiment: Experiment) -> dict[str, Look]:

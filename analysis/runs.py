@@ -7,6 +7,7 @@ A source is a folder that holds runs or studies at any depth, a table (.csv or .
 import json
 import os
 import re
+import tomllib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,20 +22,16 @@ from analysis import schema
 from analysis.schema import ITERATIONS, RUNS, SCRIPTS, SIZES, Column, SourceError, clean
 
 SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # by a network's hidden layers
+# Arguments that change an environment, and belong to its name.
+RULES = ("sticky_actions", "full_actions", "max_episode_steps")
 # Arguments that say who and where, not how much work; all others are the column `settings`.
 NOT_SETTINGS = {
-    *("exp_name", "seed", "env_id", "hidden_sizes", "jit", "jit_env", "sync_for_timing"),
-    *("runs_dir", "run_name", "track", "wandb_project", "wandb_entity", "wandb_group", "notes"),
-    *("save_every", "resume"),
-    *("vectorization", "compile", "threads"),  # the column mode
-    *("sticky_actions", "full_actions", "max_episode_steps"),  # env_id
+    *("exp_name", "seed", "env_id", "hidden_sizes", "sync_for_timing"),
+    *("runs_dir", "run_name", "track", "save_every", "resume"),
+    "vectorization",  # the column mode
     "total_timesteps",  # the column num_iterations
+    *RULES,
 }
-# The same game by MinAtar's rules, in gymnax and in Gymnasium; tests/test_minatar.py compares them.
-MINATAR = {f"{x}-MinAtar": f"MinAtar/{x}-v0" for x in ("Breakout", "Freeway", "SpaceInvaders")}
-RULES = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
-# Doors in gymnax and in Gymnasium; tests/test_doors.py compares them.
-DOORS = re.compile(r"envs\.doors(_gymnasium)?:Doors(-v0)?")
 EVALUATIONS = {  # column -> file of evaluate.py, its epsilon
     "greedy": ("evaluation.json", 0),
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
@@ -48,9 +45,7 @@ PARTS = ("imports", "setup", "first")  # of startup
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 # An argument tells the algorithm of a copy that has a name of its own.
 TELLING = {"ppo": "clip_coef", "dqn": "target_network_frequency", "sac": "tau"}
-USUAL = {"vectorization": "sync", "compile": False, "threads": 0}  # otherwise it is another mode
 OP_BY_OP = " without jit"  # what stands behind a script's name where JAX compiled nothing
-OLD_OP_BY_OP = r" --no-jit(-env)?$"  # the same, in tables from before JAX_DISABLE_JIT did it
 TABLES = ("runs.csv", "runs.parquet")  # either makes its folder a study
 # What is raised where a file holds something else than a run.
 FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -69,17 +64,22 @@ def load(
     source: str | Path | Sequence[str | Path],
     filters: dict[str, Any] | None = None,
     only: Collection[str] | None = None,
+    names: Path | None = None,
 ) -> Data:
     """Load a source, or several; raise SourceError if there is nothing to load.
 
     filters select W&B runs, in its MongoDB syntax. only names the runs of a folder that count.
+    names is a TOML file of other names for environments, as where two libraries have one game.
     """
     if isinstance(source, (str, Path)):
         parts = [read(source, filters, only)]
     else:
-        names = dict.fromkeys(str(Path(x)) for x in source)
-        parts = [rename(read(name, filters), name) for name in names]
-    data = count_once(merge(parts))
+        several = dict.fromkeys(str(Path(x)) for x in source)
+        parts = [rename(read(name, filters), name) for name in several]
+    data = merge(parts)
+    if names:
+        data.runs["env_id"] = data.runs["env_id"].replace(read_names(names))
+    data = count_once(data)
     if data.runs.empty:
         reasons = [f"{name}: {reason}" for name, reason in data.left_out.items()]
         more = f" ({len(reasons)} left out, e.g. {reasons[0]})" if reasons else ""
@@ -96,6 +96,17 @@ def read(
     if Path(source).suffix in (".csv", ".parquet"):
         return read_table(Path(source))
     return read_folder(Path(source), only)
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """Return a study's names for environments, by what its runs call them."""
+    try:
+        found = tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise SourceError(f"{path} is not valid TOML: {error}") from error
+    if not all(isinstance(x, str) for x in found.values()):
+        raise SourceError(f"{path} has a name that is not text")
+    return {x: clean(y) for x, y in found.items()}
 
 
 def rename(data: Data, source: str) -> Data:
@@ -343,27 +354,20 @@ def algorithm_of(script: str, args: Collection[str] = ()) -> str:
 
 
 def name_environment(args: dict[str, Any]) -> str:
-    """Return a name, with the options that change an environment: one where two play alike."""
-    env_id = DOORS.sub("Doors-v0", args["env_id"])
-    options = {x: args[x] for x in RULES if args.get(x)}
-    if options == RULES and env_id in MINATAR:
-        return MINATAR[env_id]
-    return ", ".join([env_id, *(f"{name} {x}" for name, x in options.items())])
+    """Return a name, with the options that change an environment."""
+    return ", ".join([args["env_id"], *(f"{x} {args[x]}" for x in RULES if args.get(x))])
 
 
 def name_mode(info: dict[str, Any]) -> str:
-    """Return the script with flags that change how it computes; "" where make_data() knows."""
-    parts = [info["script"]]
-    for name, usual in USUAL.items():
-        value = info["args"].get(name) or usual
-        if value != usual:
-            parts.append(f"--{name}" if value is True else f"--{name} {value}")
-    name = " ".join(parts)
+    """Return the script with what changes how it computes; "" where make_data() knows."""
+    name = info["script"]
+    if info["args"].get("vectorization", "sync") != "sync":
+        name += f" --vectorization {info['args']['vectorization']}"
     if info.get("devices", 1) > 1:  # one training on all of them
         return f"{name}, {info['devices']} devices"
     if info.get("side_by_side"):  # how many processes shared the machine
         return f"{name}, {info['side_by_side']} side by side"
-    return name if len(parts) > 1 else ""
+    return name if name != info["script"] else ""
 
 
 def describe_platform(info: dict[str, Any]) -> str:
@@ -514,7 +518,6 @@ def fill(runs: pd.DataFrame) -> pd.DataFrame:
     of_script = runs["script"].where(runs["compile_mode"] != "none", runs["script"] + OP_BY_OP)
     mode = of_script.where(runs["script"] != "", runs["framework"] + " " + runs["compile_mode"])
     algorithm = runs["script"].map(algorithm_of)
-    runs["mode"] = runs["mode"].str.replace(OLD_OP_BY_OP, OP_BY_OP, regex=True)
     runs["mode"] = runs["mode"].where(runs["mode"] != "", mode)
     runs["algorithm"] = runs["algorithm"].where(runs["algorithm"] != "", algorithm)
     return runs

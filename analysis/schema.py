@@ -14,6 +14,13 @@ import pandas as pd
 
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
 MOST_TEXT = 4000  # characters: settings have some 600
+# The frameworks' names, by what scripts.toml calls them.
+FRAMEWORKS = {
+    "torch": "PyTorch",
+    "linen": "Flax Linen",
+    "nnx": "Flax NNX",
+    "equinox": "Equinox",
+}
 VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -67,6 +74,11 @@ def read_scripts() -> dict[str, dict[str, Any]]:
 def read_sizes() -> dict[str, list[int]]:
     """Return the networks that runs are named after: how many units each hidden layer has."""
     return tomllib.loads(Path(__file__).with_name("sizes.toml").read_text())
+
+
+def file_of(script: str) -> str:
+    """Return where a script of this project lies, from the project's root on."""
+    return str(Path(SCRIPTS[script]["folder"], f"{script}.py"))
 
 
 RUNS = read_columns("runs")

@@ -2,7 +2,7 @@
 
     python site/build.py    # writes report/site.html, one file, which makes no network requests
 
-It is page.html with page.css, page.js, the scripts that scripts.toml names, docs/notes.toml,
+It is page.html with page.css, page.js, the scripts that scripts.toml names, notes.toml,
 idioms.toml and the studies in it: Jinja fills it in, and escapes whatever is not Markup. A line
 that scripts share is held once. The page itself compares scripts and counts seconds.
 """
@@ -28,25 +28,20 @@ sys.path.append(str(ROOT))
 
 try:
     import pandas as pd
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment
     from markupsafe import Markup, escape
     from pygments.lexers.python import PythonLexer
     from pygments.token import Token, _TokenType
     from scipy.stats import t as student
 
     from analysis import measures, page, runs, stats
+    from analysis.schema import FRAMEWORKS, SCRIPTS, file_of
     from studies.control import dearness_study
+    from tools.sections import BANNER
 except ModuleNotFoundError as error:
     print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
     sys.exit(2)
 
-FRAMEWORKS = {
-    "torch": "PyTorch",
-    "linen": "Flax Linen",
-    "nnx": "Flax NNX",
-    "equinox": "Equinox",
-}
-BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 HEAD = "Docstring and imports"  # what stands above the first banner
 # A kind of token -> its letter in the page, which has a colour for it; all others are plain.
 LETTERS = {
@@ -104,8 +99,8 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
     """Return every script's sections as numbers of lines, and the lines that these number."""
     numbers: dict[str, int] = {}
     scripts = {}
-    for name, row in tomllib.loads((root / "scripts.toml").read_text()).items():
-        file = f"{name}.py" if (root / f"{name}.py").exists() else f"more/{name}.py"
+    for name, row in SCRIPTS.items():
+        file = file_of(name)
         sections = []
         for title, start, code in split((root / file).read_text()):
             if BETWEEN in code:
@@ -122,12 +117,12 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def add_notes(root: Path, scripts: dict[str, Any]) -> None:
-    """Give each section what its framework asks for, from docs/notes.toml.
+    """Give each section what its framework asks for, from notes.toml.
 
     A note is for the scripts in whose names and frameworks are all words of its table's name; that
     with most words counts.
     """
-    notes = tomllib.loads((root / "docs/notes.toml").read_text())
+    notes = tomllib.loads((root / "site/notes.toml").read_text())
     unused = {(name, title) for name, own in notes.items() for title in own}
     for script, info in scripts.items():
         words = {*script.split("_"), info["framework"]}
@@ -138,7 +133,7 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
             section["note"] = prose(notes[name][section["title"]]) if name else ""
             unused.discard((name, section["title"]))
     if unused:
-        raise BuildError(f"docs/notes.toml: no script has a section for {sorted(unused)}")
+        raise BuildError(f"site/notes.toml: no script has a section for {sorted(unused)}")
 
 
 def prose(text: str) -> Markup:
@@ -355,13 +350,7 @@ def build(root: Path, link: str) -> str:
 
 def templates() -> Environment:
     """Return what makes pages of the files beside this one."""
-    found = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    found = page.templates(HERE)
     # The order of scripts and of lines stays, and no space is spent.
     options = {"ensure_ascii": False, "separators": (",", ":"), "sort_keys": False}
     found.policies["json.dumps_kwargs"] = options

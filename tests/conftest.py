@@ -23,7 +23,7 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("WANDB_API_KEY", None)
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "more"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), *(str(ROOT / x) for x in ("more", "tools", "tests"))]
 
 
 def start_process(words, folder, env, **options):

@@ -19,7 +19,7 @@ from made_up import MODES, metrics_rows, results, run_info, write_grid, write_pl
 from sections import ROWS
 
 from analysis import schema
-from analysis.runs import RULES, load, save
+from analysis.runs import load, save
 from analysis.schema import ITERATIONS, RUNS, SourceError
 
 HOSTILE = "<script>\ud800\x1b[31m\r\n\0\u202e../../x|$^_`" + "x" * 100_000
@@ -64,10 +64,8 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
         write_plain(tmp_path, mode=mode)
     write_plain(tmp_path / "two", side_by_side=2)
     write_plain(tmp_path / "shared", script="ppo_torch_ddp", devices=4)
-    flags = {"vectorization": "async", "compile": True, "threads": 0}
-    write_plain(tmp_path / "flags", args=flags)
+    write_plain(tmp_path / "flags", args={"vectorization": "async"})
     write_plain(tmp_path / "copy", script="mine", args={"target_network_frequency": 1})
-    write_plain(tmp_path / "doors", args={"env_id": "envs.doors_gymnasium:Doors-v0"})
     write_plain(tmp_path / "sticky", args={"env_id": "Pong", "sticky_actions": 0.2})
     runs = load(tmp_path).runs
     assert set(runs["mode"]) == {
@@ -76,13 +74,28 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
             "ppo_torch_ddp, 4 devices",
             "ppo_linen",
             "ppo_linen without jit",
-            "ppo_linen --vectorization async --compile",
+            "ppo_linen --vectorization async",
         ),
         *("ppo_linen, 2 side by side", "ppo_nnx", "ppo_nnx without jit", "ppo_nnx_cached"),
         *("ppo_torch", "ppo_torch without jit", "ppo_torch_compile"),
     }
-    assert set(runs["env_id"]) == {"CartPole-v1", "Doors-v0", "Pong, sticky_actions 0.2"}
-    assert runs["algorithm"].value_counts().to_dict() == {"ppo": 13, "dqn": 1}
+    assert set(runs["env_id"]) == {"CartPole-v1", "Pong, sticky_actions 0.2"}
+    assert runs["algorithm"].value_counts().to_dict() == {"ppo": 12, "dqn": 1}
+
+
+def test_a_studys_names_join_the_runs_of_one_game_in_two_libraries(tmp_path):
+    rules = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
+    write_plain(tmp_path / "1", args={"env_id": "envs.doors:Doors"})
+    write_plain(tmp_path / "2", seed=2, args={"env_id": "envs.doors_gymnasium:Doors-v0"})
+    write_plain(tmp_path / "3", seed=3, args={"env_id": "Breakout-MinAtar"} | rules)
+    found = {"Doors-v0", "MinAtar/Breakout-v0"}
+    for study, missing in (("doors", "MinAtar/Breakout-v0"), ("minatar", "Doors-v0")):
+        runs = load(tmp_path, names=ROOT / "studies" / study / "names.toml").runs
+        assert found - set(runs["env_id"]) == {missing}
+        assert runs["env_id"].nunique() == (2 if study == "doors" else 3)
+    (tmp_path / "names.toml").write_text("a = 1")
+    with pytest.raises(SourceError, match="has a name that is not text"):
+        load(tmp_path, names=tmp_path / "names.toml")
 
 
 def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
@@ -99,7 +112,7 @@ def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
 def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
     """30 episodes end in each iteration: the last 100 are those of three and a third of one."""
     args = {"num_envs": 1, "num_steps": 500, "total_timesteps": 6000, "env_id": "Breakout-MinAtar"}
-    info = run_info(script="dqn_linen", args=args | RULES)
+    info = run_info(script="dqn_linen", args=args)
     del info["args"]["sync_for_timing"]  # which DQN has not
     rows = [row | {"charts/episodes": 30} for row in metrics_rows(info)]
     path = write_run(tmp_path, info, rows)

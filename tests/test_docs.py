@@ -1,27 +1,21 @@
 """Documents: links lead somewhere, code runs, numbers are what the studies give."""
 
-import argparse
-import ast
 import re
-import shutil
-import subprocess
-import sys
-from typing import Any
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from running import arrays, rows, train
 from sections import ROWS, read
 from test_structure import changed_lines
 
-from analysis import docs, stats, tables
+from analysis import stats, tables
 from analysis.checks import problems
 from analysis.formatting import number
 from analysis.runs import load
 from analysis.schema import SourceError
-from studies.control import dearness_study
-from studies.control import study as control
 from studies.gpu import study as gpu
+from tools import docs
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
@@ -55,73 +49,6 @@ def test_links_lead_to_files_and_headings(path):
             assert not anchor or anchor in anchors(file), link
 
 
-def blocks(heading, language):
-    """The code of a section in docs/scripts.md."""
-    page = (ROOT / "docs/scripts.md").read_text()
-    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-
-
-# === Load what was trained ======================================================================
-def test_the_pages_lines_read_checkpoints(whole_run, tmp_path, monkeypatch):
-    [code] = blocks("Save and resume", "python")
-    for name in ("linen", "torch"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        for path in whole_run(f"ppo_{name}").folder.glob("checkpoint.*"):
-            shutil.copy(path, tmp_path / "runs" / name)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert (names["kernel"].shape, names["weight"].shape) == ((4, 8), (8, 4))
-
-
-def test_the_pages_lines_work_outside_the_projects_folder(whole_run, tmp_path):
-    """By the variable that the page names; a script in more/ is imported as it says."""
-    [code] = blocks("Use what was trained", "python")
-    [command] = blocks("Use what was trained", "bash")
-    (tmp_path / "play.py").write_text(f"from more.dqn_linen import Args\n{code}print(action)\n")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/mine").symlink_to(whole_run("ppo_linen").folder)
-    line = command.replace("~/ppo-rosetta", str(ROOT)).replace("python", sys.executable, 1)
-    said = subprocess.check_output(["bash", "-c", line], cwd=tmp_path, text=True)
-    assert said in ("[0]\n", "[1]\n")
-
-
-# === Change the network =========================================================================
-
-
-def with_class(script, code):
-    """A script's text with this class in place of its own of the same name."""
-    name = ast.parse(code).body[0].name
-    (old,) = [x for x in ast.parse(read(script)).body if getattr(x, "name", "") == name]
-    lines = read(script).splitlines(keepends=True)
-    lines[old.lineno - 1 : old.end_lineno] = [code]
-    return "".join(lines)
-
-
-@pytest.mark.parametrize(("script", "place"), [("ppo_linen", 0), ("ppo_torch", 1)])
-def test_the_pages_network_trains(script, place, tmp_path, monkeypatch):
-    copy = script.replace("ppo", "cnn")
-    (tmp_path / f"{copy}.py").write_text(
-        with_class(script, blocks("Change the network", "python")[place])
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    [flags] = re.findall("ppo_cnn.py (--.+)", blocks("Change the network", "bash")[1])
-    folder = train(copy, tmp_path, "run", *flags.split(), iterations=2)
-    assert all(row["losses/value_loss"] > 0 for row in rows(folder))
-    convolution = [x for name, x in arrays(folder).items() if "conv" in name]
-    assert sorted(x.size for x in convolution if x.ndim)[-1] == 3 * 3 * 4 * 16
-    assert all(x.any() for x in convolution)  # weights, biases that began as 0, and Adam's moments
-
-
-def test_the_pages_flag_makes_a_wider_network(tmp_path):
-    [flags] = re.findall("ppo_linen.py (--.+)", blocks("Change the network", "bash")[0])
-    folder = train("ppo_linen", tmp_path, "run", *flags.split(), iterations=1)
-    assert {x.shape for name, x in arrays(folder).items() if "Dense_1/kernel" in name} == {
-        (256, 256)
-    }
-
-
 # === Numbers ====================================================================================
 def words_of(name):
     """A page's text, without its line ends."""
@@ -134,29 +61,14 @@ def column(table, title, source, where=None):
     return cells.set_index("script")[title]
 
 
-def test_the_readme_answers_with_the_numbers_of_the_studies():
-    page = words_of("README.md")
-    training = column("answer", "100 iterations (s)", "studies/peers")
-    jax = sorted(training[training.index.str.match("ppo_(linen|nnx|equinox)")], key=float)
-    compiled, eager = training[["ppo_torch_compile", "ppo_torch"]]
-    assert f"100 iterations takes {jax[0]} to {jax[-1]} s with its start. With PyTorch" in page
-    assert f"in the same environments, it takes {compiled} to {eager} s" in page
+def test_studies_of_libraries_and_of_seven_scripts_say_what_they_measured():
+    small = f"has caught up after {crossing('studies/peers', 'small')} iterations"
+    assert small in words_of("studies/peers/README.md")
+    study = words_of("studies/cpu/README.md")
+    assert f"after {crossing('studies/cpu', 'medium')} iterations" in study
     envs = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
     cartpole, acrobot, mountain_car = map(torch_over_linen_in_gymnasium, envs)
     whole = torch_over_linen_in_gymnasium("CartPole-v1", "process")
-    assert f"With PyTorch an iteration takes {cartpole} times as long" in page
-    assert f"of 20 iterations, with its start, takes {whole} times as long" in page
-    assert f"In Acrobot-v1 an iteration takes {acrobot} times as long" in page
-    assert f"In MountainCar-v0 an iteration takes {mountain_car} times as long" in page
-    startup = column("answer", "startup (s)", "studies/peers")
-    eager, compiled = startup[["ppo_torch", "ppo_torch_compile"]]
-    assert f"starts in {eager} s, and `ppo_torch_compile.py` in {compiled} s" in page
-    small = f"has caught up after {crossing('studies/peers', 'small')} iterations"
-    assert small in page and small in words_of("studies/peers/README.md")
-    medium = crossing("studies/cpu", "medium")
-    assert f"units it has caught up after {medium} iterations" in page
-    study = words_of("studies/cpu/README.md")
-    assert f"after {medium} iterations" in study
     assert f"takes {cartpole} times as long as `ppo_linen_gymnasium.py`" in study
     assert f"for an iteration, and {whole} times for all 20" in study
     assert f"Acrobot-v1 ({acrobot}) and MountainCar-v0 ({mountain_car})" in study
@@ -176,34 +88,12 @@ def test_the_study_of_seven_scripts_says_what_it_measured(size, compiled_says, e
     assert eager_says.format(ratio["ppo_torch"]) in page
 
 
-def test_the_readme_says_of_robots_what_the_study_measured():
-    page = words_of("README.md")
-    steps = control.steps_table(ROOT / "studies/control/steps.jsonl").cells
-    robots = steps[steps["environment"] != "Pendulum-v1"]["a step (µs)"]
-    assert f"outside JAX, takes {robots.iloc[0]} to {robots.iloc[-1]} µs" in page
-    left = dearness_study.left_table(ROOT / "studies/control/dearness.jsonl").cells
-    longest = left.set_index("a step of the environment takes").loc["10 ms", "PPO, PyTorch"]
-    assert f"Where it takes 10 ms, PPO in PyTorch takes {longest} times as long" in page
-    cost = ROOT / "studies/control/cost.jsonl"
-    robot = control.ppo_costs(cost).cells.set_index(["setting", "script"])
-    robot = robot.loc[("PPO, 32 x 64, batches of 256", "torch_gymnasium")]
-    ratio = robot["times as long as linen_gymnasium"]
-    assert f"takes {ratio} times as much CPU time in uncompiled PyTorch" in page
-    compiled = control.sac_costs(cost).cells.set_index("script").loc["torch_compile_gymnasium"]
-    ratio = compiled["times as long as linen_gymnasium"]
-    assert f"on one core the two cannot be told apart, {ratio}" in page
-
-
-def test_the_readme_and_the_study_say_of_a_gpu_what_the_races_gave():
-    page, study = words_of("README.md"), words_of("studies/gpu/README.md")
+def test_the_study_of_a_gpu_says_what_the_races_gave():
+    study = words_of("studies/gpu/README.md")
     path = ROOT / "studies/gpu/races.jsonl"
     ratios = gpu.ratio_table(path).cells.set_index(["environment", "network"]).loc["CartPole-v1"]
     small, medium, large = ratios["ppo_torch_compile"]
-    assert f"takes {small} times as long in compiled PyTorch as in Linen" in page
-    assert f"units {large} times. For robots" in page
     robots = gpu.robot_table(path).cells.set_index("script")["times as long as Linen"]
-    ratio = robots["ppo_continuous_torch_compile_gymnasium"]
-    assert f"compiled PyTorch takes {ratio} times as long as Linen for PPO" in page
     _, low, high = (float(x) for x in re.findall(r"[\d.]+", robots["sac_torch_compile_gymnasium"]))
     assert low < 1 < high
     # In the study's answer, ends of intervals are rounded to whole numbers.
@@ -285,8 +175,8 @@ def test_ease_counts_the_lines_of_gymnasiums_lessons_right():
 
 
 def test_every_number_in_the_documents_is_what_the_studies_give(capsys):
-    """`python -m analysis docs` writes them; a block that is written by hand would differ."""
-    assert docs.run(argparse.Namespace(check=True)) == 0, capsys.readouterr().out
+    """`python -m tools.docs` writes them; a block that is written by hand would differ."""
+    assert docs.write(check=True) == 0, capsys.readouterr().out
     texts = [x.read_text() for pattern in docs.FILES for x in ROOT.glob(pattern)]
     assert sum(x.count("<!-- end -->") for x in texts) == sum(
         len(docs.BLOCK.findall(x)) for x in texts
@@ -299,15 +189,27 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
     (tmp_path / "studies").symlink_to(ROOT / "studies")
     block = "<!-- answer of studies/peers in CartPole-v1 small 100it -->\nby hand\n<!-- end -->\n"
     (tmp_path / "README.md").write_text(block)
-    assert docs.run(argparse.Namespace(check=True)) == 1
+    assert docs.write(check=True) == 1
     assert "README.md: not what the studies give" in capsys.readouterr().out
-    assert docs.run(argparse.Namespace(check=False)) == 0
+    assert docs.write(check=False) == 0
     assert "| sb3 | 5 | 4.24 |" in (tmp_path / "README.md").read_text()
-    monkeypatch.setitem(docs.SCRIPTS, "ppo_yours", ROWS["ppo_linen"] | {"teaches": "nothing"})
+    monkeypatch.setitem(docs.SCRIPTS, "ppo_yours", ROWS["dqn_linen"] | {"teaches": "nothing"})
     table = docs.renewed("<!-- table of scripts.toml -->\n<!-- end -->").splitlines()
-    assert table[-2] == "| [ppo_yours](more/ppo_yours.py) | discrete | JAX | nothing |"
+    assert table[-2] == "| `more/ppo_yours.py` | nothing |"
     with pytest.raises(SourceError, match="no block is called"):
         docs.renewed("<!-- nothing of studies/peers -->\n<!-- end -->")
+
+
+def test_the_matrix_has_each_script_once_in_the_column_of_its_framework():
+    matrix = docs.renewed("<!-- matrix of scripts.toml -->\n<!-- end -->").splitlines()[3:-1]
+    cells = [line.strip("| ").split(" | ") for line in matrix]
+    found = Counter(Path(x).stem for x in re.findall(r"\]\((.+?)\)", "".join(matrix)))
+    assert found == Counter(ROWS.keys())
+    by_files = {row[1]: row for row in cells}
+    assert by_files["`more/sac_*_gymnasium.py`"][0] == "SAC, Gymnasium"
+    row = "| [linen](more/ppo_rnn_linen.py) | [nnx](more/ppo_rnn_nnx.py) |"
+    assert any(x.startswith(f"| PPO, memory | `more/ppo_rnn_*.py` {row}") for x in matrix)
+    assert matrix[0].count("](ppo_nnx") == 3 and matrix[0].endswith("(ppo_torch_compile.py) |")
 
 
 def test_the_committed_studies_load_and_their_faults_are_known():

@@ -42,9 +42,9 @@ if __name__ == "__main__":
 
 def test_every_script_has_a_row_and_every_row_a_script():
     files = [*ROOT.glob("ppo_*.py"), *ROOT.glob("more/*.py")]
-    assert sorted(path.stem for path in files) == sorted(ROWS)
+    assert sorted(files) == sorted(map(path_of, ROWS))
     for name, row in ROWS.items():
-        assert set(row) == {"algorithm", "framework", "family", "steps", "teaches"}
+        assert set(row) == {"folder", "algorithm", "framework", "family", "steps", "teaches"}
         assert name.startswith(f"{row['algorithm']}_")
         # As many as the script takes by its own arguments, which its first class has.
         num_envs = re.search(r"^    num_envs: int = (\d+)", read(name), re.M)
@@ -190,10 +190,10 @@ def test_nothing_is_unpickled(name):
 
 
 # === Imports ====================================================================================
-def imports(name):
-    """The first parts of all module names that a script imports, anywhere."""
+def imports(path):
+    """The first parts of all module names that a file imports, anywhere."""
     names = set()
-    for node in ast.walk(ast.parse(read(name))):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -206,7 +206,7 @@ def test_imports_no_file_of_this_project_and_nothing_that_a_system_lacks(name):
     """Of Windows and macOS; psutil's wheels are not there for all, nor is any command."""
     banned = {"fcntl", "resource", "pwd", "grp", "psutil", "subprocess"}
     banned |= {"analysis", "envs", "tests", "evaluate", "tune", *ROWS}
-    assert not imports(name) & banned
+    assert not imports(path_of(name)) & banned
 
 
 def test_pytorch_with_environments_in_numpy_needs_no_jax(tmp_path):
@@ -224,25 +224,28 @@ def requirements():
     return {pin.partition("==")[0]: pin for pin in pinned}
 
 
-def packages_of(name):
+def packages_of(path):
     """By the names that requirements.txt has for them."""
-    packages = imports(name) - sys.stdlib_module_names
+    packages = imports(path) - sys.stdlib_module_names
     packages |= {"six"} if "gymnax" in packages else set()  # gymnax imports it, and does not say so
     return {"pillow" if package == "PIL" else package for package in packages}
 
 
-@pytest.mark.parametrize("name", [*PPO_SCRIPTS, *OFF_POLICY, "evaluate"])
-def test_the_metadata_block_is_what_the_script_imports(name):
+EVALUATE = ROOT / "evaluate.py"
+
+
+@pytest.mark.parametrize("path", [*map(path_of, ROWS), EVALUATE], ids=lambda path: path.stem)
+def test_the_metadata_block_is_what_the_script_imports(path):
     """PEP 723: exactly the packages that it imports, in the tested versions.
 
     evaluate.py imports the runs' scripts, of which its block serves Flax's.
     """
-    block = read(name).removeprefix("# /// script\n").partition("# ///\n")[0]
+    block = path.read_text().removeprefix("# /// script\n").partition("# ///\n")[0]
     metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
     assert metadata["requires-python"] == ">=3.11"
-    packages = packages_of(name)
-    if name == "evaluate":
-        packages |= packages_of("ppo_linen") - {"wandb"} | {"pygame-ce"}
+    packages = packages_of(path)
+    if path == EVALUATE:
+        packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"pygame-ce"}
     named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # robots, an extra
     assert sorted(named) == sorted(requirements()[x] for x in packages)
 

@@ -40,7 +40,8 @@ PNG = b"\x89PNG"
 
 
 @pytest.mark.parametrize(
-    "name", ["agents", "control", "doors", "gpu", "limits", "memory", "tuning", "vectorization"]
+    "name",
+    ["agents", "control", "doors", "gpu", "limits", "memory", "peers", "tuning", "vectorization"],
 )
 def test_a_studys_figures_are_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")

@@ -16,12 +16,11 @@ from analysis import figures, page, stats
 from analysis.measures import timed
 from analysis.page import Table
 from analysis.runs import load
-from analysis.schema import SourceError
+from analysis.schema import FRAMEWORKS, SourceError
 from analysis.tables import across, texts
 
 VMAP, SCAN, BESIDE, AFTER = "vmap", "one scan", "side by side", "one after another"
 PROGRAMS = (VMAP, SCAN)  # of all agents
-NAMES = {"linen": "Flax Linen", "nnx": "Flax NNX", "torch": "PyTorch"}
 SCRIPTS = {  # script -> framework and way
     "ppo_linen_vmap": ("linen", VMAP),
     "ppo_nnx_vmap": ("nnx", VMAP),
@@ -33,10 +32,10 @@ SCRIPTS = {  # script -> framework and way
 }
 PAIRS = ((VMAP, AFTER), (VMAP, BESIDE), (SCAN, VMAP))  # whose seconds are divided
 LOOKS = {
-    VMAP: {"color": "#0072B2", "marker": "o"},
-    SCAN: {"color": "#56B4E9", "marker": "^"},
-    BESIDE: {"color": "#E69F00", "marker": "s"},
-    AFTER: {"color": "#D55E00", "marker": "D"},
+    VMAP: {"color": figures.BLUE, "marker": "o"},
+    SCAN: {"color": figures.SKY, "marker": "^"},
+    BESIDE: {"color": figures.ORANGE, "marker": "s"},
+    AFTER: {"color": figures.RED, "marker": "D"},
 }
 KEYS = ["framework", "way", "agents"]
 
@@ -109,7 +108,7 @@ def ratio_table(table: pd.DataFrame) -> Table:
             parts.append(found.assign(way=way, other=other))
     if not parts:
         raise SourceError("no two ways were run, so there is no ratio")
-    frame = pd.concat(parts).replace({"framework": NAMES})
+    frame = pd.concat(parts).replace({"framework": FRAMEWORKS})
     frame = frame.rename(columns={"other": "times as long as"})
     shown = frame.assign(agents=frame["agents"].map("{:,.0f}".format))
     cells = across(shown, texts(frame), ["framework", "way", "times as long as"], "agents")
@@ -123,7 +122,7 @@ def rate_table(table: pd.DataFrame) -> Table:
     # Processes have the same rate for every N, but for rounding: the smallest N is shown.
     rates = frame.sort_values("agents")["estimate"].round(6)
     frame = frame.loc[rates.groupby([frame["framework"], frame["way"]], sort=False).idxmax()]
-    frame = frame.replace({"framework": NAMES})
+    frame = frame.replace({"framework": FRAMEWORKS})
     text = texts(frame) + frame["agents"].map(" (N = {:,.0f})".format)
     cells = across(frame, text, ["framework"], "way")
     cells = cells[["framework", *(x for x in LOOKS if x in cells)]]
@@ -134,9 +133,9 @@ def rate_table(table: pd.DataFrame) -> Table:
 def draw(table: pd.DataFrame) -> Figure:
     """Plot seconds and memory against the number of agents, two panels per framework."""
     seconds = stats.of_groups(table, KEYS, "seconds", stats.geometric_mean)
-    seconds["panel"] = seconds["framework"].map(NAMES) + ": seconds to the end"
+    seconds["panel"] = seconds["framework"].map(FRAMEWORKS) + ": seconds to the end"
     memory = table.groupby(KEYS, as_index=False)["megabytes"].max()
-    memory["panel"] = memory["framework"].map(NAMES) + ": MB of the host"
+    memory["panel"] = memory["framework"].map(FRAMEWORKS) + ": MB of the host"
     points = pd.concat([seconds, memory.rename(columns={"megabytes": "estimate"})])
     points = points.rename(columns={"way": "mode", "agents": "x"})
     return figures.bands(points, LOOKS, "agents", "", log=True)

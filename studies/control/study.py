@@ -17,6 +17,7 @@ from analysis.runs import load
 from analysis.tables import across, span, table_of, text, texts, value
 from studies.control import dearness_study
 from studies.control.cost import LINEN, PPO_BIG, PROGRAMS, SAC, TARGETS
+from studies.peers.study import HUES
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
 ABLATIONS = {
@@ -269,7 +270,7 @@ def draw_costs(path: Path) -> Figure:
         frame = costs(path, algorithm)
         frame = frame[frame["setting"].isin(SHOWN)].sort_values("each", ascending=False)
         frame["framework"] = frame["script"].map(framework_of)
-        looks = figures.looks(frame.rename(columns={"script": "mode"}))
+        looks = figures.looks(frame.rename(columns={"script": "mode"}), HUES)
         places = range(len(frame))
         length = frame["each"] * factor
         colours = [looks[script]["color"] for script in frame["script"]]

@@ -8,14 +8,13 @@ import pandas as pd
 from analysis import figures, races
 from analysis.formatting import number
 from analysis.page import Table
+from analysis.schema import SIZES
 from analysis.stats import Interval
 from analysis.tables import span, table_of, text, texts, value
 
-SIZES = {
-    "small": "",
-    "medium": " --hidden-sizes 256 256 256",
-    "large": " --hidden-sizes 1024 1024 1024 1024 1024 1024",
-}
+# Of a script's call; small is its default.
+FLAGS = {x: f" --hidden-sizes {' '.join(map(str, units))}" for x, units in SIZES.items()}
+FLAGS["small"] = ""
 ENVS = {"CartPole-v1": "", "Breakout-MinAtar": " --env-id Breakout-MinAtar"}
 OTHERS = ("nnx", "nnx_cached", "nnx_tree", "equinox", "torch_compile", "torch")
 # What trains, the script in Linen, as it begins, and the steps of an iteration.
@@ -75,7 +74,7 @@ class Times:
 
 
 def ppo(script: str, env: str, size: str) -> str:
-    return f"ppo_{script}.py{ENVS[env]}{SIZES[size]}"
+    return f"ppo_{script}.py{ENVS[env]}{FLAGS[size]}"
 
 
 def agents(framework: str, number_of_agents: int) -> str:

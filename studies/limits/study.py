@@ -8,6 +8,7 @@ import pandas as pd
 from analysis import figures, stats
 from analysis.formatting import number
 from analysis.page import Table
+from analysis.schema import SIZES
 from analysis.tables import across, texts
 
 # Part -> its name in the table; those of an update begin where products do.
@@ -72,7 +73,7 @@ def floors(path: Path) -> Table:
     table = table.join(alone, on=keys)
     table["ratio"] = (table["update"] - table["values"]) / table["floor"]
     frame = stats.of_groups(table, ["script", "size", "cores"], "ratio", stats.geometric_mean)
-    frame["size"] = pd.Categorical(frame["size"], ["small", "medium", "large"])
+    frame["size"] = pd.Categorical(frame["size"], list(SIZES))
     frame = frame.sort_values(["script", "size", "cores"], kind="stable")
     frame["network and cores"] = frame["size"].astype(str) + ", " + frame["cores"].astype(str)
     cells = across(frame, texts(frame), ["network and cores"], "script")

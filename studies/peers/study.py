@@ -4,13 +4,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import stats
-from analysis.measures import Experiment, experiments, summarize, timed
+from analysis import figures, report, stats
+from analysis.measures import MODES, Experiment, experiments, mode_order, summarize, timed
 from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import span, table_of, text, value
 
 LINEN, LIBRARY = "ppo_linen", "sb3"
+PEERS = ("purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax")  # in JAX; then those in PyTorch
+PEERS += ("cleanrl", "skrl_torch", "torchrl", "sb3")
+HUES = {"sb3": "#8C564B", "sbx": "#7F7F00"}
+
+
+def order(experiment: Experiment) -> list[str]:
+    """Return the scripts: ours come first, and then PEERS."""
+    return mode_order(experiment.runs["mode"], [*MODES, *PEERS])
 
 
 def peers(experiment: Experiment) -> pd.DataFrame:
@@ -23,7 +31,7 @@ def peers(experiment: Experiment) -> pd.DataFrame:
     for end in stats.Interval._fields:
         frame[f"library_{end}"] = others[f"steady_{end}"]
         frame[f"return_{end}"] = returns[end]
-    return frame.reset_index()
+    return frame.loc[order(experiment)].reset_index()
 
 
 def peer_table(source: Path) -> Table:
@@ -42,3 +50,11 @@ def peer_table(source: Path) -> Table:
 
 
 BLOCKS = {"peers": peer_table}
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the report's bars, in the order of the table."""
+    experiment = experiments(load(source))[0]
+    scripts = experiment.runs.drop_duplicates("mode").set_index("mode").loc[order(experiment)]
+    [plot] = report.answer_bars(experiment, figures.looks(scripts.reset_index(), HUES))
+    (out / "answer.png").write_bytes(figures.png(plot.figure))

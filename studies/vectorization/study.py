@@ -11,12 +11,12 @@ from analysis.tables import across, texts
 from studies.vectorization.measure import GAMES, WAYS
 
 LOOKS = {
-    "sync": {"color": "#E69F00", "marker": "s"},
-    "async": {"color": "#D55E00", "marker": "X"},
-    "vector": {"color": "#CC79A7", "marker": "p"},
-    "envpool": {"color": "#009E73", "marker": "D"},
-    "gymnax step": {"color": "#56B4E9", "marker": "^"},
-    "gymnax scan": {"color": "#0072B2", "marker": "o"},
+    "sync": {"color": figures.ORANGE, "marker": "s"},
+    "async": {"color": figures.RED, "marker": "X"},
+    "vector": {"color": figures.PURPLE, "marker": "p"},
+    "envpool": {"color": figures.GREEN, "marker": "D"},
+    "gymnax step": {"color": figures.SKY, "marker": "^"},
+    "gymnax scan": {"color": figures.BLUE, "marker": "o"},
 }
 GAME = "CartPole-v1"  # in the table; the figure has both
 SHOWN = (1, 64, 1024, 4096)  # environments, in the table

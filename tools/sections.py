@@ -1,7 +1,7 @@
 """The sections that scripts share to the letter: show where they differ, or copy one to all.
 
-    python tests/sections.py                        # show the differences; none is status 0
-    python tests/sections.py ppo_linen "Run log"    # copy ppo_linen's to all that must have it
+    python -m tools.sections                        # show the differences; none is status 0
+    python -m tools.sections ppo_linen "Run log"    # copy ppo_linen's to all that must have it
 
 A section goes from its banner to the next. Parts of one that are a script's own stay as they are.
 """
@@ -10,11 +10,12 @@ import ast
 import difflib
 import re
 import sys
-import tomllib
 from pathlib import Path
 
+from analysis.schema import SCRIPTS as ROWS
+from analysis.schema import file_of
+
 ROOT = Path(__file__).parent.parent
-ROWS = tomllib.loads((ROOT / "scripts.toml").read_text())
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
 SECTIONS += ["Training", "Checkpoint", "Run log"]
 VMAP_SECTIONS = [*SECTIONS[:-1], "Run logs", "Run log"]
@@ -140,9 +141,7 @@ HAND_OVER = re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL)
 
 
 def path_of(script: str) -> Path:
-    """Of a script by its name: at the top level, or in more/."""
-    path = ROOT / f"{script}.py"
-    return path if path.exists() else ROOT / "more" / f"{script}.py"
+    return ROOT / file_of(script)
 
 
 def read(script: str) -> str:

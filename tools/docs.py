@@ -1,0 +1,166 @@
+"""Write the numbers of README.md, docs/ and studies/ from the studies, and what is of the scripts.
+
+    python -m tools.docs            # write them
+    python -m tools.docs --check    # write nothing; status 1 if it would
+
+A block begins with a comment such as <!-- answer of studies/cpu in CartPole-v1 --> and ends with
+<!-- end -->: what lies between comes from the data, and is not written by hand. A study may have
+blocks of its own, in the dict BLOCKS of its study.py. Of the scripts are their matrix and a table,
+by scripts.toml, and diffs.
+"""
+
+import argparse
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+
+from analysis import page, tables
+from analysis.formatting import join
+from analysis.measures import Experiment, experiments
+from analysis.page import Table, Text
+from analysis.runs import load
+from analysis.schema import SCRIPTS, SourceError, file_of
+from tools.sections import function
+
+ROOT = Path(__file__).parent.parent
+FILES = ("README.md", "docs/*.md", "studies/*/README.md")
+BLOCK = re.compile(
+    r"(?P<start><!-- (?P<name>\w+) of (?P<source>\S+)(?: in (?P<where>.+?))?"
+    r"(?: over (?P<baseline>\S+))? -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
+COLUMNS = ("linen", "nnx", "equinox", "torch", "torch_compile")  # of the scripts' matrix
+
+
+@cache
+def experiment_of(source: str, where: str | None) -> Experiment:
+    """Return the largest experiment of a source, where each word is an environment, size or length.
+
+    A length is so many iterations, as 100it.
+    """
+    data = load(ROOT / source)
+    for word in (where or "").split():
+        here = (data.runs["env_id"] == word) | (data.runs["size"] == word)
+        here |= data.runs["num_iterations"].map("{:g}it".format) == word
+        data = data._replace(runs=data.runs[here])
+    if data.runs.empty:
+        raise SourceError(f"{source} has no run in {where}")
+    return experiments(data)[0]
+
+
+def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
+    """Return what belongs into a block, in Markdown."""
+    if name == "diff" and where and baseline:
+        return diff(Path(baseline).stem, Path(source).stem, where.split())
+    if source == "scripts.toml" and name in ("table", "matrix"):
+        return scripts_table() if name == "table" else scripts_matrix()
+    if name in tables.TABLES:
+        return page.markdown_table(tables.make(name, experiment_of(source, where)).cells)
+    own = own_blocks(source)
+    if name not in own:
+        raise SourceError(f"no block is called {name}")
+    found = own[name](ROOT / source)
+    return page.markdown(found) if isinstance(found, Text) else page.markdown_table(found.cells)
+
+
+def scripts_table() -> str:
+    """Return what each script teaches."""
+    lines = ["| script | what it teaches |", "|---|---|"]
+    lines += [f"| `{file_of(name)}` | {row['teaches']} |" for name, row in SCRIPTS.items()]
+    return "\n".join(lines)
+
+
+def scripts_matrix() -> str:
+    """Return a row for each setting, with links to its scripts in a column for each framework."""
+    titles = ["setting", "files", "Linen", "NNX", "Equinox", "PyTorch", "PyTorch, compiled"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    settings: dict[tuple[str, str], list[str]] = {}
+    for name, row in SCRIPTS.items():
+        settings.setdefault((row["algorithm"], row["family"]), []).append(name)
+    for (algorithm, family), names in settings.items():
+        kind = "" if family == "plain" else f", {family}"
+        setting = algorithm.upper() + kind.replace("continuous", "continuous actions")
+        # A link says what lies between the words that all names of the row begin and end with.
+        words = [name.split("_") for name in names]
+        begin = "".join(f"{x}_" for x in shared(words))
+        end = "".join(f"_{x}" for x in reversed(shared([x[::-1] for x in words])))
+        folder = file_of(names[0]).removesuffix(f"{names[0]}.py")
+        cells: dict[str, list[str]] = {column: [] for column in COLUMNS}
+        for name in names:
+            is_compiled = "torch.compile(" in (ROOT / file_of(name)).read_text()
+            column = SCRIPTS[name]["framework"] + ("_compile" if is_compiled else "")
+            link = f"[{name.removeprefix(begin).removesuffix(end)}]({file_of(name)})"
+            cells[column].append(link)
+        texts = [setting, f"`{folder}{begin}*{end}.py`", *(", ".join(x) for x in cells.values())]
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def shared(lists: list[list[str]]) -> list[str]:
+    """Return what all lists begin with."""
+    return [x[0] for x in takewhile(lambda x: len(set(x)) == 1, zip(*lists, strict=False))]
+
+
+def diff(old: str, new: str, functions: list[str]) -> str:
+    """Return the lines of some functions that differ between two scripts, fenced."""
+    lines = []
+    for name in functions:
+        before, after = (function(script, name).splitlines() for script in (old, new))
+        changes = difflib.unified_diff(before, after, n=0, lineterm="")
+        lines += [f"@@ {name} @@", *(x for x in changes if not x.startswith(("---", "+++", "@@")))]
+    return "\n".join(["```diff", *lines, "```"])
+
+
+def own_blocks(source: str) -> dict[str, Callable[[Path], Table | Text]]:
+    """Return the blocks that the study of a source has of its own."""
+    folder = Path(*Path(source).parts[:2])
+    if not (ROOT / folder / "study.py").exists():
+        return {}
+    return importlib.import_module(f"studies.{folder.name}.study").BLOCKS
+
+
+def renewed(text: str) -> str:
+    """Return a document with its blocks as the data give them."""
+
+    def renew(match: re.Match[str]) -> str:
+        parts = [match[x] for x in ("name", "source", "where", "baseline")]
+        return f"{match['start']}{block(*parts)}\n{match['end']}"
+
+    return BLOCK.sub(renew, text)
+
+
+def write(check: bool) -> int:
+    """Renew all documents, or only check them; return the status."""
+    stale = []
+    for path in [path for pattern in FILES for path in sorted(ROOT.glob(pattern))]:
+        text = path.read_text()
+        new = renewed(text)
+        if new == text:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if not check:
+            path.write_text(new)
+    what = "not what the studies give" if check else "written"
+    print(f"{join(stale)}: {what}" if stale else "All blocks are what the studies give.")
+    return 1 if stale and check else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.docs", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it would")
+    try:
+        sys.exit(write(parser.parse_args().check))
+    except (SourceError, OSError) as error:
+        print(f"docs: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
