@@ -1,6 +1,7 @@
 """The recipes of docs/: their code stands on the pages, and is run here as a reader would."""
 
 import ast
+import csv
 import importlib
 import re
 import shutil
@@ -38,6 +39,16 @@ def train(name, runs_dir, run_name, *flags, iterations):
     own = ("--total-timesteps", BATCH * iterations, "--runs-dir", runs_dir, "--run-name", run_name)
     assert main(name, *SMALL.split(), *own, *flags) == 0
     return Path(runs_dir, run_name)
+
+
+def test_what_was_tested_names_the_machines_of_the_studies():
+    text = section("devices", "Tested on")
+    for path in ROOT.glob("studies/**/runs.csv"):
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                assert f"| {row['python']}:" in text
+                cpu = re.search("AMD EPYC|Intel.+Xeon|x86_64", row["cpu"])
+                assert cpu and cpu[0].replace("(R)", "").replace("(TM)", "") in text
 
 
 # === Edits of a copy ============================================================================
