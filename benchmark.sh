@@ -178,7 +178,8 @@ finish() { # what the study does at its end, and the report; timeout passes a st
     timeout 0 python "${words[@]//RUNS/"$runs_dir"}" &
     wait $! || echo "This failed at the end: python $line"
   done
-  timeout 0 python -m analysis report "$runs_dir" --out "$runs_dir/report" --only-runs /dev/stdin \
+  timeout 0 python -m analysis report "$runs_dir" --out "$runs_dir/report" \
+    --names studies/*/names.toml --only-runs /dev/stdin \
     < <(printf '%s\n' "${names[@]}") &
   wait $! || echo "The report could not be made; the runs are in $runs_dir."
 }

@@ -15,7 +15,7 @@ from analysis.runs import load, save
 from analysis.schema import SourceError
 
 SOURCE = "folder of runs or studies at any depth, table (.csv, .parquet), or wandb:entity/project"
-NAMES = "TOML file of other names for environments, as studies/doors/names.toml"
+NAMES = "TOML files of other names for environments, as studies/doors/names.toml"
 
 
 def parse() -> argparse.Namespace:
@@ -32,7 +32,7 @@ def parse() -> argparse.Namespace:
     add("--baseline", metavar="SCRIPT", help=compared)
     listed = "file with a run's name a line: of the source, these alone count"
     add("--only-runs", metavar="FILE", type=Path, help=listed)
-    add("--names", metavar="FILE", type=Path, help=NAMES)
+    add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
 
     command = commands.add_parser("race", help="a race of race.py, as sentences and a figure")
     command.set_defaults(run=show_race)
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     add("out", nargs="?", type=Path, help="folder to write, as studies/my-gpu")
     add("--check", action="store_true", help="write nothing")
     add("--anyway", action="store_true", help="pack it in spite of what is found")
-    add("--names", metavar="FILE", type=Path, help=NAMES)
+    add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
     return parser.parse_args()
 
 

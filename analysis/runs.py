@@ -64,12 +64,12 @@ def load(
     source: str | Path | Sequence[str | Path],
     filters: dict[str, Any] | None = None,
     only: Collection[str] | None = None,
-    names: Path | None = None,
+    names: Iterable[Path] = (),
 ) -> Data:
     """Load a source, or several; raise SourceError if there is nothing to load.
 
     filters select W&B runs, in its MongoDB syntax. only names the runs of a folder that count.
-    names is a TOML file of other names for environments, as where two libraries have one game.
+    names are TOML files of other names for environments, as where two libraries have one game.
     """
     if isinstance(source, (str, Path)):
         parts = [read(source, filters, only)]
@@ -77,8 +77,8 @@ def load(
         several = dict.fromkeys(str(Path(x)) for x in source)
         parts = [rename(read(name, filters), name) for name in several]
     data = merge(parts)
-    if names:
-        data.runs["env_id"] = data.runs["env_id"].replace(read_names(names))
+    for path in names:
+        data.runs["env_id"] = data.runs["env_id"].replace(read_names(path))
     data = count_once(data)
     if data.runs.empty:
         reasons = [f"{name}: {reason}" for name, reason in data.left_out.items()]

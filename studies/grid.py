@@ -117,6 +117,7 @@ class Script(BaseModel):
     model_config = ConfigDict(strict=True)
     algorithm: Text
     framework: Text
+    folder: Text
     family: Text
     steps: Count
 
@@ -378,10 +379,10 @@ def full_name(short: str) -> str:
 def file_of(short: str) -> str:
     """The file of a script of this project, from its root on."""
     name = full_name(short)
-    for file in (f"{name}.py", f"more/{name}.py"):
-        if os.path.isfile(ROOT / file):
-            return file
-    fail(f"scripts.toml has {name}, but neither {name}.py nor more/{name}.py is there")
+    file = str(Path(SCRIPTS[name].folder, f"{name}.py"))
+    if not os.path.isfile(ROOT / file):
+        fail(f"scripts.toml has {name}, but {file} is not there")
+    return file
 
 
 def is_continuous(short: str) -> bool:

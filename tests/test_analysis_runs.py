@@ -90,12 +90,12 @@ def test_a_studys_names_join_the_runs_of_one_game_in_two_libraries(tmp_path):
     write_plain(tmp_path / "3", seed=3, args={"env_id": "Breakout-MinAtar"} | rules)
     found = {"Doors-v0", "MinAtar/Breakout-v0"}
     for study, missing in (("doors", "MinAtar/Breakout-v0"), ("minatar", "Doors-v0")):
-        runs = load(tmp_path, names=ROOT / "studies" / study / "names.toml").runs
+        runs = load(tmp_path, names=[ROOT / "studies" / study / "names.toml"]).runs
         assert found - set(runs["env_id"]) == {missing}
         assert runs["env_id"].nunique() == (2 if study == "doors" else 3)
     (tmp_path / "names.toml").write_text("a = 1")
     with pytest.raises(SourceError, match="has a name that is not text"):
-        load(tmp_path, names=tmp_path / "names.toml")
+        load(tmp_path, names=[tmp_path / "names.toml"])
 
 
 def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):

@@ -167,7 +167,7 @@ def processes_in(project):
         ("--only (", "--only: must be a regular expression, not '('"),
         ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is there twice"),
         ("--runs-dir dangling --dry-run", "'dangling' is not"),
-        ("--scripts equinox", "scripts.toml has ppo_equinox, but neither ppo_equinox.py nor more/"),
+        ("--scripts equinox", "scripts.toml has ppo_equinox, but ppo_equinox.py is not there"),
         ("mine --iterations 5", "all runs of studies/mine/grid.toml have their own"),
     ],
 )
