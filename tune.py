@@ -21,14 +21,13 @@ import shlex
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,8 +40,10 @@ from scipy import stats
 
 try:
     import optuna
+    from filelock import FileLock, Timeout
     from optuna import visualization
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.exceptions import UpdateFinishedTrialError
     from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
@@ -92,6 +93,7 @@ NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actio
 FRESH = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, ...
 TRIAL_GAMES, FRESH_GAMES = 1_000_000, 2_000_000  # seeds of the games that judge them
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+BEAT, SILENCE = 60, 600  # seconds: how often a trial tells that it runs; who is silent was killed
 STEPS = 90  # that a trial reports; Hyperband judges at a ninth and a third of them
 # A script gets SIGTERM if tune.py is killed, and saves a checkpoint.
 DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
@@ -274,21 +276,30 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 
 # === Runs =======================================================================================
 @contextlib.contextmanager
-def locked(path: Path, seconds: float = 0) -> Generator[bool]:
-    """Hold a lock file until the process ends; False where another has it for so many seconds."""
-    with contextlib.closing(sqlite3.connect(path, timeout=seconds)) as connection:
-        try:
-            connection.execute("BEGIN EXCLUSIVE")
-            free = True
-        except sqlite3.OperationalError:
-            free = False
-        yield free
+def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]:
+    """Hold a lock file, or fail where another process has it for so many seconds.
+
+    The file's descriptor is yielded: a process that gets it holds the lock until it ends.
+    """
+    descriptors: list[int] = []
+    lock = FileLock(path, timeout=seconds, on_acquired=descriptors.append)
+    try:
+        lock.acquire()
+    except Timeout:
+        fail(why_not)
+    try:
+        yield descriptors
+    finally:
+        lock.release()
 
 
-def run(command: Command, words: list[str], log: Path, look: Callable) -> None:
+def run(
+    command: Command, words: list[str], log: Path, look: Callable, locks: Sequence[int] = ()
+) -> None:
     """Run a script to its end; raise TrialError, or Stopped, or what look raises.
 
     The process ends, too: by SIGTERM, by which a script saves a checkpoint, or else by SIGKILL.
+    Until then it holds the locks, even if this process is killed.
     """
     if command.stop.is_set():
         raise Stopped
@@ -297,7 +308,12 @@ def run(command: Command, words: list[str], log: Path, look: Callable) -> None:
     # In a session of its own: a terminal's Ctrl-C reaches tune.py, which tells it.
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            launch, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            launch,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            pass_fds=locks,
         )
     try:
         while process.poll() is None:
@@ -335,18 +351,17 @@ def checkpoints(run: Path) -> list[Path]:
 
 def train(command: Command, folder: Path, settings: dict, seed: int, look: Callable) -> None:
     """Train to the end, or go on from a checkpoint."""
-    if folder.exists():
-        with locked(folder / "lock", 60):  # what a killed command left behind is about to end
-            pass
-    if is_complete(folder):
-        return
-    if checkpoints(folder):
-        words = ["--resume", str(folder), "--env-id", command.own["env_id"]]
-    else:
-        shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
-        own = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
-        words = [*command.words, *words_of(settings), *words_of(own)]
-    run(command, [str(command.args.script), *words], Path(f"{folder}.log"), look)
+    why_not = f"{folder}: what a killed command left behind still trains there; end it first"
+    with locked(Path(f"{folder}.lock"), why_not, 60) as locks:
+        if is_complete(folder):
+            return
+        if checkpoints(folder):
+            words = ["--resume", str(folder), "--env-id", command.own["env_id"]]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
+            own = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
+            words = [*command.words, *words_of(settings), *words_of(own)]
+        run(command, [str(command.args.script), *words], Path(f"{folder}.log"), look, locks)
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
@@ -402,15 +417,24 @@ def work(command: Command) -> None:
 
 
 def requeue(command: Command) -> None:
-    """Queue what was interrupted here: its trial ends, and another goes on with its runs.
+    """Queue what was interrupted: its trial ends, and another goes on with its runs.
 
-    Not by Optuna's RetryHeartbeatStaleTrialCallback: it takes no settings that lie outside of what
-    is searched, as the script's own may, and a journal file has no heartbeat.
+    Not by Optuna's heartbeat, which a journal file has not, nor ask and tell; and its
+    RetryHeartbeatStaleTrialCallback takes no settings that lie outside of what is searched, as the
+    script's own may.
     """
     for trial in counted(command.study, TrialState.RUNNING):
-        # Of a study that machines share, another one may be running it.
-        if not command.args.storage or trial.user_attrs.get("place") == command.place:
-            command.study.tell(trial.number, state=TrialState.FAIL)
+        # Of a study that machines share, another one may be running it. A container or a job of
+        # Slurm may come back under another name, so that silence tells, too.
+        is_ours = not command.args.storage or trial.user_attrs.get("place") == command.place
+        heard = trial.user_attrs.get("heard", 0.0)
+        if not heard and trial.datetime_start:  # in the time of its machine's zone
+            heard = trial.datetime_start.timestamp() + 86_400
+        if is_ours or time.time() > heard + SILENCE:
+            try:
+                command.study.tell(trial.number, state=TrialState.FAIL)
+            except (ValueError, UpdateFinishedTrialError):
+                continue  # another command was first
             if "error" not in trial.user_attrs:  # else it had failed, and was about to say so
                 settings = trial.system_attrs.get("fixed_params", {}) | trial.params
                 first = trial.user_attrs.get("goes_on", trial.number)
@@ -422,11 +446,14 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
     study = command.study
     try:
         trial.set_user_attr("place", command.place)
+        trial.set_user_attr("heard", time.time())
         returns = train_and_judge(command, trial)
         trial.set_user_attr("returns", returns)
         ended = study.tell(trial, stats.trim_mean(returns, 0.25))
     except optuna.TrialPruned:
         ended = study.tell(trial, state=TrialState.PRUNED)
+    except UpdateFinishedTrialError:
+        return  # it stood still for so long that another command goes on with it
     except TrialError as error:
         own = {x: command.own[x] for x in command.space}
         if isinstance(error, Refused) and trial.params == own:
@@ -443,6 +470,7 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
     folders = [run_of(trial, command.trials, 1 + i) for i in range(num_seeds)]
     recent: list[float] = []
     reported = -1  # the last step that was, a part of the whole trial
+    heard = time.monotonic()
 
     def report(value: float, seeds: float) -> None:
         nonlocal reported
@@ -455,7 +483,12 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
                     raise optuna.TrialPruned
 
     def look() -> None:
-        """Say how the trial does, while the first seed trains."""
+        """Say that the trial runs, and how it does while the first seed trains."""
+        nonlocal heard
+        if time.monotonic() > heard + BEAT:
+            heard = time.monotonic()
+            with command.lock:
+                trial.set_user_attr("heard", time.time())
         rows = [] if recent else read_rows(folders[0])
         value = runs.last_return(rows)
         if value is not None:
@@ -619,7 +652,7 @@ def finish(command: Command) -> None:
 def write_table(study: optuna.Study, folder: Path) -> None:
     """Write trials.csv: a row per trial, with its settings, or why it failed."""
     table = study.trials_dataframe(("number", "state", "value", "duration", "params", "user_attrs"))
-    table = table.drop(columns="user_attrs_place", errors="ignore")
+    table = table.drop(columns=["user_attrs_place", "user_attrs_heard"], errors="ignore")
     table.to_csv(folder / "trials.csv", index=False)
 
 
@@ -742,9 +775,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     try:
-        with locked(command.folder / "study.lock") as free:
-            if not free:
-                fail("another command runs this study; --workers 2 runs two trials at a time")
+        why_not = "another command runs this study; --workers 2 runs two trials at a time"
+        with locked(command.folder / "study.lock", why_not):
             tune(command)
     except Stopped:
         print("Stopped. The same command goes on.")

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -229,7 +228,7 @@ def opened(folder, sampler="random"):
 
 
 def test_an_interrupted_trial_goes_on_where_it_was(tmp_path, capsys):
-    """Even where it had not yet got its settings; another machine's is left to that."""
+    """Even where it had not yet got its settings; another machine's is left to that, if it runs."""
     args, space, study = opened(tmp_path)
     command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
     study.ask()  # with the script's own settings
@@ -248,18 +247,41 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path, capsys):
     third.set_user_attr("error", "it failed, and could not say so")
     tune.requeue(command)
     assert study.trials[-1].number == third.number and study.trials[-1].state == TrialState.FAIL
+    for seconds, state in ((0, TrialState.RUNNING), (700, TrialState.FAIL)):  # of silence
+        other.set_user_attr("heard", time.time() - seconds)
+        tune.requeue(command)
+        assert study.trials[other.number].state == state
+    (waiting,) = tune.counted(study, TrialState.WAITING)
+    assert waiting.user_attrs["goes_on"] == other.number
     tune.finish(command)  # too early
     assert "other commands run trials" in capsys.readouterr().out
 
 
-def test_what_a_killed_command_left_behind_is_waited_for(tmp_path):
+def live_on():
+    tune.DIE_TOO = []
+    tune.BEAT = 0
+
+
+def test_what_a_killed_command_left_behind_is_waited_for(project):
     """Where nothing told its script to end, it trains on, and none trains beside it."""
-    with ThreadPoolExecutor() as pool:
-        with tune.locked(tmp_path / "lock"):
-            training = pool.submit(tune.train, None, tmp_path, {}, 1, print)
-            time.sleep(0.3)
-            (tmp_path / "run.json").write_text('{"status": "completed"}')
-        training.result()  # which would fail: there is no script
+    words = ["fake.py", "--trials", 1, "--num-seeds", 1, "--fresh-seeds", 1, "--episodes", 5]
+    command = start(project, *words, patch=live_on, **{"0000-": "hang"})
+    wait_for(lambda: processes_in(project))
+    first = heard(project)
+    wait_for(lambda: heard(project) > first)
+    command.kill()
+    wait(project, command)
+    (left,) = processes_in(project)
+    again = start(project, *words)
+    time.sleep(3)
+    assert len(traced(project, "start")) == 1
+    os.kill(left, signal.SIGTERM)
+    assert wait(project, again)[::2] == (0, "")
+    check_runs(project)
+
+
+def heard(project):
+    return load(project).trials[0].user_attrs["heard"]
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(project):
@@ -399,7 +421,7 @@ def test_a_study_goes_on_only_as_it_was_begun_and_by_one_command(project):
     sentence = f"study {NAME} was begun with another version: name another by --study\n"
     assert run(project, *words)[::2] == (2, sentence)
     (project / "fake.py").write_text(code)
-    with tune.locked(project / "tuned" / NAME / "study.lock"):
+    with tune.locked(project / "tuned" / NAME / "study.lock", ""):
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command runs this study")
     # These only say how, or how much.

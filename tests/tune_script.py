@@ -1,6 +1,6 @@
 """Stands in for a training script, ten iterations at once; as evaluate.py, for that one.
 
-It has a real script's files, lock, signals and --resume. What its agents return is an exact
+It has a real script's files, signals and --resume. What its agents return is an exact
 function of the settings. MISBEHAVE is JSON: a part of a run's name -> how that run misbehaves.
 TRACE names a file that gets a line for what happens to each run.
 """
@@ -10,7 +10,6 @@ import json
 import math
 import os
 import signal
-import sqlite3
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
@@ -97,8 +96,6 @@ def train(args: Args) -> None:
     plans = json.loads(os.environ["MISBEHAVE"])
     plan = next((plan for part, plan in plans.items() if part in folder.name), "")
     folder.mkdir(parents=True, exist_ok=bool(first))
-    lock = sqlite3.connect(folder / "lock", timeout=0)
-    lock.execute("BEGIN EXCLUSIVE")
     signal.signal(signal.SIGTERM, lambda x, _: signals.append(x))
     trace(folder, "start", first=first, settings=asdict(args))
     write_info(folder, "running", args)
