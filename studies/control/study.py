@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import figures, stats
+from analysis import figures, races, stats
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.runs import load
+from analysis.stats import Interval
 from analysis.tables import across, span, table_of, text, texts, value
 from studies.control import dearness_study
 from studies.control.cost import LINEN, PPO_BIG, PROGRAMS, SAC, TARGETS
@@ -36,6 +37,12 @@ PUBLISHED = {
     100_000: (6514.6, 514.2),
     200_000: (8207.6, 928.3),
     300_000: (9059.3, 1051.4),
+}
+RACED = {  # what a peer's file is, in races.jsonl
+    "lean_ppo_continuous_action": "LeanRL",
+    "lean_ppo_continuous_action_torchcompile": "LeanRL, compiled",
+    "cleanrl_ppo": "CleanRL",
+    "ppo_sb3": "Stable-Baselines3",
 }
 SHOWN = (PPO_BIG, SAC)  # the settings in the figure
 
@@ -303,6 +310,19 @@ def framework_of(script: str) -> str:
     return script if first not in ("linen", "torch", "sb3", "sbx") else first
 
 
+def race_table(path: Path) -> Table:
+    """A row per program of the race: milliseconds, and times as long as Linen."""
+    (race,) = races.read(path)
+    times, ratios = race.times(), race.ratios()
+    rows = []
+    for name in times:
+        script = RACED.get(str(name), str(name))
+        rows.append((script, 1000 * times[name].median(), *ratios.get(name, Interval(1, 1, 1))))
+    frame = pd.DataFrame(rows, columns=["mode", "ms", *Interval._fields])
+    columns = {"an iteration (ms)": value("ms"), "times as long as our Linen": span()}
+    return table_of("control_race", "By turns", frame, columns)
+
+
 BLOCKS = {
     "control_learning": learning_table,
     "control_sac": sac_table,
@@ -313,6 +333,7 @@ BLOCKS = {
     "control_targets": target_table,
     "control_scan": scan_table,
     "control_steps": steps_table,
+    "control_race": race_table,
 } | dearness_study.BLOCKS
 
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "$0")")/../.."
 
 race() { # FLAGS of race.py, and then each script and its own flags
-  python race.py --out studies/mkl/races.jsonl --cores 0 "$@"
+  python race.py --out studies/mkl/races.jsonl --cores 0 --turns 24 "$@"
 }
 
 line="--matmul-precision medium"
@@ -19,8 +19,15 @@ race "more/ppo_continuous_linen_gymnasium.py mujoco" \
   "more/ppo_continuous_torch_gymnasium.py mujoco $line" \
   "more/ppo_continuous_torch_compile_gymnasium.py mujoco" \
   "more/ppo_continuous_torch_compile_gymnasium.py mujoco $line"
-for sizes in "64 64" "128 128" "256 256 256"; do
+for sizes in "64 64" "128 128"; do
   race "ppo_linen.py --hidden-sizes $sizes" \
     "ppo_torch.py --hidden-sizes $sizes" "ppo_torch.py --hidden-sizes $sizes $line" \
     "ppo_torch_compile.py --hidden-sizes $sizes" "ppo_torch_compile.py --hidden-sizes $sizes $line"
 done
+
+# tanh by sigmoid, which MKL does not take, in a copy
+copy=$(mktemp -d)
+trap 'rm -r "$copy"' EXIT
+sed 's/x = layer(x).tanh()/x = 2 * torch.sigmoid(2 * layer(x)) - 1/' \
+  more/ppo_continuous_torch_gymnasium.py >"$copy/by_sigmoid.py"
+race "more/ppo_continuous_torch_gymnasium.py mujoco" "$copy/by_sigmoid.py mujoco"

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis import races
 from analysis.formatting import number
 from analysis.page import Table
-from analysis.tables import span, table_of, text
+from analysis.tables import span, table_of, text, value
 
 LINE = " --matmul-precision medium"
 # What a race trains -> how its program in Linen begins.
@@ -16,7 +16,6 @@ RACES = {
     "PPO, HalfCheetah-v5, 2 x 64": "more/ppo_continuous_linen_gymnasium.py",
     "PPO, CartPole-v1, 2 x 64": "ppo_linen.py --hidden-sizes 64 64",
     "PPO, CartPole-v1, 2 x 128": "ppo_linen.py --hidden-sizes 128 128",
-    "PPO, CartPole-v1, 3 x 256": "ppo_linen.py --hidden-sizes 256 256 256",
 }
 
 
@@ -26,9 +25,10 @@ def product_table(path: Path) -> Table:
     cells = []
     for width, group in products.groupby("width"):
         row = {"width": f"{width}"}
-        for each in group.itertuples():
-            row[f"{each.rows:,} rows: as it is (µs)"] = number(float(each.high))
-            row["with the line (µs)" + " " * len(row)] = number(float(each.medium))
+        for _, each in group.iterrows():
+            rows = f"{each['rows']:,.0f} rows"
+            row[f"{rows}: as it is (µs)"] = number(each["high"])
+            row[f"{rows}: with the line (µs)"] = number(each["medium"])
         cells.append(row)
     return Table("mkl_products", "Products", products, pd.DataFrame(cells))
 
@@ -60,4 +60,10 @@ def race_table(path: Path) -> Table:
     return table_of("mkl_races", "Races", pd.DataFrame(rows), columns)
 
 
-BLOCKS = {"mkl_products": product_table, "mkl_races": race_table}
+def tanh_table(path: Path) -> Table:
+    found = pd.read_csv(path)
+    columns = {"tanh of": text("way"), "µs": value("microseconds"), "largest error": text("error")}
+    return table_of("mkl_tanh", "tanh", found, columns)
+
+
+BLOCKS = {"mkl_products": product_table, "mkl_races": race_table, "mkl_tanh": tanh_table}

@@ -43,8 +43,9 @@ def main() -> None:
         policy_kwargs={"net_arch": [64, 64], "optimizer_kwargs": {"eps": 1e-5}},
         seed=args.seed,
         device="cpu",
+        verbose=1,
     )
-    model.learn(args.total_timesteps)
+    model.learn(args.total_timesteps, log_interval=1)  # a line an iteration, for race.py
 
 
 if __name__ == "__main__":
