@@ -102,8 +102,8 @@ def test_statistics_stay_where_a_cuda_graph_of_the_policy_reads_them():
 
 # === Arithmetic =================================================================================
 FLAGS: dict[str, dict[str, Any]] = {
-    "usual": {},
-    "others": OTHER_FLAGS | {"norm_obs": False, "norm_reward": False, "anneal_lr": True},
+    "usual": {"anneal_lr": True},
+    "others": OTHER_FLAGS | {"norm_obs": False, "norm_reward": False},
 }
 UPDATES = [(name, "usual") for name in stand_ins("Update", CONTINUOUS_SCRIPTS)]
 UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch_gymnasium", "others")]
