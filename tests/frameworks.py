@@ -16,12 +16,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from flax import nnx
 from running import arrays, info
 
 Weights = dict[str, list[tuple[np.ndarray, ...]]]
 Metrics = dict[str, float]
+
+# Every flag of the arithmetic other than by default.
+OTHER_FLAGS: dict[str, Any] = {"norm_adv": False, "clip_vloss": False, "clip_coef": 0.05}
+OTHER_FLAGS |= {"ent_coef": 0.5, "vf_coef": 2.0, "anneal_lr": False, "bootstrap_truncated": False}
+OTHER_FLAGS |= {"gamma": 0.9, "gae_lambda": 0.8, "max_grad_norm": 5.0, "adam_eps": 1e-3}
 
 
 def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions: int) -> Weights:
@@ -78,6 +84,12 @@ def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
         gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
         np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
         assert not bias.any()
+
+
+def next_rate(args: Any) -> Any:
+    """The learning rate that the log has after an update."""
+    share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
+    return pytest.approx(args.learning_rate * share, abs=1e-9)
 
 
 def num_shuffled(args: Any) -> int:

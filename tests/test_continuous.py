@@ -15,7 +15,15 @@ import pytest
 import reference
 import torch
 import tyro
-from frameworks import LEARNERS, assert_orthogonal, own, random_weights, weights_in
+from frameworks import (
+    LEARNERS,
+    OTHER_FLAGS,
+    assert_orthogonal,
+    next_rate,
+    own,
+    random_weights,
+    weights_in,
+)
 from probes import HIGH, LOW, best_action, nearness
 from running import AIM, BATCH, SMALL, arrays, content, train
 from scipy.stats import norm
@@ -28,7 +36,6 @@ from sections import (
     SAC_PAIRS,
     stand_ins,
 )
-from test_numerics import OTHER_FLAGS, next_rate
 
 OBS_DIM, ACTION_DIM = 3, 2
 EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)

@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import reference
 import torch
-from frameworks import assert_orthogonal, gae, make_args, make_learner, random_weights
+from frameworks import (
+    OTHER_FLAGS,
+    assert_orthogonal,
+    gae,
+    make_args,
+    make_learner,
+    next_rate,
+    random_weights,
+)
 from sections import JAX_SCRIPTS, stand_ins
 
 OBS_DIM, NUM_ACTIONS = 4, 2
-# Every flag of the arithmetic other than by default.
-OTHER_FLAGS: dict[str, Any] = {"norm_adv": False, "clip_vloss": False, "clip_coef": 0.05}
-OTHER_FLAGS |= {"ent_coef": 0.5, "vf_coef": 2.0, "anneal_lr": False, "bootstrap_truncated": False}
-OTHER_FLAGS |= {"gamma": 0.9, "gae_lambda": 0.8, "max_grad_norm": 5.0, "adam_eps": 1e-3}
 FLAGS: dict[str, dict[str, Any]] = {"defaults": {}, "others": OTHER_FLAGS}
 
 
@@ -90,12 +94,6 @@ def test_update_equals_numpy(learner):
     assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
     # More steps than the schedule has, as after --resume with fewer epochs: it does not turn.
     assert learner.update(storage, 5)["charts/learning_rate"] > -1e-9
-
-
-def next_rate(args):
-    """The learning rate that the log has after an update."""
-    share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
-    return pytest.approx(args.learning_rate * share, abs=1e-9)
 
 
 def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():

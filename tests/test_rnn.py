@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from frameworks import assert_orthogonal, make_learner
+from frameworks import assert_orthogonal, make_learner, next_rate
 from sections import RNN_SCRIPTS
-from test_numerics import next_rate
 
 N, T, OBS_DIM, HIDDEN, H, NUM_ACTIONS = 4, 12, 4, 5, 3, 2
 EACH = pytest.mark.parametrize("name", RNN_SCRIPTS)
