@@ -407,12 +407,13 @@ def test_stopping_leaves_no_process(project, sent, status, send):
     assert len(started(project)) == 2  # no other run began meanwhile
 
 
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("runs_dir", ["runs", "other"])
-def test_a_killed_driver_s_run_ends_alone(project, runs_dir):
+def test_a_killed_driver_s_run_ends_alone(project, runs_dir, send):
     """Another driver says that it waits for it, or for the machine; no run follows it."""
     first = start(project, *TWO, **HANG)
     wait_for(lambda: trace(project)[-1:] and trace(project)[-1][0] == "hang")
-    first.kill()
+    send(first.pid, signal.SIGKILL)
     first.wait()
     (name,) = started(project)
     flags = ("--scripts", name.split("__")[2], "--no-report", "--runs-dir", runs_dir)
@@ -423,7 +424,8 @@ def test_a_killed_driver_s_run_ends_alone(project, runs_dir):
     what = name if runs_dir == "runs" else "another benchmark on this machine"
     assert said.startswith(f"Waiting for {what}")
     (run,) = [x for x in processes_in(project) if x.cmdline()[1].startswith("ppo_")]
-    run.kill()
+    for process in [*run.children(), run]:
+        process.kill()
     wait_for(lambda: not processes_in(project))
     assert started(project) == [name]
 
