@@ -201,7 +201,7 @@ def tell_failure(run: Run, end: dict[str, Any], output: IO[bytes]) -> None:
     reason, after = f"exit status {status}", f", after {seconds} s"
     if status == 137:
         reason = "killed, as the kernel does when memory runs out"
-    if status == 124 or seconds >= run.timeout:
+    if seconds >= run.timeout:
         reason, after = f"no end after {run.timeout} s", ""
     output.seek(-min(2000, output.seek(0, os.SEEK_END)), os.SEEK_END)
     tail = output.read().decode(errors="replace")
