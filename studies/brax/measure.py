@@ -31,6 +31,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from studies.machine import cpu
+
 RUNS = [
     ("envs.brax:HalfCheetahSpring", 64),
     ("envs.brax:HalfCheetahSpring", 256),
@@ -113,8 +115,7 @@ def main() -> None:
     parser.add_argument("--uv", default="uv run --script", help="what runs the others' agents")
     parser.add_argument("--purejaxrl", help="a checkout of it, to measure it with --many, too")
     args = parser.parse_args()
-    cpu = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
-    say({"cpu": cpu, "cores": os.cpu_count()})
+    say({"cpu": cpu(), "cores": os.cpu_count()})
     env_id = "envs.brax:HalfCheetahSpring"
     if args.mujoco:
         say(measure(PPO, env_id, MANY[0], MANY_STEPS, args.iterations))
