@@ -38,7 +38,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else the QR of a wide layer takes 20 s, not 2
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else wide orthogonal() takes 20 s, not 2
 
 import gymnax
 import jax
@@ -590,7 +590,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest writes a run's folder, and is the same in all scripts of PPO.
+# You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
     """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 

@@ -649,7 +649,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest writes a run's folder, and is the same in all scripts of PPO.
+# You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
     """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 

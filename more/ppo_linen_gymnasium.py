@@ -37,7 +37,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else the QR of a wide layer takes 20 s, not 2
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else wide orthogonal() takes 20 s, not 2
 
 import gymnasium
 import jax
@@ -525,7 +525,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest writes a run's folder, and is the same in all scripts of PPO.
+# You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
     """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 

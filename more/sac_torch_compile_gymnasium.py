@@ -529,7 +529,7 @@ def capture(function, state):
                 for _ in range(3):  # as PyTorch's documentation has it
                     function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
-            # In the default mode, a CUDA call from one of JAX's threads would end the recording.
+            # In the default mode, a CUDA call from another thread would end the recording.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 outputs = function(*inputs)
             with torch.no_grad():
@@ -715,7 +715,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest writes a run's folder, and is the same in DQN and SAC.
+# You may stop reading here. The rest is a run's folder, and is the same in DQN and SAC.
 class RunLog:
     """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
 
