@@ -78,7 +78,7 @@ class Args:
     optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
     rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
     hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # GPU: bfloat16, TF32, float32
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}

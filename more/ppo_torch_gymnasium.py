@@ -74,7 +74,7 @@ class Args:
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # GPU: bfloat16, TF32, float32
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
     sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
     runs_dir: str = "runs"  # folder that gets one folder per run

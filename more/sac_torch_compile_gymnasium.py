@@ -75,7 +75,7 @@ class Args:
     learning_starts: int = 1_000  # environment steps with random actions, before updates begin
     tau: float = 0.01  # share of the way that target critics move to the critics, per update
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # GPU: bfloat16, TF32, float32
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
     runs_dir: str = "runs"  # folder that gets one folder per run
     run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import figures, stats
+from analysis import figures, races, stats
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.schema import SIZES
-from analysis.tables import across, texts
+from analysis.tables import across, span, table_of, texts, value
 
 # Part -> its name in the table; those of an update begin where products do.
 PARTS = {
@@ -80,7 +80,20 @@ def floors(path: Path) -> Table:
     return Table("limits_floors", "Minibatches over their products alone", frame, cells)
 
 
-BLOCKS = {"limits_parts": parts, "limits_floors": floors}
+def cartpole_table(path: Path) -> Table:
+    """ppo_torch.py, and cartpole.py over it, by a race."""
+    (race,) = races.read(path)
+    times, ratios = race.times(), race.ratios()
+    rows = [
+        (name, 1000 * times[name].median(), *ratios.get(name, stats.Interval(1, 1, 1)))
+        for name in times
+    ]
+    frame = pd.DataFrame(rows, columns=["mode", "ms", *stats.Interval._fields])
+    columns = {"an iteration (ms)": value("ms"), "times as long as ppo_torch": span()}
+    return table_of("limits_cartpole", "CartPole in PyTorch", frame, columns)
+
+
+BLOCKS = {"limits_cartpole": cartpole_table, "limits_parts": parts, "limits_floors": floors}
 
 
 def update(source: Path, out: Path) -> None:
