@@ -16,6 +16,7 @@ after @, is what each line holds that ends an iteration. A race measures iterati
 and memory are benchmark.sh's.
 """
 
+import fcntl
 import json
 import os
 import platform
@@ -38,8 +39,10 @@ import tyro
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from analysis.races import Race, Turn, is_known
+from analysis.schema import clean
 from studies import machine
 
 THROWN_AWAY = 2  # turns of each program that do not count: caches fill, clocks of the CPU settle
@@ -64,6 +67,8 @@ class Args:
     def __post_init__(self) -> None:
         if len(self.programs) < 2:
             raise ValueError("name two programs or more")
+        if not (self.within >= 0 and self.seconds > 0 and self.patience > 0):
+            raise ValueError("--within, --seconds and --patience must be positive numbers")
         if self.turns < THROWN_AWAY + MIN_TURNS:
             raise ValueError(f"--turns must be {THROWN_AWAY + MIN_TURNS} or more")
         if self.warm_up < 1:
@@ -86,13 +91,14 @@ class Program(NamedTuple):
 
 def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> Program:
     """What an argument of the command line stands for."""
+    text = clean(text)
     try:
         words = shlex.split(text)
     except ValueError as error:
         fail(f"{text}: {error}")
+    mark = words.pop()[1:] if words and words[-1].startswith("@") else ""
     if not words:
-        fail("a program has no name")
-    mark = words.pop()[1:] if words[-1].startswith("@") else ""
+        fail(f"{text!r} names no program")
     script = next((Path(word) for word in words if word.endswith(".py")), None)
     if words and words[0].endswith(".py"):
         words = [sys.executable, *words]
@@ -114,7 +120,7 @@ class Racer:
     """A program's process, which stands still except in its turns. What fails is left out."""
 
     def __init__(
-        self, program: Program, number: int, folder: Path, args: Args, guard: IO[str]
+        self, program: Program, number: int, folder: Path, args: Args, guard: "Guard"
     ) -> None:
         self.program = program
         self.number = number
@@ -125,6 +131,7 @@ class Racer:
         self.patience = args.patience
         self.seen = time.perf_counter()  # when it went on, or ended an iteration
         self.failure = ""
+        self.guard = guard
         pinned = ["taskset", "--cpu-list", args.cores] if args.cores else []
         # On a GPU, each of several programs would take three quarters of the memory.
         environment = {"PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -140,7 +147,8 @@ class Racer:
                 )
             except OSError as error:
                 fail(f"{program.name} does not start: {error.strerror}")
-        print(self.process.pid, file=guard, flush=True)
+        self.members = [psutil.Process(self.process.pid)]
+        guard.add(self.members[0])
 
     def take_turn(self, seconds: float) -> tuple[int, float]:
         """Run for so long at least; return how many iterations there were, and their seconds.
@@ -148,6 +156,7 @@ class Racer:
         They are counted from the end of the turn's first iteration, which had begun before, and on
         a GPU may have gone on while the program stood still, to the end of the last.
         """
+        self.count_new_lines()  # those of the turn before that came too late to be seen
         for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 process.resume()
@@ -168,11 +177,13 @@ class Racer:
                 process.suspend()
 
     def family(self) -> list[psutil.Process]:
-        """The program's processes: workers of environments have sessions of their own."""
-        try:
-            return [*self.process.children(recursive=True), self.process]
-        except psutil.NoSuchProcess:
-            return []
+        """The program's processes, and those that it had: workers live on where it ends."""
+        with suppress(psutil.NoSuchProcess):
+            for process in self.members[0].children(recursive=True):
+                if process not in self.members:
+                    self.members.append(process)
+                    self.guard.add(process)
+        return self.members[::-1]
 
     def wait_for_lines(self) -> int:
         """Return how many iterations have ended since the last look, once one has."""
@@ -209,28 +220,62 @@ class Racer:
     def last_words(self) -> str:
         """Why it failed, and the end of what it printed."""
         lines = self.output.read_text(errors="replace")[-5000:].splitlines()[-10:]
+        lines = [clean(line) for line in lines]
         reason = f"{self.program.name} is left out: it {self.failure}. Its last lines:"
         return "\n  ".join([reason, *lines])
 
 
-def start_guard(folder: Path) -> subprocess.Popen[str]:
-    """Start a process that ends what race.py has started, once race.py has ended, however it did.
+class Guard:
+    """A process that ends what race.py has started, once race.py has ended, however it did.
 
-    It reads the numbers of processes, a line each; the end of the lines is the sign.
+    It reads a folder to delete, and then processes, a line each; the end of the lines is the sign.
     """
-    return subprocess.Popen(
-        [sys.executable, __file__, GUARD, str(folder)],
-        stdin=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # what ends race.py's session does not end the guard
-    )
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[psutil.Process] = []
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, GUARD],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # what ends race.py's session does not end the guard
+        )
+        self.tell(str(folder))
+
+    def add(self, process: psutil.Process) -> None:
+        self.processes.append(process)
+        self.tell(f"{process.pid} {process.create_time()}")
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it was killed
+            print(line, file=self.process.stdin, flush=True)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        if self.process.wait() != 0:
+            clean_up(self.folder, self.processes)
 
 
-def be_guard(folder: Path) -> None:
-    started = [int(line) for line in sys.stdin]
-    for number in started:
+def be_guard() -> None:
+    folder = sys.stdin.readline().rstrip("\n")
+    processes = []
+    for line in sys.stdin:
+        number, created = line.split()
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(number)
+            process = psutil.Process(int(number))
+            if process.create_time() == float(created):  # and no later one of that number
+                processes.append(process)
+    if folder:
+        clean_up(Path(folder), processes)
+
+
+def clean_up(folder: Path, processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()  # so that it starts no more
             for member in [*process.children(recursive=True), process]:
                 with suppress(psutil.NoSuchProcess):
                     member.kill()
@@ -238,7 +283,7 @@ def be_guard(folder: Path) -> None:
 
 
 # === Race =======================================================================================
-def start(programs: list[Program], args: Args, folder: Path, guard: IO[str]) -> list[Racer]:
+def start(programs: list[Program], args: Args, folder: Path, guard: Guard) -> list[Racer]:
     """Start the programs, and stop each after its warm-up."""
     racers = []
     for number, program in enumerate(programs):
@@ -273,14 +318,13 @@ def take_round(racers: list[Racer], number: int, args: Args) -> Iterator[Turn]:
 
 
 def names_of(programs: list[Program]) -> list[str]:
-    """Short names: a script's own, what was written where two have the same, and then a number."""
-    names = [program.script.stem if program.script else program.name for program in programs]
-    if len(set(names)) < len(names):
-        names = [program.name for program in programs]
-    return [
-        f"{name} ({names[:i].count(name) + 1})" if names.count(name) > 1 else name
-        for i, name in enumerate(names)
-    ]
+    """Short names, no two the same: a script's own, or what was written, or that and a number."""
+    short = [program.script.stem if program.script else program.name for program in programs]
+    written = [program.name for program in programs]
+    for names in (short, written):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(written, 1)]
 
 
 def table_of(race: Race) -> Table:
@@ -295,9 +339,9 @@ def table_of(race: Race) -> Table:
         middle = f"{1000 * times[name].median():.4g}"
         if name in ratios:
             estimate, low, high = ratios[name]
-            table.add_row(name, middle, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}")
+            table.add_row(Text(name), middle, f"{estimate:.3f}", f"{low:.3f} to {high:.3f}")
         else:
-            table.add_row(name, middle, "1", "")
+            table.add_row(Text(name), middle, "1", "")
     return table
 
 
@@ -324,7 +368,7 @@ def interrupt(number: int, frame: Any) -> NoReturn:
 
 
 def race(
-    programs: list[Program], args: Args, folder: Path, guard: IO[str], file: IO[str]
+    programs: list[Program], args: Args, folder: Path, guard: Guard, file: IO[str]
 ) -> list[str]:
     """Race until each ratio is known, and show what is; return what went wrong."""
     found = Race(describe(programs, args), [])
@@ -360,21 +404,27 @@ def main() -> None:
     place = words.index("--") if "--" in words else len(words)
     flags = words[place + 1 :]
     args = tyro.cli(Args, args=words[:place], description=__doc__)
-    folder = Path(tempfile.mkdtemp(prefix="race-"))
-    guard = start_guard(folder)
-    assert guard.stdin is not None
+    signal.signal(signal.SIGINT, interrupt)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+        if signal.getsignal(number) != signal.SIG_IGN:  # which nohup sets
+            signal.signal(number, interrupt)
+    folder = Path(tempfile.mkdtemp(prefix="race-"))
+    guard = Guard(folder)
     try:
         programs = [read_program(x, i, flags, folder) for i, x in enumerate(args.programs)]
         out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "a", buffering=1) as file:
-            failures = race(programs, args, folder, guard.stdin, file)
-        print(f"Turns: {out}. To draw them: python -m analysis race {out}")
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            failures = race(programs, args, folder, guard, file)
+        print(f"Turns: {out}. To draw them: python -m analysis race {out}", flush=True)
+    except BlockingIOError:
+        fail(f"another race writes to {out}")
+    except OSError as error:
+        fail(str(error))
     finally:
-        guard.stdin.close()
-        guard.wait()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        guard.close()
     for failure in failures:
         print(f"race.py: {failure}", file=sys.stderr)
     sys.exit(1 if failures else 0)
@@ -382,6 +432,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [GUARD]:
-        be_guard(Path(sys.argv[2]))
+        be_guard()
     else:
         main()

@@ -78,12 +78,13 @@ def default_out(sources: list[str]) -> Path:
 def show_race(args: argparse.Namespace) -> int:
     """Say what the last race of a file found, and draw it."""
     found = races.read(args.file)
-    if not found or len(found[-1].times()) < races.LEAST_TURNS:
+    times = found[-1].times() if found else None
+    if times is None or len(times) < races.LEAST_TURNS or len(times.columns) < 2:
         raise SourceError(f"{args.file} has too few turns")
     last = found[-1]
-    times = last.times()
-    ratios = times.iloc[:, 1:].div(times.iloc[:, 0], axis=0)
-    label = f"an iteration, times as long as one of {times.columns[0]}"
+    first = last.first()
+    ratios = times.drop(columns=first).div(times[first], axis=0)
+    label = f"an iteration, times as long as one of {first}"
     out = args.out or args.file.with_suffix(".png")
     out.write_bytes(figures.png(figures.spread(ratios, last.ratios(), label)))
     print("\n".join(last.sentences(last.info["args"]["within"])))

@@ -6,12 +6,14 @@ turn of one program: how many iterations it had, and how many seconds they took.
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, Field, TypeAdapter
 
-from analysis.schema import SourceError
+from analysis.formatting import number
+from analysis.schema import SourceError, clean
 from analysis.stats import NOTHING, Interval, median_interval
 
 LEAST_TURNS = 6  # for an interval
@@ -22,8 +24,16 @@ class Turn(NamedTuple):
 
     turn: int
     program: int  # its number
-    iterations: int
-    seconds: float
+    iterations: Annotated[int, Field(gt=0)]
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Info(BaseModel, extra="allow"):
+    """What must stand in a race's first line."""
+
+    programs: list[str]
+    thrown_away: int
+    args: dict[str, Any]
 
 
 class Race(NamedTuple):
@@ -41,31 +51,42 @@ class Race(NamedTuple):
         turns["each"] = turns["seconds"] / turns["iterations"]
         counted = turns[turns["turn"] >= self.info["thrown_away"]]
         table = counted.pivot(index="turn", columns="program", values="each")
-        return table.rename(columns=dict(enumerate(self.info["programs"])))
+        return table.rename(columns=dict(enumerate(map(clean, self.info["programs"]))))
 
     def ratios(self) -> dict[str, Interval]:
-        """Return how many times as long as the first program's each other's iteration takes."""
+        """Return how many times as long as the first's each other program's iteration takes.
+
+        The first is the first that has not been left out.
+        """
         times = self.times()
-        return {name: ratio_of(times[name], times.iloc[:, 0]) for name in times.columns[1:]}
+        first = self.first()
+        return {x: ratio_of(times[x], times[first]) for x in times.columns if x != first}
+
+    def first(self) -> str:
+        """The name of the program that the others are compared with."""
+        last = self.times().iloc[-2:].dropna(axis=1, how="all")  # the last round may be cut
+        return str(next(iter(last.columns), ""))
 
     def sentences(self, within: float) -> list[str]:
         """Return what is known of each program and the first, in a sentence each."""
-        ratios = self.ratios()
-        first = self.times().columns[:1]
-        return [sentence(name, first[0], ratio, within) for name, ratio in ratios.items()]
+        first = self.first()
+        return [sentence(name, first, ratio, within) for name, ratio in self.ratios().items()]
 
 
 def read(path: Path) -> list[Race]:
     """Return the races of a file, in which they stand one after the other."""
     races: list[Race] = []
     try:
-        for line in path.read_text().splitlines():
+        whole = path.read_text(errors="replace").rpartition("\n")[0]  # a last line may be cut
+        for line in whole.splitlines():
             row = json.loads(line)
             if "programs" in row:
-                races.append(Race(row, []))
+                races.append(Race(Info(**row).model_dump(), []))
             else:
-                races[-1].turns.append(Turn(**row))
-    except (OSError, ValueError, IndexError, TypeError) as error:
+                races[-1].turns.append(TypeAdapter(Turn).validate_python(row))
+        for race in races:
+            race.times()  # where a turn stands twice, there is no table
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SourceError(f"{path} is no file of race.py: {error}") from error
     return races
 
@@ -91,11 +112,11 @@ def sentence(name: str, first: str, ratio: Interval, within: float) -> str:
     """What a race says of two programs."""
     inside = f"{ratio.low:.3f} to {ratio.high:.3f}"
     if 1 - within < ratio.low and ratio.high < 1 + within:
-        return f"{name} and {first} are equally fast here to within {within:.0%} ({inside})."
+        return f"{name} and {first} are equally fast here to within {100 * within:g}% ({inside})."
     if not (ratio.low > 1 or ratio.high < 1):  # NaN, too: a few turns have no interval
         return f"{name} and {first} cannot be told apart: {ratio.estimate:.3f} ({inside})."
     if ratio.estimate > 1:
-        return f"{first} is {ratio.estimate:.3g} times as fast as {name} here ({inside})."
+        return f"{first} is {number(ratio.estimate)} times as fast as {name} here ({inside})."
     inverse = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low)
     inside = f"{inverse.low:.3f} to {inverse.high:.3f}"
-    return f"{name} is {inverse.estimate:.3g} times as fast as {first} here ({inside})."
+    return f"{name} is {number(inverse.estimate)} times as fast as {first} here ({inside})."

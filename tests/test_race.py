@@ -131,8 +131,23 @@ def test_a_program_that_ends_is_left_out_and_the_others_race_on(tmp_path, ticker
     assert status == 1
     assert "is left out: it ended by itself, with exit status 0" in err and "a last word" in err
     assert "0.011" in out
+    workers = [x for x in psutil.process_iter() if x.name() == "sleep"]
+    alive = [x for x in workers if x.status() != psutil.STATUS_ZOMBIE]
+    assert not [x for x in alive if str(tmp_path) in x.cwd()]
     (found,) = races.read(tmp_path / "turns.jsonl")
     assert [turn.program for turn in found.turns].count(0) == 15
+
+
+def test_a_guard_that_is_killed_leaves_no_process_behind(tmp_path, ticker):
+    process = start(tmp_path, "--seconds", "0.05", "--within", "0", ticker(0.01), ticker(0.01))
+    wait_for(lambda: num_turns(tmp_path) >= 4)
+    family = racers_of(process)
+    everything = psutil.Process(process.pid).children(recursive=True)
+    (guard,) = [x for x in everything if "--guard" in x.cmdline()]
+    guard.kill()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    wait_for(lambda: not any(x.is_running() for x in family))
 
 
 def test_a_program_without_a_line_is_left_out(tmp_path, ticker):
@@ -149,7 +164,8 @@ def test_a_program_without_a_line_is_left_out(tmp_path, ticker):
         (["a.py", "b.py"], "a.py is no script"),
         (["true @x", "nowhere/at-all @x"], "nowhere/at-all does not start"),
         (["'a", "b"], "'a: No closing quotation"),
-        (["", "b"], "a program has no name"),
+        (["", "b"], "'' names no program"),
+        (["@x", "@y"], "names no program"),
         ([str(ROOT / "evaluate.py"), "b"], "writes no run folder"),
     ],
 )
@@ -161,7 +177,8 @@ def test_what_is_mistyped_is_one_sentence(programs, reason, tmp_path):
 # === What turns say =============================================================================
 def made_race(*programs):
     """A race of programs whose times are given, turn by turn."""
-    info = {"programs": [str(i) for i in range(len(programs))], "thrown_away": 0}
+    names = [str(i) for i in range(len(programs))]
+    info = {"programs": names, "thrown_away": 0, "args": {"within": 0.03}}
     turns = [
         races.Turn(turn, program, 10, 10 * seconds)
         for program, times in enumerate(programs)
@@ -178,6 +195,12 @@ def test_a_burst_in_few_turns_changes_nothing():
     assert ratio == pytest.approx((2, 2, 2))
 
 
+def test_the_others_are_compared_where_the_first_was_left_out():
+    found = made_race([1.0, 1.0], [2.0] * 8, [3.0] * 8)
+    assert found.first() == "1"
+    assert found.ratios()["2"] == pytest.approx((1.5, 1.5, 1.5))
+
+
 def test_turns_that_do_not_count_and_programs_that_are_missing():
     found = made_race([9, 9, 1, 1, 1, 1, 1, 1], [9, 9, 2, 2, 2, 2, 2, 2, 7], [9, 9, 3])
     found.info["thrown_away"] = 2
@@ -190,8 +213,8 @@ def test_turns_that_do_not_count_and_programs_that_are_missing():
 @pytest.mark.parametrize(
     ("ratio", "sentence"),
     [
-        ((2.0, 1.9, 2.1), "a is 2 times as fast as b here (1.900 to 2.100)."),
-        ((0.5, 0.4, 0.625), "b is 2 times as fast as a here (1.600 to 2.500)."),
+        ((2.0, 1.9, 2.1), "a is 2.00 times as fast as b here (1.900 to 2.100)."),
+        ((0.5, 0.4, 0.625), "b is 2.00 times as fast as a here (1.600 to 2.500)."),
         ((1.01, 0.98, 1.02), "b and a are equally fast here to within 3% (0.980 to 1.020)."),
         ((1.01, 1.005, 1.02), "b and a are equally fast here to within 3% (1.005 to 1.020)."),
         ((1.1, 0.9, 1.2), "b and a cannot be told apart: 1.100 (0.900 to 1.200)."),
@@ -237,7 +260,6 @@ def test_intervals_hold_the_truth_though_a_race_ends_by_its_interval(noise):
 def test_analysis_draws_a_race(tmp_path):
     rng = np.random.default_rng(0)
     found = made_race(*np.exp(rng.normal(0, 0.1, (3, 12))))
-    found.info["args"] = {"within": 0.03}
     lines = [found.info, *(turn._asdict() for turn in found.turns)]
     path = tmp_path / "race.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -247,10 +269,16 @@ def test_analysis_draws_a_race(tmp_path):
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "x", '{"turn": 1}', '{"programs": []}\n{"turn": 1}'])
+HEAD = '{"programs": ["a", "b"], "thrown_away": 0, "args": {}}\n'
+TURN = '{"turn": 0, "program": 0, "iterations": 1, "seconds": 1}'
+STRANGE = ["[]", "{}", "x", '{"turn": 1}', '{"programs": 3}', "[" * 10_000, HEAD + '{"turn": 1}']
+STRANGE += [HEAD + TURN.replace("1}", "NaN}"), HEAD + TURN + "\n" + TURN]
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
 def test_a_strangers_file_is_one_sentence(text, tmp_path):
     path = tmp_path / "race.jsonl"
-    path.write_text(text)
+    path.write_text(text + "\n")
     with pytest.raises(SourceError, match="is no file of race"):
         races.read(path)
 
