@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import races
 from analysis.page import Table
-from analysis.stats import Interval, median_interval
+from analysis.stats import Interval
 from analysis.tables import span, table_of, text, value
 
 # How a race ran -> what its file's name ends with.
@@ -38,30 +38,28 @@ def copies_table(folder: Path) -> Table:
     names = ["way", "races", "turns", "pairs", "held", "width"]
     columns = {
         "machine": text("way"),
-        "races": value("races"),
-        "turns": value("turns"),
-        "pairs of copies": value("pairs"),
-        "intervals that hold 1": value("held"),
+        "races": text("races"),
+        "turns": text("turns"),
+        "pairs of copies": text("pairs"),
+        "intervals that hold 1": text("held"),
         "an interval reaches": text("width"),
     }
     return table_of("race_copies", "Copies", pd.DataFrame(rows, columns=names), columns)
 
 
 def pair_table(folder: Path) -> Table:
-    """A row per way: each race's ratio, and the median of all."""
+    """A row per way and race: the ratio and its interval."""
     rows = []
     for way, name in WAYS.items():
-        found = races.read(folder / f"pair_{name}.jsonl")
-        ratios = [next(iter(race.ratios().values())) for race in found]
-        middle = median_interval(np.array([ratio.estimate for ratio in ratios])).estimate
-        lowest = min(ratio.estimate for ratio in ratios)
-        highest = max(ratio.estimate for ratio in ratios)
-        rows.append((way, len(found), *Interval(middle, lowest, highest)))
-    names = ["way", "races", *Interval._fields]
+        for race in races.read(folder / f"pair_{name}.jsonl"):
+            ratio = next(iter(race.ratios().values()))
+            rows.append((way, race.info["load"], len(race.times()), *ratio))
+    names = ["way", "load", "turns", *Interval._fields]
     columns = {
         "machine": text("way"),
-        "races": value("races"),
-        "ppo_torch over ppo_linen: median [lowest, highest] of the races": span(),
+        "load at the start": value("load"),
+        "turns": text("turns"),
+        "ppo_torch over ppo_linen": span(),
     }
     return table_of("race_pair", "Pair", pd.DataFrame(rows, columns=names), columns)
 
