@@ -34,6 +34,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C in the imports is no traceback
+
 import psutil
 import tyro
 from rich.console import Console
