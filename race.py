@@ -348,13 +348,13 @@ def table_of(race: Race) -> Table:
     return table
 
 
-def describe(programs: list[Program], args: Args) -> dict[str, Any]:
+def describe(programs: list[Program], args: Args, flags: Sequence[str]) -> dict[str, Any]:
     """What a race depends on, as the first line of its file."""
     installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
     return {
         "programs": names_of(programs),
-        "commands": [shlex.join(program.words) for program in programs],
+        "flags": list(flags),
         "commits": commits,
         "thrown_away": THROWN_AWAY,
         "args": asdict(args) | {"out": None},
@@ -371,10 +371,9 @@ def interrupt(number: int, frame: Any) -> NoReturn:
 
 
 def race(
-    programs: list[Program], args: Args, folder: Path, guard: Guard, file: IO[str]
+    programs: list[Program], found: Race, args: Args, folder: Path, guard: Guard, file: IO[str]
 ) -> list[str]:
     """Race until each ratio is known, and show what is; return what went wrong."""
-    found = Race(describe(programs, args), [])
     file.write(json.dumps(found.info) + "\n")
     racers: list[Racer] = []
     failures = []
@@ -419,7 +418,8 @@ def main() -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "a", buffering=1) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            failures = race(programs, args, folder, guard, file)
+            found = Race(describe(programs, args, flags), [])
+            failures = race(programs, found, args, folder, guard, file)
         print(f"Turns: {out}. To draw them: python -m analysis race {out}", flush=True)
     except BlockingIOError:
         fail(f"another race writes to {out}")
