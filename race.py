@@ -4,6 +4,7 @@
     python race.py more/sac_linen_gymnasium.py more/sac_torch_gymnasium.py -- mujoco --num-steps 200
     python race.py ppo_linen.py ../before/ppo_linen.py  # what a change brings
     python race.py ppo_linen.py "python ../cleanrl/cleanrl/ppo.py @SPS:"
+    python race.py --study studies/control  # what its races.toml lists, and its races.jsonl lacks
 
 All programs start and compile, and are stopped. Then each in turn goes on for a second or more, in
 an order that alternates, while the others stand still. What else the machine does meets all of them
@@ -27,9 +28,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
@@ -39,11 +41,13 @@ if __name__ == "__main__":
 
 import psutil
 import tyro
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from analysis import races
 from analysis.races import Race, Turn, is_known
 from analysis.schema import clean
 from studies import machine
@@ -57,7 +61,8 @@ PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymn
 
 @dataclass
 class Args:
-    programs: tyro.conf.Positional[tuple[str, ...]]  # scripts, or commands in quotes
+    programs: tyro.conf.Positional[tuple[str, ...]] = ()  # scripts, or commands in quotes
+    study: Path | None = None  # folder whose races.toml lists races; its races.jsonl gets them
     within: float = 0.03  # end when each ratio is known to within this share
     turns: int = 60  # end after so many turns of each program
     seconds: float = 1.0  # a turn takes at least so long, and ends with an iteration
@@ -68,7 +73,9 @@ class Args:
     out: Path | None = None  # file for the turns; by default one in races/
 
     def __post_init__(self) -> None:
-        if len(self.programs) < 2:
+        if self.study and self.programs:
+            raise ValueError("name programs or a --study")
+        if not self.study and len(self.programs) < 2:
             raise ValueError("name two programs or more")
         if not (self.within >= 0 and self.seconds > 0 and self.patience > 0):
             raise ValueError("--within, --seconds and --patience must be positive numbers")
@@ -285,6 +292,71 @@ def clean_up(folder: Path, processes: list[psutil.Process]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+# === Study ======================================================================================
+class Listed(BaseModel, extra="forbid"):
+    """A race of a study's races.toml."""
+
+    name: str
+    programs: dict[str, str]  # what the study calls each, and the program
+    flags: str = ""  # of all scripts
+    cores: str = ""  # the rest as on the command line
+    within: float = 0.03
+    turns: int = 60
+    seconds: float = 1.0
+    warm_up: int = 3
+    apart: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """What Args has of it, too."""
+        names = {field.name for field in fields(Args)} - {"programs"}
+        return {name: x for name, x in self.model_dump().items() if name in names}
+
+
+class Study(BaseModel, extra="forbid"):
+    """A study's races.toml."""
+
+    races: list[Listed]
+
+
+def missing_in(study: Path) -> list[Listed]:
+    """The races that a study lists and has not, as they are listed."""
+    try:
+        listed = Study(**tomllib.loads((study / "races.toml").read_text())).races
+        for x in listed:
+            Args(programs=tuple(x.programs.values()), **x.settings())
+        out = study / "races.jsonl"
+        done = races.read(out) if out.exists() else []
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        fail(f"{study / 'races.toml'}: {place}: {first['msg']}")
+    except (OSError, ValueError) as error:
+        fail(f"{study / 'races.toml'}: {error}")
+    found = [x.info.get("listed") for x in done]
+    return [x for x in listed if x.model_dump() not in found]
+
+
+def race_study(args: Args) -> list[str]:
+    """Hold the races that lack; return what went wrong. Stopped, a study loses one race at most."""
+    assert args.study is not None
+    failures = []
+    listed = missing_in(args.study)
+    for number, x in enumerate(listed, 1):
+        print(f"Race {number} of {len(listed)}: {x.name}", flush=True)
+        programs = tuple(x.programs.values())
+        out = Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number}.jsonl")
+        own = replace(args, programs=programs, study=None, out=out, **x.settings())
+        failed = hold(own, shlex.split(x.flags), x)
+        if "stopped" in failed:
+            return [*failures, *failed]
+        if failed:
+            failures += [f"{x.name}: {reason}" for reason in failed]
+            continue
+        with open(args.study / "races.jsonl", "a") as file:
+            file.write(out.read_text())
+    return failures
+
+
 # === Race =======================================================================================
 def start(programs: list[Program], args: Args, folder: Path, guard: Guard) -> list[Racer]:
     """Start the programs, and stop each after its warm-up."""
@@ -348,16 +420,19 @@ def table_of(race: Race) -> Table:
     return table
 
 
-def describe(programs: list[Program], args: Args, flags: Sequence[str]) -> dict[str, Any]:
+def describe(
+    programs: list[Program], args: Args, flags: Sequence[str], listed: Listed | None
+) -> dict[str, Any]:
     """What a race depends on, as the first line of its file."""
     installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
     return {
-        "programs": names_of(programs),
+        "programs": list(listed.programs) if listed else names_of(programs),
+        "listed": listed.model_dump() if listed else None,
         "flags": list(flags),
         "commits": commits,
         "thrown_away": THROWN_AWAY,
-        "args": asdict(args) | {"out": None},
+        "args": asdict(args) | {"out": None, "study": None},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "versions": {name: installed[name] for name in PACKAGES if name in installed},
@@ -401,6 +476,30 @@ def race(
     return [racer.last_words() for racer in racers if racer.failure] + failures
 
 
+def hold(args: Args, flags: Sequence[str], listed: Listed | None = None) -> list[str]:
+    """Race, and keep the turns in a file; return what went wrong."""
+    out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
+    folder = Path(tempfile.mkdtemp(prefix="race-"))
+    guard = Guard(folder)
+    try:
+        programs = [read_program(x, i, flags, folder) for i, x in enumerate(args.programs)]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "a", buffering=1) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = Race(describe(programs, args, flags, listed), [])
+            failures = race(programs, found, args, folder, guard, file)
+        print(f"Turns: {out}. To draw them: python -m analysis race {out}", flush=True)
+    except BlockingIOError:
+        fail(f"another race writes to {out}")
+    except OSError as error:
+        fail(str(error))
+    finally:
+        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        guard.close()
+        signal.signal(signal.SIGINT, interrupted)
+    return failures
+
+
 def main() -> None:
     words = sys.argv[1:]
     place = words.index("--") if "--" in words else len(words)
@@ -410,24 +509,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # which nohup sets
             signal.signal(number, interrupt)
-    folder = Path(tempfile.mkdtemp(prefix="race-"))
-    guard = Guard(folder)
-    try:
-        programs = [read_program(x, i, flags, folder) for i, x in enumerate(args.programs)]
-        out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open(out, "a", buffering=1) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = Race(describe(programs, args, flags), [])
-            failures = race(programs, found, args, folder, guard, file)
-        print(f"Turns: {out}. To draw them: python -m analysis race {out}", flush=True)
-    except BlockingIOError:
-        fail(f"another race writes to {out}")
-    except OSError as error:
-        fail(str(error))
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        guard.close()
+    failures = race_study(args) if args.study else hold(args, flags)
     for failure in failures:
         print(f"race.py: {failure}", file=sys.stderr)
     sys.exit(1 if failures else 0)

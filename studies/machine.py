@@ -56,7 +56,11 @@ def git_commit(script: Path) -> str | None:
     git = ("git", "-C", str(script.parent))
     if output(*git, "ls-files", "--error-unmatch", script.name) is None:
         return None
-    return output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    commit = output(*git, "rev-parse", "HEAD")
+    # What a study has measured so far is no program.
+    others = (":/", ":(exclude,top)*.jsonl")
+    is_dirty = output(*git, "status", "--porcelain", "--untracked-files=no", "--", *others)
+    return f"{commit}-dirty" if commit and is_dirty else commit
 
 
 def hash_of(file: str) -> str | None:

@@ -35,7 +35,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 sys.path.append(str(Path(__file__).parents[1] / "peers"))
 
-from peer import parse_args
+from peer import RunLog, parse_args
 from peer_sb3 import train
 
 MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"  # which imports JAX, so it is made here
@@ -96,7 +96,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(args, START, "eager", make_model, make_env)
+    train(RunLog(args, START, "eager"), args, make_model, make_env)
 
 
 if __name__ == "__main__":

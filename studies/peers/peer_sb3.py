@@ -10,18 +10,15 @@ from stable_baselines3.common.env_util import make_vec_env
 
 
 def train(
+    log: RunLog,
     args: argparse.Namespace,
-    start: float,
-    compile_mode: str,
     make_model: Callable[[Any], Any],
     make_env: Callable[[], Any] | None = None,
 ) -> None:
     """Train what make_model makes of the environments, for whole iterations.
 
-    start is when the script began, before its imports. make_env makes an environment, if env_id
-    does not name it.
+    make_env makes an environment, if env_id does not name it.
     """
-    log = RunLog(args, start, compile_mode)
     envs = make_vec_env(make_env or args.env_id, args.num_envs, seed=args.seed)  # a DummyVecEnv
     make_model(envs).learn(num_iterations(args) * BATCH_SIZE, callback=Callback(log))
     log.finish()

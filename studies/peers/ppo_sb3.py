@@ -25,7 +25,7 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import torch
-from peer import parse_args
+from peer import RunLog, parse_args
 from peer_sb3 import train
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
@@ -61,7 +61,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(args, START, "eager", make_model)
+    train(RunLog(args, START, "eager"), args, make_model)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import time
 START = time.perf_counter()  # before the imports, which take seconds
 
 import flax.linen as nn
-from peer import parse_args
+from peer import RunLog, parse_args
 from peer_sb3 import train
 from sbx import PPO
 from stable_baselines3.common.utils import LinearSchedule
@@ -61,7 +61,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(args, START, "jit", make_model)
+    train(RunLog(args, START, "jit"), args, make_model)
 
 
 if __name__ == "__main__":

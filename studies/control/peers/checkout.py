@@ -24,4 +24,6 @@ def become(
         words = [*words, f"--{name.replace('_', '-')}", str(value)]
     os.environ["PYTHONPATH"] = str(path.parents[1])  # CleanRL's SAC imports cleanrl_utils
     os.environ["WANDB_MODE"] = "disabled"  # LeanRL always calls W&B
+    # Its bar is drawn at each report alone: in PPO after 10 iterations, in SAC after 100 steps.
+    os.environ["TQDM_MININTERVAL"] = "1e9"
     os.execv(sys.executable, [sys.executable, str(path), "--no-cuda", *words])

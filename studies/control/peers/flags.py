@@ -1,4 +1,4 @@
-"""The flags of the peers, which cost.py passes. It imports nothing of this repository."""
+"""The peers' flags, and the lines that race.py counts. It imports nothing of this repository."""
 
 import argparse
 

@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: LeanRL's continuous PPO itself, from your own checkout, by cost.py's settings.
+"""A peer: LeanRL's continuous PPO itself, from your checkout, by the shared settings.
 
     git clone https://github.com/meta-pytorch/LeanRL ../leanrl
     git -C ../leanrl checkout 8dbb6336b7f6cc65cdbbeb2e86637c38867e2677

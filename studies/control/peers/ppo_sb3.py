@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: Stable-Baselines3's PPO with VecNormalize, by the settings that cost.py gives all.
+"""A peer: Stable-Baselines3's PPO with VecNormalize, by the shared settings.
 
     uv run studies/control/peers/ppo_sb3.py --total-timesteps 20480
 

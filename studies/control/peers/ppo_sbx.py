@@ -12,7 +12,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: PPO of SBX, Stable-Baselines3 in JAX, with VecNormalize, by the settings of cost.py.
+"""A peer: PPO of SBX, Stable-Baselines3 in JAX, with VecNormalize, by the settings that all have.
 
     uv run studies/control/peers/ppo_sbx.py --total-timesteps 20480
 
@@ -51,7 +51,7 @@ def main() -> None:
         seed=args.seed,
         device="cpu",
     )
-    model.learn(args.total_timesteps)
+    model.learn(args.total_timesteps, log_interval=1)  # a line an iteration, for race.py
 
 
 if __name__ == "__main__":

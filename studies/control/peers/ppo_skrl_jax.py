@@ -3,7 +3,7 @@
 # dependencies = ["skrl==2.1.1", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8",
 #   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6"]
 # ///
-"""A peer: skrl's PPO in JAX, put together as its documentation does, by cost.py's settings.
+"""A peer: skrl's PPO in JAX, put together as its documentation does, by the shared settings.
 
     uv run studies/control/peers/ppo_skrl_jax.py --total-timesteps 20480
 
@@ -18,6 +18,7 @@ import flags
 import flax.linen as nn
 import gymnasium
 import jax.numpy as jnp
+import lines
 from flax.linen.initializers import orthogonal
 from skrl import config
 from skrl.agents.jax.ppo import PPO, PPO_CFG
@@ -61,7 +62,8 @@ def main() -> None:
     args = flags.ppo().parse_args()
     config.jax.device = "cpu"
     set_seed(args.seed)
-    env = wrap_env(gymnasium.make_vec(args.env_id, args.num_envs, "sync"))
+    envs = gymnasium.make_vec(args.env_id, args.num_envs, "sync")
+    env = wrap_env(lines.VectorLines(envs, args.num_steps))
     spaces = {
         "observation_space": env.observation_space,
         "state_space": env.state_space,

@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: skrl's PPO in PyTorch, put together as its documentation does, by cost.py's settings.
+"""A peer: skrl's PPO in PyTorch, put together as its documentation does, by the shared settings.
 
     uv run studies/control/peers/ppo_skrl_torch.py --total-timesteps 20480
 
@@ -24,6 +24,7 @@ import math
 
 import flags
 import gymnasium
+import lines
 import torch
 from skrl import config
 from skrl.agents.torch.ppo import PPO, PPO_CFG
@@ -71,7 +72,8 @@ def main() -> None:
     torch.set_num_threads(1)
     config.torch.device = "cpu"
     set_seed(args.seed)
-    env = wrap_env(gymnasium.make_vec(args.env_id, args.num_envs, "sync"))
+    envs = gymnasium.make_vec(args.env_id, args.num_envs, "sync")
+    env = wrap_env(lines.VectorLines(envs, args.num_steps))
     spaces = {
         "observation_space": env.observation_space,
         "state_space": env.state_space,

@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: CleanRL's sac_continuous_action.py itself, from your own checkout, by cost.py's settings.
+"""A peer: CleanRL's sac_continuous_action.py itself, from your checkout, by the shared settings.
 
     git clone https://github.com/vwxyzjn/cleanrl ../cleanrl
     git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb

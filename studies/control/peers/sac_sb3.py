@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: Stable-Baselines3's SAC, by its own settings, which are those that cost.py gives all.
+"""A peer: Stable-Baselines3's SAC, by its own settings, which are the shared ones.
 
     uv run studies/control/peers/sac_sb3.py --total-timesteps 1000
 
@@ -20,6 +20,7 @@ defaults. It updates alpha, critics and actor one after the other.
 """
 
 import flags
+import lines
 import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.env_util import make_vec_env
@@ -28,7 +29,7 @@ from stable_baselines3.common.env_util import make_vec_env
 def main() -> None:
     args = flags.sac().parse_args()
     torch.set_num_threads(1)
-    envs = make_vec_env(args.env_id, seed=args.seed)
+    envs = make_vec_env(args.env_id, seed=args.seed, wrapper_class=lines.Lines)
     starts = args.learning_starts
     model = SAC("MlpPolicy", envs, learning_starts=starts, seed=args.seed, device="cpu")
     model.learn(args.total_timesteps)

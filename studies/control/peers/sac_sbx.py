@@ -12,7 +12,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: SAC of SBX, Stable-Baselines3 in JAX, by its own settings, which are those of cost.py.
+"""A peer: SAC of SBX, Stable-Baselines3 in JAX, by its own settings, which are the shared ones.
 
     uv run studies/control/peers/sac_sbx.py --total-timesteps 1000
 
@@ -21,6 +21,7 @@ defaults. It updates critics, actor and alpha one after the other.
 """
 
 import flags
+import lines
 import torch
 from sbx import SAC
 from stable_baselines3.common.env_util import make_vec_env
@@ -29,7 +30,7 @@ from stable_baselines3.common.env_util import make_vec_env
 def main() -> None:
     args = flags.sac().parse_args()
     torch.set_num_threads(1)
-    envs = make_vec_env(args.env_id, seed=args.seed)
+    envs = make_vec_env(args.env_id, seed=args.seed, wrapper_class=lines.Lines)
     starts = args.learning_starts
     model = SAC("MlpPolicy", envs, learning_starts=starts, seed=args.seed, device="cpu")
     model.learn(args.total_timesteps)

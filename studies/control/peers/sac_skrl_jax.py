@@ -3,7 +3,7 @@
 # dependencies = ["skrl==2.1.1", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8",
 #   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6"]
 # ///
-"""A peer: skrl's SAC in JAX, put together as its documentation does, by cost.py's settings.
+"""A peer: skrl's SAC in JAX, put together as its documentation does, by the shared settings.
 
     uv run studies/control/peers/sac_skrl_jax.py --total-timesteps 1000
 
@@ -16,6 +16,7 @@ import flags
 import flax.linen as nn
 import gymnasium
 import jax.numpy as jnp
+import lines
 from skrl import config
 from skrl.agents.jax.sac import SAC, SAC_CFG
 from skrl.envs.wrappers.jax import wrap_env
@@ -60,7 +61,7 @@ def main() -> None:
     args = flags.sac().parse_args()
     config.jax.device = "cpu"
     set_seed(args.seed)
-    env = wrap_env(gymnasium.make(args.env_id))
+    env = wrap_env(lines.Lines(gymnasium.make(args.env_id)))
     spaces = {
         "observation_space": env.observation_space,
         "state_space": env.state_space,

@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: skrl's SAC in PyTorch, put together as its documentation does, by cost.py's settings.
+"""A peer: skrl's SAC in PyTorch, put together as its documentation does, by the shared settings.
 
     uv run studies/control/peers/sac_skrl_torch.py --total-timesteps 1000
 
@@ -22,6 +22,7 @@ each batch is drawn without replacement from a permutation of it; a critic loss 
 
 import flags
 import gymnasium
+import lines
 import torch
 from skrl import config
 from skrl.agents.torch.sac import SAC, SAC_CFG
@@ -65,7 +66,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config.torch.device = "cpu"
     set_seed(args.seed)
-    env = wrap_env(gymnasium.make(args.env_id))
+    env = wrap_env(lines.Lines(gymnasium.make(args.env_id)))
     spaces = {
         "observation_space": env.observation_space,
         "state_space": env.state_space,

@@ -1,0 +1,34 @@
+"""Environments that print a line for each iteration, for race.py."""
+
+from typing import Any
+
+import gymnasium
+
+STEPS = 100  # of SAC, from one line to the next
+
+
+class Lines(gymnasium.Wrapper):
+    """A line after every STEPS steps."""
+
+    count = 0
+
+    def step(self, action: Any) -> tuple:
+        self.count += 1
+        if self.count % STEPS == 0:
+            print(f"{self.count} steps", flush=True)
+        return super().step(action)
+
+
+class VectorLines(gymnasium.vector.VectorWrapper):
+    """A line after every so many steps of all environments."""
+
+    def __init__(self, env: gymnasium.vector.VectorEnv, num_steps: int) -> None:
+        super().__init__(env)
+        self.num_steps = num_steps
+        self.count = 0
+
+    def step(self, actions: Any) -> tuple:
+        self.count += 1
+        if self.count % self.num_steps == 0:
+            print(f"{self.count} steps", flush=True)
+        return super().step(actions)
