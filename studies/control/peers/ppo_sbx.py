@@ -50,6 +50,7 @@ def main() -> None:
         },
         seed=args.seed,
         device="cpu",
+        verbose=1,
     )
     model.learn(args.total_timesteps, log_interval=1)  # a line an iteration, for race.py
 
