@@ -295,3 +295,32 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
     bar = Line2D([], [], color=DARK, linewidth=2)
     add_legend(figure, [(point, "a turn"), (bar, "95% interval of the median")])
     return figure
+
+
+@styled
+def ratios(panels: dict[str, pd.DataFrame], ours: Iterable[str], xlabel: str) -> Figure:
+    """Plot a bar per program, from the shortest: ours in one colour, others' in another.
+
+    A panel has the columns program, estimate, low and high.
+    """
+    ours = set(ours)
+    rows = max(map(len, panels.values()))
+    figure, all_axes = make_panels(panels, len(panels), 0.7 + 0.27 * rows, WIDTH, sharey=False)
+    for axes, frame in zip(all_axes, panels.values(), strict=True):
+        frame = frame.sort_values("estimate", ascending=False)
+        places = range(len(frame))
+        is_ours = [any(x == y or x.startswith(f"{y},") for y in ours) for x in frame["program"]]
+        axes.barh(places, frame["estimate"], 0.62, color=[BLUE if x else ORANGE for x in is_ours])
+        low, high = frame[["low", "high"]].to_numpy(float).T
+        axes.plot([low, high], [places, places], color=DARK, linewidth=1.5)
+        for place, estimate, end in zip(places, frame["estimate"], high, strict=True):
+            at = (np.fmax(estimate, end), place)
+            axes.annotate(number(estimate), at, (5, 0), textcoords="offset points", va="center")
+        axes.set_yticks(places, [short(x) for x in frame["program"]])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlim(0, 1.12 * np.fmax(frame["estimate"], high).max())
+        axes.set_xlabel(xlabel)
+    entries: list[tuple[Any, str]] = [(Patch(color=BLUE), "ours"), (Patch(color=ORANGE), "others")]
+    add_legend(figure, [*entries, (Line2D([], [], color=DARK), "95% interval")])
+    return figure

@@ -91,6 +91,11 @@ def read(path: Path) -> list[Race]:
     return races
 
 
+def named(path: Path) -> dict[str, Race]:
+    """Return the races that a study lists, by name; one that was held twice as it was last."""
+    return {x.info["listed"]["name"]: x for x in read(path) if x.info.get("listed")}
+
+
 def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
     """Return the median of the ratios of two programs' times, turn by turn, and its 95% interval.
 

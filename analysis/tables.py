@@ -1,15 +1,18 @@
 """The tables of the report, as data: where the numbers come from, and the cells of each row."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis import learning, measures
+from analysis import learning, measures, races
 from analysis.formatting import NOT_TOLD_APART, WIDE, interval, number, pluralize, ratio
 from analysis.measures import Experiment
 from analysis.page import Table
+from analysis.schema import SourceError
+from analysis.stats import Interval
 
 Cell = Callable[[pd.Series], str]
 # The first columns of every table that has them.
@@ -238,6 +241,44 @@ TABLES = {
         },
     ),
 }
+
+
+# === Of races ===================================================================================
+def race_table(path: Path, name: str) -> Table:
+    """Return a row for each program of a race: its time, and how many times the first's that is."""
+    found = races.named(path)
+    if name not in found:
+        raise SourceError(f"{path} has no race {name}")
+    race = found[name]
+    times, ratios = race.times(), race.ratios()
+    rows = [
+        (program, 1000 * times[program].median(), *ratios.get(program, Interval(1, 1, 1)))
+        for program in times
+    ]
+    frame = pd.DataFrame(rows, columns=["program", "ms", *Interval._fields])
+    columns = {
+        "program": text("program"),
+        "an iteration (ms)": value("ms"),
+        f"times as long as {race.first()}": lambda row: (
+            "1.00" if row["program"] == race.first() else span()(row)
+        ),
+    }
+    return table_of("race", name, frame, columns)
+
+
+def races_table(path: Path, beginning: str = "") -> Table:
+    """Return a row for each race whose name begins so: the first's time, and the others' ratios."""
+    rows, cells = [], []
+    for name, race in races.named(path).items():
+        if not name.startswith(beginning):
+            continue
+        first, ratios = race.first(), race.ratios()
+        milliseconds = 1000 * race.times()[first].median()
+        rows += [(name, program, *ratio) for program, ratio in ratios.items()]
+        shown = {program: interval(*ratio) for program, ratio in ratios.items()}
+        cells.append({"race": name, f"{first} (ms)": number(milliseconds)} | shown)
+    frame = pd.DataFrame(rows, columns=["race", "program", *Interval._fields])
+    return Table("races", "Times as long", frame, pd.DataFrame(cells).fillna("-"))
 
 
 # === Of all runs ================================================================================

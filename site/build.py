@@ -36,7 +36,6 @@ try:
 
     from analysis import measures, page, runs, stats
     from analysis.schema import FRAMEWORKS, SCRIPTS, file_of
-    from studies.control import dearness_study
     from tools.sections import BANNER
 except ModuleNotFoundError as error:
     print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
@@ -238,6 +237,7 @@ def read_cells(root: Path) -> list[Cell]:
             every = measures.timed(experiment.runs).dropna(subset=["steady", "process"])
             alone = every["num_agents"].isna() & ~every["mode"].str.contains("side by side")
             every = every[alone & ~every["sync"] & (every["algorithm"] == "ppo")]
+            every = every[~every["env_id"].str.contains(":")]  # an environment of a study's own
             every = every.drop(measures.under_load(every).index)  # their seconds are of no use
             for _, part in every.groupby(["env_id", "size"]):
                 part = stats.of_length(part)
@@ -283,33 +283,22 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
 
 
 def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
-    """Return a cell per algorithm and network of an environment outside JAX whose steps are free.
+    """Return a cell per algorithm and network of a simulator outside JAX whose steps are free.
 
     The page adds what a step of the reader's own environment takes. Without the measurement there
     is none.
     """
-    path = root / "studies/control/dearness.jsonl"
-    if not path.exists():
+    study = "studies/simulators"
+    if not (root / study / "runs.csv").exists():
         return []
-    found = dearness_study.read(path)
-    found = found[found["microseconds"] == 0]
     packed = []
-    for _, part in found.groupby(dearness_study.TRAINING, sort=False):
-        first = part.iloc[0]
-        modes = []
-        for script, own in part.groupby("script", sort=False):
-            seconds = own[["round", "iteration", "whole"]].to_numpy().tolist()
-            framework = "linen" if own["framework"].iloc[0] == "linen" else "torch"
-            modes.append({"name": text(script), "framework": framework, "runs": seconds})
-        cell: dict[str, Any] = {"title": text(dearness_study.training(first)), "modes": modes}
-        # SAC's first iteration is random: it takes almost nothing, and is spent once.
-        random = 1 if first["algorithm"] == "sac" else 0
-        cell |= {"iterations": int(first["iterations"]) - random, "batch": int(first["steps"])}
-        cell["measured"] = int(first["iterations"] * first["steps"])
-        cell |= {"study": "studies/control", "link": f"{link}/studies/control"}
-        cell["commit"] = text(first["commit"][:7])
-        cell["device"] = text(f"{first['machine']['cpu']}, {first['machine']['cpus']} CPUs")
-        packed.append(cell)
+    for experiment in measures.experiments(runs.load(root / study)):
+        for size, part in experiment.runs.groupby("size", sort=False):
+            cell = pack(Cell(study, measures.in_order(measures.timed(part))), link)
+            algorithm = str(part["algorithm"].iloc[0]).upper()
+            cell["title"] = text(f"{algorithm}, {size} network")
+            cell["measured"] = cell["iterations"] * cell["batch"]
+            packed.append(cell)
     return packed
 
 

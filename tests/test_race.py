@@ -173,6 +173,72 @@ def test_what_is_mistyped_is_one_sentence(programs, reason, tmp_path):
     assert status == 2 and reason in err and "Traceback" not in err
 
 
+# === Studies ====================================================================================
+def write_study(folder, *races):
+    """races.toml with these races: a name, and seconds that a line of each program takes."""
+    lines = []
+    for name, *ticks in races:
+        lines += ["[[races]]", f"name = {name!r}", "turns = 12", "seconds = 0.05", "within = 9.0"]
+        lines.append("[races.programs]")
+        lines += [f"{chr(97 + i)} = {tick!r}" for i, tick in enumerate(ticks)]
+    (folder / "races.toml").write_text("\n".join(lines))
+
+
+def race_study(folder):
+    """race.py --study, to the end: exit status, what was printed, what was said of errors."""
+    command = [sys.executable, ROOT / "race.py", "--study", folder]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_study_makes_the_races_that_it_lacks(tmp_path, ticker):
+    fast, slow, broken = ticker(0.01), ticker(0.02), ticker(0.01, times=5)
+    write_study(tmp_path, ("one", fast, slow), ("broken", fast, broken), ("two", slow, fast))
+    status, out, err = race_study(tmp_path)
+    assert status == 1 and "race.py: broken: " in err and "is left out" in err
+    found = races.named(tmp_path / "races.jsonl")  # nothing of the one that failed
+    assert list(found) == ["one", "two"]
+    assert found["one"].info["programs"] == ["a", "b"]
+    assert found["one"].ratios()["b"].estimate > 1.5 and found["two"].ratios()["b"].estimate < 0.7
+
+    write_study(tmp_path, ("one", fast, slow), ("two", slow, slow))  # other programs than before
+    status, out, err = race_study(tmp_path)
+    assert (status, err) == (0, "") and "Race 1 of 1: two" in out
+    assert len(races.read(tmp_path / "races.jsonl")) == 3
+    assert races.named(tmp_path / "races.jsonl")["two"].info["listed"]["programs"]["b"] == slow
+
+
+def test_a_study_that_is_stopped_keeps_whole_races_alone(tmp_path, ticker):
+    write_study(tmp_path, ("one", ticker(0.01), ticker(0.01)), ("two", ticker(9), ticker(9)))
+    pipe = subprocess.PIPE
+    command = [sys.executable, ROOT / "race.py", "--study", tmp_path]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+    path = tmp_path / "races.jsonl"
+    wait_for(path.exists)
+    wait_for(lambda: len(racers_of(process)) == 4)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "stopped" in err and "Traceback" not in err
+    assert list(races.named(path)) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file"),
+        ("races = 3", "races.toml: races: Input should be a valid list"),
+        ("[[races]]\nname = 'x'\nspeed = 3\n[races.programs]", "races.0.speed: Extra inputs"),
+        ("[[races]]\nname = 'x'\n[races.programs]\na = 'x'", "name two programs or more"),
+        ("[[races]", "races.toml"),
+    ],
+)
+def test_a_wrong_study_is_one_sentence(text, reason, tmp_path):
+    if text is not None:
+        (tmp_path / "races.toml").write_text(text)
+    status, _, err = race_study(tmp_path)
+    assert status == 2 and reason in err and "Traceback" not in err
+
+
 # === What turns say =============================================================================
 def made_race(*programs):
     """A race of programs whose times are given, turn by turn."""

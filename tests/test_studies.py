@@ -6,6 +6,7 @@ what the code gives. Here is what those studies do not have.
 
 import importlib
 import json
+import time
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -20,20 +21,21 @@ import torch
 from conftest import ROOT
 
 import ppo_linen
+from analysis import tables
 from analysis.runs import load, save
 from analysis.schema import SourceError
 from studies.agents import study as agents
 from studies.brax import study as brax
-from studies.control import cost
 from studies.control import study as control
-from studies.devices import measure as devices_measure
 from studies.devices import study as devices
 from studies.doors import study as doors
 from studies.gpu import study as gpu
 from studies.limits import measure as limits_measure
 from studies.limits import study as limits
 from studies.minatar import study as minatar
-from studies.vectorization import measure
+from studies.simulators import steps as robot_steps
+from studies.simulators import study as simulators
+from studies.vectorization import step
 from studies.vectorization.others import OtherVecEnv
 
 PNG = b"\x89PNG"
@@ -41,7 +43,7 @@ PNG = b"\x89PNG"
 
 @pytest.mark.parametrize(
     "name",
-    ["agents", "control", "doors", "gpu", "limits", "memory", "peers", "tuning", "vectorization"],
+    ["agents", "control", "doors", "gpu", "limits", "memory", "peers", "simulators", "tuning"],
 )
 def test_a_studys_figures_are_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
@@ -64,49 +66,104 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
         agents.costs(tmp_path)
 
 
-# === Control ====================================================================================
-def made_up_costs(path):
-    """Rounds that are slower for all alike, which changes no ratio; sbx has two of them."""
-    seconds = {
-        "PPO, small": {"linen_gymnasium": 0.5, "sb3": 2, "sbx": 1},
-        cost.SAC: {"linen_gymnasium": 0.01, "sb3": 0.02, "torch_gymnasium": 0.01},
-    }
-    rows: list[dict[str, Any]] = []
-    for round_number, slowness in enumerate([1, 2, 4]):
-        for setting, scripts in seconds.items():
-            for script, each in scripts.items():
-                row: dict[str, Any] = {"round": round_number, "setting": setting}
-                row["script"] = script
-                own = (0.8, 1.6, 3.2)[round_number] if script == "torch_gymnasium" else 1.0
-                row |= {"cpu_each": each * slowness * own, "cpu_start": 3 * slowness}
-                if (script, round_number) != ("sbx", 2):
-                    rows.append(row)
-    path.write_text("".join(json.dumps(x) + "\n" for x in rows))
+# === Races ======================================================================================
+def listed_race(path, name, **seconds):
+    """A race as a study lists it: ten turns, in which each program has so many seconds a line."""
+    info = {"programs": list(seconds), "thrown_away": 0, "args": {}, "listed": {"name": name}}
+    lines: list[Any] = [info]
+    for turn, (program, each) in product(range(10), enumerate(seconds.values())):
+        speed = 1 + turn  # of the machine
+        row = {"turn": turn, "program": program, "iterations": 2, "seconds": 2 * each * speed}
+        lines.append(row)
+    with open(path, "a") as file:
+        file.write("".join(json.dumps(x) + "\n" for x in lines))
     return path
 
 
-def test_costs_are_ratios_within_a_round(tmp_path):
-    """The seconds are of Linen's rounds: those of sbx, too, which lacks the slowest one."""
-    path = made_up_costs(tmp_path / "cost.jsonl")
-    assert control.ppo_costs(path).cells.to_numpy().tolist() == [
-        ["PPO, small", "linen_gymnasium", "6.00", "3", "1.00", "1.00", "0.250 [0.250, 0.250]"],
-        ["PPO, small", "sb3", "6.00", "3", "4.00", "4.00 [4.00, 4.00]", "1.00"],
-        ["PPO, small", "sbx", "4.50", "2", "2.00", "2.00", "0.500"],
+def test_a_races_tables(tmp_path):
+    path = listed_race(tmp_path / "races.jsonl", "one, small", a=9.0, b=9.0)
+    listed_race(path, "one, small", a=0.002, b=0.004)  # held again
+    listed_race(path, "one, large", a=0.2, c=0.1)
+    listed_race(path, "two", a=1.0, b=1.0)
+    assert tables.race_table(path, "one, small").cells.to_numpy().tolist() == [
+        ["a", "11.0", "1.00"],
+        ["b", "22.0", "2.00 [2.00, 2.00]"],
     ]
-    sac = control.sac_costs(path).cells.to_numpy().tolist()
-    assert sac[0][:5] == ["linen_gymnasium", "6.00", "3", "20.0", "1.00"]
-    assert [x[0] for x in sac] == ["linen_gymnasium", "torch_gymnasium", "sb3"]  # as in cost.py
+    found = tables.races_table(path, "one").cells.to_numpy().tolist()
+    assert found == [
+        ["one, small", "11.0", "2.00 [2.00, 2.00]", "-"],
+        ["one, large", "1,100", "-", "0.500 [0.500, 0.500]"],
+    ]
+    with pytest.raises(SourceError, match="no race three"):
+        tables.race_table(path, "three")
 
 
-def test_a_target_is_met_or_missed_by_its_interval_alone(tmp_path):
-    cells = control.target_table(made_up_costs(tmp_path / "cost.jsonl")).cells
-    found = {
-        tuple(x) for x in cells[["script", "times as long as", "the interval says"]].to_numpy()
+def test_a_line_of_another_library_may_stand_for_ten_iterations(tmp_path):
+    path = listed_race(tmp_path / "races.jsonl", "PPO", Linen=0.2048, CleanRL=0.4096)
+    lean = {"Linen": 0.2048, "LeanRL": 6.144, "LeanRL, compiled": 2.048}
+    listed_race(path, "PPO beside LeanRL", **lean)
+    found = control.costs(path, "PPO").set_index("program")
+    assert found["estimate"].round(6).to_dict() == {
+        "Linen": 1,
+        "CleanRL": 2,
+        "LeanRL": 3,
+        "LeanRL, compiled": 1,
     }
-    assert found == {
-        ("linen_gymnasium", "sb3", "met"),
-        ("torch_gymnasium", "sb3", "undecided"),
-    }
+    assert found["step"].round(3)["CleanRL"] == pytest.approx(1e6 * 5.5 * 0.4096 / 2048)
+
+
+def test_simulators_are_compared_by_the_same_way_of_stepping(tmp_path):
+    seconds = {"Linen": 1.0, "PyTorch": 1.2, "compiled PyTorch": 1.1}
+    for name in list(seconds):
+        seconds[f"{name}, async"] = 0.5 if name == "Linen" else 1.0
+    path = listed_race(tmp_path / "races.jsonl", "waits 3000 µs", **seconds)
+    listed_race(path, "SAC, computes 0 µs", Linen=1.0, PyTorch=2.0)
+    (row,) = simulators.ppo_table(path).cells.to_dict("records")
+    assert row["a step"] == "waits 3,000 µs"
+    assert row["PyTorch, sync, over Linen"] == "1.20 [1.20, 1.20]"
+    assert row["PyTorch, async, over Linen"] == "2.00 [2.00, 2.00]"
+    assert row["async is faster, in Linen"] == "2.00 [2.00, 2.00]"
+    assert row["steps/s, Linen, sync"] == "46.5"  # 256 in 5.5 s
+    (row,) = simulators.sac_table(path).cells.to_dict("records")
+    assert row["PyTorch, over Linen"] == "2.00 [2.00, 2.00]"
+
+
+# === Simulators =================================================================================
+def test_a_step_takes_as_long_as_its_name_says():
+    """On top of a step of Slow0; the least of many, since a busy machine only adds."""
+
+    def least(name, steps):
+        env = gymnasium.make(f"studies.simulators.slow:{name}").unwrapped
+        obs, _ = env.reset(seed=1)
+        assert obs.shape == (17,)
+        action = env.action_space.sample()
+        assert action.shape == (6,)
+        found = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            env.step(action)
+            found.append(time.perf_counter() - start)
+        return min(found) * 1e6
+
+    free = least("Slow0-v0", 1_000)
+    for name, microseconds in (
+        ("Slow300-v0", 300),
+        ("Slow10000-v0", 10_000),
+        ("Sleep3000-v0", 3_000),
+    ):
+        costs = least(name, 30) - free
+        assert costs == pytest.approx(microseconds, rel=0.1)
+
+
+def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(robot_steps, "STEPS", 250)  # an episode of Pendulum has 200
+    assert 1 < robot_steps.measure("Pendulum-v1", 1) < 10_000
+    rows = [
+        {"env_id": x, "microseconds": y} for x, y in [("b", 30), ("a", 9), ("b", 10), ("b", 20)]
+    ]
+    path = tmp_path / "steps.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert simulators.steps_table(path).cells.to_numpy().tolist() == [["a", "9.00"], ["b", "20.0"]]
 
 
 # === GPU ========================================================================================
@@ -174,16 +231,16 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
 
 
 # === Vectorization ==============================================================================
-def test_every_way_is_measured_one_in_a_process_of_its_own(monkeypatch):
-    ways = [("CartPole-v1", "async"), ("Doors", "gymnax scan")]
-    monkeypatch.setattr(measure, "cells", lambda: ways)
-    rows = list(measure.race([1, 65], 3, 1))
-    found = sorted((x["game"], x["way"], x["num_envs"]) for x in rows)
-    assert found == [(*ways[0], 1), (*ways[1], 1), (*ways[1], 65)]  # 65 processes are too many
-    assert all(min(x["start"], x["seconds"]) > 0 and x["repeat"] == 1 for x in rows)
+@pytest.mark.parametrize("way", [x for x in step.WAYS if x != "envpool"])
+def test_every_way_takes_all_steps(way):
+    actions = np.zeros((300, 2), np.int32)  # always to the left: episodes end
+    make = step.in_gymnax if way.startswith("gymnax") else step.in_gymnasium
+    run = make(way, 2, actions)
+    run()
+    run()
 
 
-@pytest.mark.parametrize("how", measure.ONLY_CARTPOLE)
+@pytest.mark.parametrize("how", ["vector", "envpool"])
 def test_what_steps_cartpole_in_its_own_way_restarts_those_that_ended_alone(how):
     """Each step is that of Gymnasium's CartPole, put where it was."""
     if how == "envpool":
@@ -284,26 +341,18 @@ def test_brax_compares_pairs_within_a_round(tmp_path):
 
 
 def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
-    networks = devices_measure.NETWORKS
-    scripts = devices_measure.SCRIPTS
-    rows = []
-    for network, script, count, k in product(networks, scripts, (1, 2), range(3)):
-        row = {"round": k, "network": network, "script": script, "devices": count}
-        row["iteration"] = (1 + k) * (0.8 if count == 1 else 0.6)  # rounds are paired
-        row |= {"minibatches": 80, "gradient_bytes": devices_measure.gradient_bytes(network)}
-        rows.append(row)
-    rows.append(rows[0] | {"round": 3, "iteration": 99})  # cut off before its partner
-    path = tmp_path / "measured.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    seconds = {"Linen, one": 0.8, "Linen, two": 0.4, "PyTorch, one": 1.0, "PyTorch, two": 1.0}
+    path = tmp_path / "races.jsonl"
+    for network in devices.NETWORKS:
+        listed_race(path, network, **seconds)
     gain = devices.gain_table(path)
-    assert len(gain.frame) == 4 and set(gain.frame["rounds"]) == {3}
-    assert set(gain.cells["times one"]) == {"0.7500 [0.7500, 0.7500]"}
+    assert gain.cells["times one"].tolist() == ["0.500 [0.500, 0.500]", "1.00 [1.00, 1.00]"] * 2
     estimate = devices.estimate_table(path).frame.set_index("network")
-    size = ppo_linen.Args(hidden_sizes=networks["3 x 256"])
+    size = ppo_linen.Args(hidden_sizes=devices.NETWORKS["3 x 256"])
     env = ppo_linen.VecEnv(size.env_id, 1)
     key = jax.random.PRNGKey(0)
     params = ppo_linen.make_agent(size, env.obs_shape, env.num_actions, key).params
-    assert estimate["gradient_bytes"]["3 x 256"] == sum(x.nbytes for x in jax.tree.leaves(params))
-    reduce = 20e-6 + estimate["gradient_bytes"] / 100e9
-    np.testing.assert_allclose(estimate["least"], 2 * reduce)
-    assert estimate["step"]["3 x 256"] == pytest.approx(1.6 / 80)
+    assert estimate["bytes"]["3 x 256"] == sum(x.nbytes for x in jax.tree.leaves(params))
+    reduce = 20e-6 + estimate["bytes"] / 100e9
+    np.testing.assert_allclose(estimate["least"], 2e6 * reduce)
+    assert estimate["step"]["3 x 256"] == pytest.approx(5.5e6 * 0.8 / 80)

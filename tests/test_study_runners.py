@@ -3,15 +3,12 @@
 import importlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from argparse import Namespace
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import dqn
@@ -28,7 +25,6 @@ import ppo_rnn_torch
 import ppo_torch
 from analysis.runs import NOT_SETTINGS, load
 from studies.agents import one_scan, side_by_side
-from studies.control import cost
 from studies.doors import run as doors_run
 from studies.doors.study import gather
 
@@ -301,74 +297,7 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     assert "no unchanged checkout" in capsys.readouterr().err
 
 
-# === Costs of continuous control ================================================================
-# Takes 50 ms and then 20 ms for each 2,048 steps.
-BUSY = """
-import sys, time
-
-steps = int(sys.argv[sys.argv.index("--total-timesteps") + 1])
-while time.process_time() < 0.05 + 0.02 * steps / 2048:
-    pass
-"""
-
-
-def measure_costs(tmp_path, monkeypatch, *names):
-    """What cost.py prints of two rounds of programs that are busy, or fail."""
-    programs = [cost.Program(cost.PPO_BIG, x, f"more/{x}.py", "", 5, 25) for x in names]
-    monkeypatch.setattr(cost, "PROGRAMS", programs)
-    monkeypatch.setattr(cost, "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cost", "2", "--out", str(tmp_path / "cost.jsonl")])
-    cost.main()
-    return [json.loads(x) for x in (tmp_path / "cost.jsonl").read_text().splitlines()]
-
-
-def test_costs_are_of_iterations_alone_and_a_killed_measurement_goes_on(tmp_path, monkeypatch):
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more/busy.py").write_text(BUSY)
-    (tmp_path / "more/later.py").write_text("raise SystemExit('not yet')")
-    with pytest.raises(RuntimeError, match="not yet"):
-        measure_costs(tmp_path, monkeypatch, "busy", "later")
-    (tmp_path / "more/later.py").write_text(BUSY)
-    rows = measure_costs(tmp_path, monkeypatch, "busy", "later")
-    assert [x["round"] for x in rows] == [0, 0, 1, 1]
-    assert {x["script"] for x in rows[:2]} == {x["script"] for x in rows[2:]} == {"busy", "later"}
-    for row in rows:
-        assert row["cpu_each"] == pytest.approx(0.02, rel=0.3)
-        assert row["cpu_start"] < row["cpu_seconds"][0] < 0.5
-        assert row["wall_each"] > 0.9 * row["cpu_each"]
-
-
-def test_random_steps_count_as_start():
-    program = cost.Program(cost.SAC, "x", "", "", 600, 1600)
-    found = cost.split(cost.Seconds(3.0, 4.0), cost.Seconds(13.0, 24.0), program)
-    assert (found["cpu_each"], found["cpu_start"]) == (0.01, 2)
-    assert (found["wall_each"], found["wall_start"]) == (0.02, 2)
-
-
-@pytest.mark.parametrize("program", cost.PROGRAMS, ids=lambda x: f"{x.setting} {x.name}")
-def test_a_programs_flags_are_known_to_it(program, monkeypatch):
-    """Of peers, by their own parsers alone: their libraries are not here."""
-    args = Namespace(cleanrl="/c", leanrl="/l")
-    words = cost.command_of(program, sys.executable, 600, args)[2:]
-    if not cost.is_ours(program):
-        namespace = runpy.run_path(str(ROOT / "studies/control/peers/flags.py"))
-        parser = namespace["ppo" if program.setting != cost.SAC else "sac"]()
-        known, rest = parser.parse_known_args(words)
-        assert known.total_timesteps == 600 * cost.UNITS[program.setting]
-        assert all(x in ("--checkout", "--compile", "/c", "/l") for x in rest)
-        return
-    script = importlib.import_module(Path(program.file).stem)
-    monkeypatch.setattr(sys, "argv", [program.file, *words])
-    made = script.parse_args()
-    if words[0] == "mujoco":
-        assert (made.batch_size, made.train_frequency, made.num_envs) == (256, 1, 1)
-        assert made.learning_starts == cost.RANDOM[cost.SAC]
-    else:
-        assert made.num_envs * made.num_steps == cost.UNITS[program.setting]
-        assert made.num_iterations == 600
-    assert made.env_id == "HalfCheetah-v5"
-
-
+# === Peers in a race ============================================================================
 def test_anothers_file_becomes_the_process_with_its_flags(tmp_path):
     file = tmp_path / "checkout/rl/file.py"
     file.parent.mkdir(parents=True)

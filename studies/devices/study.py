@@ -1,43 +1,42 @@
 """What two devices bring one training, and from which step on two GPUs may be worth it."""
 
-import json
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
-from analysis import stats
+from analysis import races
 from analysis.formatting import number
 from analysis.page import Table
-from analysis.tables import texts
+from analysis.stats import Interval
+from analysis.tables import span, table_of, text, value
 
-KEYS = ["network", "script"]
+NETWORKS = {"2 x 64": (64, 64), "3 x 256": (256, 256, 256)}  # race -> its hidden layers
+SCRIPTS = {"Linen": "ppo_linen_sharded", "PyTorch": "ppo_torch_ddp"}
+MINIBATCHES = 10 * 8  # of an iteration: epochs, and minibatches in each
 # Assumed of two GPUs that a fast link joins: an all-reduce's start, and bytes in a second.
 LATENCY = 20e-6
 BANDWIDTH = 100e9
 
 
-def read(path: Path) -> pd.DataFrame:
-    """Return a row per run."""
-    return pd.DataFrame(map(json.loads, path.read_text().splitlines()))
-
-
 def gain_table(path: Path) -> Table:
     """A row per network and script: the iteration on one device, and how two multiply its time."""
-    rows = read(path)
-    index = ["round", *KEYS]
-    seconds = rows.pivot(index=index, columns="devices", values="iteration").dropna()
-    pairs = seconds.reset_index()
-    pairs["ratio"] = pairs[2] / pairs[1]
-    frame = stats.of_groups(pairs, KEYS, "ratio", stats.geometric_mean)
-    medians = pairs.groupby(KEYS)[[1, 2]].median()
-    medians.columns = ["one", "two"]
-    frame = frame.join(medians, on=KEYS).sort_values("one")
-    frame["rounds"] = pairs["round"].nunique()
-    cells = frame[KEYS].copy()
-    cells["an iteration on one (s)"] = frame["one"].map(number)
-    cells["on two (s)"] = frame["two"].map(number)
-    cells["times one"] = texts(frame)
-    return Table("devices_gain", "An iteration on two devices, beside one", frame, cells)
+    rows = []
+    for network, race in races.named(path).items():
+        times = race.times()
+        for framework, script in SCRIPTS.items():
+            one, two = times[f"{framework}, one"], times[f"{framework}, two"]
+            ratio = races.ratio_of(two, one)
+            rows.append((network, script, 1000 * one.median(), 1000 * two.median(), *ratio))
+    names = ["network", "script", "one", "two", *Interval._fields]
+    columns = {
+        "network": text("network"),
+        "script": text("script"),
+        "an iteration on one (ms)": value("one"),
+        "on two (ms)": value("two"),
+        "times one": span(),
+    }
+    return table_of("devices_gain", "Two devices", pd.DataFrame(rows, columns=names), columns)
 
 
 def estimate_table(path: Path) -> Table:
@@ -46,20 +45,28 @@ def estimate_table(path: Path) -> Table:
     At best two devices halve a minibatch's step, and add the all-reduce. So they gain where the
     step on one takes more than twice the all-reduce. The measured step counts the rollout in.
     """
-    rows = read(path)
-    alone = rows[(rows["devices"] == 1) & (rows["script"] == "ppo_linen_sharded")]
-    step = (alone["iteration"] / alone["minibatches"]).groupby(alone["network"]).median()
-    frame = rows.drop_duplicates("network")[["network", "gradient_bytes"]]
-    frame = frame.sort_values("gradient_bytes", ignore_index=True)
-    frame["reduce"] = LATENCY + frame["gradient_bytes"] / BANDWIDTH
-    frame["least"] = 2 * frame["reduce"]
-    frame["step"] = frame["network"].map(step)
+    rows = []
+    for network, race in races.named(path).items():
+        size = gradient_bytes(NETWORKS[network])
+        step = race.times()["Linen, one"].median() / MINIBATCHES
+        reduce = LATENCY + size / BANDWIDTH
+        rows.append((network, size, 1e6 * reduce, 2e6 * reduce, 1e6 * step))
+    frame = pd.DataFrame(rows, columns=["network", "bytes", "reduce", "least", "step"])
     cells = frame[["network"]].copy()
-    cells["bytes of the gradient"] = frame["gradient_bytes"].map(number)
-    cells["all-reduce, estimated (µs)"] = (1e6 * frame["reduce"]).map(number)
-    cells["two gain from a step of (µs)"] = (1e6 * frame["least"]).map(number)
-    cells["step here, ppo_linen_sharded (µs)"] = (1e6 * frame["step"]).map(number)
+    cells["bytes of the gradient"] = frame["bytes"].map(number)
+    cells["all-reduce, estimated (µs)"] = frame["reduce"].map(number)
+    cells["two gain from a step of (µs)"] = frame["least"].map(number)
+    cells["step here, ppo_linen_sharded (µs)"] = frame["step"].map(number)
     return Table("devices_estimate", "Estimate for two GPUs", frame, cells)
+
+
+def gradient_bytes(hidden_sizes: tuple[int, ...]) -> int:
+    """Of actor and critic in CartPole, in float32."""
+    total = 0
+    for num_outputs in (2, 1):
+        sizes = (4, *hidden_sizes, num_outputs)
+        total += sum((m + 1) * n for m, n in pairwise(sizes))
+    return 4 * total
 
 
 BLOCKS = {"devices_gain": gain_table, "devices_estimate": estimate_table}

@@ -1,10 +1,10 @@
-"""An environment whose step computes for as many microseconds as its name says: Slow300-v0.
+"""Simulators whose step takes as many microseconds as their name says: Slow300-v0, Sleep1000-v0.
 
-    python more/ppo_continuous_linen_gymnasium.py --env-id studies.control.slow:Slow300-v0
+    python more/ppo_continuous_linen_gymnasium.py --env-id studies.simulators.slow:Slow300-v0
 
-Its observations and actions have the shapes of HalfCheetah-v5's. A step moves 17 numbers, which
-takes a few microseconds, and then computes until the microseconds are over. It stands for a
-simulator of that speed: what it learns does not matter here. dearness.py measures training in it.
+Their observations and actions have the shapes of HalfCheetah-v5's. A step moves 17 numbers, which
+takes a few microseconds. Slow then computes until the microseconds are over, and Sleep waits, as
+for a simulator that runs elsewhere. What they learn does not matter here.
 """
 
 import time
@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-MICROSECONDS = (0, 30, 100, 300, 1_000, 10_000)
+MICROSECONDS = (0, 30, 100, 300, 1_000, 3_000, 10_000)
 OBS_DIM, ACTION_DIM = 17, 6
 EPISODE = 1_000  # steps
 
@@ -22,8 +22,9 @@ EPISODE = 1_000  # steps
 class Slow(gymnasium.Env):
     """Each number keeps most of its value; the actions push the first ones and are its price."""
 
-    def __init__(self, microseconds: float) -> None:
+    def __init__(self, microseconds: float, waits: bool) -> None:
         self.seconds = microseconds * 1e-6
+        self.waits = waits
         self.observation_space = Box(-np.inf, np.inf, (OBS_DIM,))
         self.action_space = Box(-1.0, 1.0, (ACTION_DIM,))
 
@@ -37,6 +38,9 @@ class Slow(gymnasium.Env):
         obs[:ACTION_DIM] += action
         self.obs = obs
         reward = -float(obs @ obs)
+        if self.waits:
+            time.sleep(self.seconds)
+            return obs, reward, False, False, {}
         # Counted from here, so that a step takes longer than one of Slow0 by just that.
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
@@ -44,10 +48,11 @@ class Slow(gymnasium.Env):
         return obs, reward, False, False, {}
 
 
-for microseconds in MICROSECONDS:
-    gymnasium.register(
-        f"Slow{microseconds}-v0",
-        f"{__name__}:Slow",
-        max_episode_steps=EPISODE,
-        kwargs={"microseconds": microseconds},
-    )
+for name, waits in (("Slow", False), ("Sleep", True)):
+    for microseconds in MICROSECONDS:
+        gymnasium.register(
+            f"{name}{microseconds}-v0",
+            f"{__name__}:Slow",
+            max_episode_steps=EPISODE,
+            kwargs={"microseconds": microseconds, "waits": waits},
+        )

@@ -1,7 +1,7 @@
 """Measure what a step of Gymnasium's robots takes, by random actions.
 
     pip install "gymnasium[mujoco]==1.3.0"
-    python -m studies.control.steps > studies/control/steps.jsonl    # a minute
+    python -m studies.simulators.steps > studies/simulators/steps.jsonl    # a minute
 
 A line of JSON is one of five rounds of an environment: the seconds of its steps by the clock, with
 the resets after them, divided by their number.

@@ -1,0 +1,94 @@
+"""What continuous PPO and SAC learn in robots, and what running statistics bring."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import stats
+from analysis.formatting import number
+from analysis.page import Table
+from analysis.runs import load
+from analysis.tables import across, texts
+
+ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
+ABLATIONS = {
+    "norm_obs": "observations not normalised",
+    "norm_reward": "rewards not scaled",
+}
+ABLATED = {  # environment -> the script in which the switches were tried
+    "Pendulum-v1": "ppo_continuous_linen",
+    "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
+}
+
+
+def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
+    """Return a row per run, with what it returned and its two switches, which SAC has not."""
+    runs = load(source).runs
+    runs = runs[runs["algorithm"] == algorithm].copy()
+    settings = runs["settings"].map(json.loads)
+    for name in ABLATIONS:
+        runs[name] = settings.map(lambda x, key=name: x.get(key, True))
+    return runs.sort_values(["env_id", "mode"], key=lambda x: x.map(order), kind="stable")
+
+
+def order(name: str) -> str:
+    """What a name is sorted by: environments as above, scripts by their names."""
+    return str(ENVIRONMENTS.index(name)) if name in ENVIRONMENTS else name
+
+
+def learning_table(source: Path) -> Table:
+    """A row per script, and a column per environment: the mean over seeds, and each worst seed."""
+    runs = read(source)
+    runs = runs[runs["norm_obs"] & runs["norm_reward"]]
+    keys = ["env_id", "mode"]
+    frame = runs.groupby(keys, sort=False)["last_100_return"].agg(["mean", "min", "count"])
+    frame = frame.reset_index().rename(columns={"mode": "script"})
+    shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
+    cells = across(frame, shown, ["script"], "env_id").fillna("-")
+    return Table("robots_learning", "Return of the last 100 episodes", frame, cells)
+
+
+def sac_table(source: Path) -> Table:
+    """A row per script and environment: what each seed's agent returns when it explores no more."""
+    runs = read(source, "sac")
+    runs["steps"] = runs["num_iterations"] * runs["batch_size"]
+    keys = ["env_id", "steps", "mode"]
+    columns = ["greedy_return", "final_return"]
+    frame = runs.sort_values("seed").groupby(keys, sort=False)[columns].agg(list).reset_index()
+    cells = frame[["mode", "env_id"]].rename(columns={"mode": "script", "env_id": "environment"})
+    cells["steps"] = frame["steps"].map("{:,.0f}".format)
+    cells["greedy, by seed"] = frame["greedy_return"].map(listed)
+    cells["last iteration of training, by seed"] = frame["final_return"].map(listed)
+    return Table("robots_sac", "What SAC's agents return", frame, cells)
+
+
+def listed(values: list[float]) -> str:
+    return "; ".join(map(number, values))
+
+
+def ablation_table(source: Path) -> Table:
+    """A row per environment and switch: the return with and without, and Welch's interval."""
+    runs = read(source)
+    rows = []
+    for env_id, script in ABLATED.items():
+        here = runs[(runs["env_id"] == env_id) & (runs["mode"] == script)]
+        whole = here[here["norm_obs"] & here["norm_reward"]]["last_100_return"].to_numpy()
+        for name, meaning in ABLATIONS.items():
+            without = here[~here[name]]["last_100_return"].to_numpy()
+            found = stats.welch(whole, without)._asdict()
+            row = {"environment": env_id, "change": meaning, "seeds": len(without)}
+            rows.append(row | {"with": whole.mean(), "without": without.mean()} | found)
+    frame = pd.DataFrame(rows)
+    cells = frame[["environment", "change", "seeds"]].astype(str)
+    cells["with all"] = frame["with"].map(number)
+    cells["without"] = frame["without"].map(number)
+    cells["difference"] = texts(frame)
+    return Table("robots_ablations", "What the running statistics bring", frame, cells)
+
+
+BLOCKS = {
+    "robots_learning": learning_table,
+    "robots_sac": sac_table,
+    "robots_ablations": ablation_table,
+}

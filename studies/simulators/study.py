@@ -1,0 +1,138 @@
+"""What is left of the frameworks' difference where a step is slow, and what async brings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import figures, races
+from analysis.formatting import interval, number
+from analysis.page import Table
+from analysis.stats import Interval
+from analysis.tables import table_of, text, value
+
+LINEN, COMPILED, TORCH = "Linen", "compiled PyTorch", "PyTorch"
+ASYNC = ", async"
+NUM_STEPS = 8 * 32  # of an iteration of PPO
+SAC_STEPS = 50
+# What a figure's line shows: how long a first program takes, over a second.
+OVER_LINEN = {
+    "PyTorch, sync": (TORCH, LINEN),
+    "PyTorch, async": (TORCH + ASYNC, LINEN + ASYNC),
+    "compiled PyTorch, sync": (COMPILED, LINEN),
+    "compiled PyTorch, async": (COMPILED + ASYNC, LINEN + ASYNC),
+}
+GAINS = {"Linen": (LINEN, LINEN + ASYNC), "PyTorch": (TORCH, TORCH + ASYNC)}
+GAINS |= {"compiled PyTorch": (COMPILED, COMPILED + ASYNC)}
+COLOURS = {LINEN: figures.BLUE, TORCH: figures.RED, COMPILED: figures.ORANGE}
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return a row per race: its algorithm, whether the simulator waits, its step, its times."""
+    rows = []
+    for name, race in races.named(path).items():
+        words = name.removeprefix("SAC, ").split()
+        row = {"algorithm": "SAC" if name.startswith("SAC") else "PPO"}
+        row |= {"waits": words[0] == "waits", "microseconds": int(words[1]), "times": race.times()}
+        rows.append(row)
+    return pd.DataFrame(rows).sort_values(["algorithm", "waits", "microseconds"], kind="stable")
+
+
+def ratio(times: pd.DataFrame, pair: tuple[str, str]) -> Interval:
+    return races.ratio_of(times[pair[0]], times[pair[1]])
+
+
+def ratio_table(path: Path, algorithm: str) -> Table:
+    """A row per step of the simulator: others over Linen, and what async brings."""
+    frame = read(path)
+    frame = frame[frame["algorithm"] == algorithm]
+    cells = []
+    for _, row in frame.iterrows():
+        times = row["times"]
+        what = "waits" if row["waits"] else "computes"
+        shown = {"a step": f"{what} {row['microseconds']:,} µs"}
+        for name, pair in OVER_LINEN.items():
+            if pair[0] in times:
+                title = f"{name}, over Linen" if algorithm == "PPO" else f"{pair[0]}, over Linen"
+                shown[title] = interval(*ratio(times, pair))
+        if algorithm == "PPO":
+            shown["async is faster, in Linen"] = interval(*ratio(times, GAINS[LINEN]))
+            best = NUM_STEPS / times[LINEN + ASYNC].median()
+            shown["steps/s, Linen, sync"] = number(NUM_STEPS / times[LINEN].median())
+            shown["async"] = number(best)
+        else:
+            shown["steps/s, Linen"] = number(SAC_STEPS / times[LINEN].median())
+        cells.append(shown)
+    return Table("simulators", algorithm, frame.drop(columns="times"), pd.DataFrame(cells))
+
+
+def ppo_table(path: Path) -> Table:
+    return ratio_table(path, "PPO")
+
+
+def sac_table(path: Path) -> Table:
+    return ratio_table(path, "SAC")
+
+
+def steps_table(path: Path) -> Table:
+    """A row per environment: the microseconds of a step, the median of the rounds."""
+    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    by_env = rows.groupby("env_id", sort=False, as_index=False)
+    frame = by_env.agg(microseconds=("microseconds", "median")).sort_values("microseconds")
+    columns = {"environment": text("env_id"), "a step (µs)": value("microseconds")}
+    return table_of("simulators_steps", "What a step of a robot takes", frame, columns)
+
+
+@figures.styled
+def draw(path: Path) -> Figure:
+    """Plot PPO's ratios against the step of the simulator, and what async brings."""
+    frame = read(path)
+    frame = frame[(frame["algorithm"] == "PPO") & (frame["microseconds"] > 0)]
+    titles = ["PyTorch over Linen", "What async brings"]
+    figure, panels = figures.make_panels(titles, 2, 3.6, figures.WIDTH, sharey=False)
+    for axes, pairs in zip(panels, (OVER_LINEN, GAINS), strict=True):
+        for name, pair in pairs.items():
+            for waits, marker in ((False, "o"), (True, "s")):
+                own = frame[frame["waits"] == waits]
+                found = np.array([ratio(x, pair) for x in own["times"]])
+                colour = COLOURS[name.partition(",")[0]]
+                line = "--" if name.endswith("async") else "-"
+                axes.plot(
+                    own["microseconds"] / 1000,
+                    found[:, 0],
+                    color=colour,
+                    linestyle=line,
+                    marker=marker,
+                    markersize=4,
+                    markerfacecolor="white" if waits else colour,
+                )
+        axes.axhline(1, color=figures.GREY, linewidth=1)
+        figures.set_log(axes, sorted(set(frame["microseconds"] / 1000)))
+        axes.set_xlabel("a step of the simulator (ms)")
+    panels[0].set_ylabel("an iteration, times as long")
+    panels[1].set_ylabel("an iteration, times as fast")
+    entries: list[tuple[Any, str]] = [
+        (Line2D([], [], color=colour), name) for name, colour in COLOURS.items()
+    ]
+    styles = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
+    styles |= {"it computes": {"linestyle": "", "marker": "o"}}
+    styles |= {"it waits": {"linestyle": "", "marker": "s", "markerfacecolor": "white"}}
+    entries += [(Line2D([], [], color=figures.GREY, **x), name) for name, x in styles.items()]
+    figures.add_legend(figure, entries)
+    return figure
+
+
+BLOCKS = {
+    "simulators_ppo": ppo_table,
+    "simulators_sac": sac_table,
+    "simulators_steps": steps_table,
+}
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the study's figure."""
+    (out / "answer.png").write_bytes(figures.png(draw(source / "races.jsonl")))

@@ -1,0 +1,100 @@
+"""Step CartPole-v1 by random actions in one way, and print a line after every 512 steps.
+
+    python -m studies.vectorization.step sync 64    # 64 environments, until it is stopped
+
+The ways, by the scripts' own VecEnv (others.py has that of vector and envpool):
+
+    sync, async, vector  Gymnasium: one after the other, a process each, CartPole's own in NumPy
+    envpool              EnvPool, in C++, if it is installed: pip install envpool==1.2.5
+    gymnax step          a jitted call for each step, whose observations come back to the host
+    gymnax scan          one jitted call for all steps, whose observations and rewards are summed up
+
+Nothing goes unread: of a compiled loop whose results nobody reads the compiler leaves nothing. Yet
+the scan only sums observations up, so the compiler need not write them to memory, as training must:
+its seconds are a lower bound.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+WAYS = ("sync", "async", "vector", "envpool", "gymnax step", "gymnax scan")
+ENV_ID = "CartPole-v1"
+NUM_STEPS = 512
+SEED = 1
+
+
+def in_gymnasium(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None]:
+    """Return what takes all steps, of environments outside JAX."""
+    from more.ppo_linen_gymnasium import VecEnv
+    from studies.vectorization.others import OtherVecEnv
+
+    if how in ("vector", "envpool"):
+        env = OtherVecEnv(how, num_envs, SEED)
+    else:
+        env = VecEnv(ENV_ID, num_envs, how, SEED)
+    env.reset()
+
+    def run() -> None:
+        for action in actions:
+            env.step(action)
+
+    return run
+
+
+def in_gymnax(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None]:
+    """Return what takes all steps, of environments in JAX."""
+    import jax
+
+    from ppo_linen import VecEnv
+
+    env = VecEnv(ENV_ID, num_envs)
+    _, first = jax.jit(env.reset)(jax.random.PRNGKey(SEED))
+    run_all: Callable = jax.jit(partial(scan, env))
+    inputs: Any = jax.device_put(actions)
+    if how == "gymnax step":
+        run_all = partial(step_by_step, jax.jit(env.step))
+        inputs = actions
+    return lambda: jax.block_until_ready(run_all(first, inputs))  # sync
+
+
+def step_by_step(step_fn: Callable, state: Any, actions: Any) -> Any:
+    """A call for each step, as where something outside JAX chooses the actions."""
+    for action in actions:
+        obs, state, _ = step_fn(state, action)
+        np.asarray(obs)  # sync
+    return state
+
+
+def scan(env: Any, state: Any, actions: Any) -> tuple[Any, Any]:
+    """All steps in one compiled loop; return the state, and the sum of all that came out."""
+    import jax
+
+    def step(state, action):
+        obs, state, result = env.step(state, action)
+        return state, obs.sum() + sum(x.sum() for x in jax.tree.leaves(result))
+
+    state, sums = jax.lax.scan(step, state, actions)
+    return state, sums.sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.vectorization.step")
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("num_envs", type=int)
+    args = parser.parse_args()
+    rng = np.random.default_rng(SEED)
+    actions = rng.integers(2, size=(NUM_STEPS, args.num_envs), dtype=np.int32)
+    make = in_gymnax if args.way.startswith("gymnax") else in_gymnasium
+    run = make(args.way, args.num_envs, actions)
+    for number in itertools.count(1):
+        run()
+        print(f"{number * NUM_STEPS} steps", flush=True)
+
+
+if __name__ == "__main__":
+    main()
