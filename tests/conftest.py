@@ -6,6 +6,7 @@ Only tests/gpu/run.sh sets TEST_DEVICE, and lets tests see the GPU.
 import os
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -79,3 +80,11 @@ def whole_run(session_dir):
         return read_whole_run(place)
 
     return whole_run
+
+
+def wait_for(condition):
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("what the test waits for does not come")

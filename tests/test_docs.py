@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from sections import ROWS, read
-from test_structure import changed_lines
+from sections import ROWS, changed_lines, read
 
 from analysis import stats, tables
 from analysis.checks import problems

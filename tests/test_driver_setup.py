@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from conftest import ROOT, start_process
-from test_driver import add_tool
+from driving import add_tool
 
 PYTHON = """#!/bin/bash
 case "$*" in

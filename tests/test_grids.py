@@ -9,8 +9,8 @@ from itertools import groupby
 
 import pytest
 from conftest import ROOT
+from driving import bench, environment, names_of, succeed
 from sections import ROWS, path_of
-from test_driver import bench, environment, names_of, succeed
 
 from analysis.schema import SIZES
 from studies.doors import run as doors_run
@@ -32,23 +32,16 @@ def cell_of(name):
     return cell
 
 
-def test_help_says_what_a_study_has_and_how_long_it_takes(env):
-    """And a grid's first line says what its other lines come to; the short help fits one screen."""
-    minutes = {"hours": 60, "minutes": 1}
-    line = re.compile(r"^  (\w+) .*: (\d+) runs, ([\d.]+) (hours|minutes)$", re.MULTILINE)
-    text = succeed(ROOT, "--help", env=env)
-    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 80
+def test_help_says_what_a_study_has(env):
+    """A grid's first line says how many runs its other lines come to."""
     every = succeed(ROOT, "--help-all", env=env)
-    assert every.startswith(text)
-    said = line.findall(every)
+    assert every.startswith(succeed(ROOT, "--help", env=env))
+    said = re.findall(r"^  (\w+) .*: (\d+) runs, ", every, re.MULTILINE)
     assert len(said) == len(list(ROOT.glob("studies/*/grid.toml")))
-    assert PROMISED.items() <= {name: int(runs) for name, runs, *_ in said}.items()
-    for name, runs, number, unit in said:
-        flags = (name, "--runs-dir", env["TMPDIR"], "--dry-run")
-        words = succeed(ROOT, *flags, env=env).splitlines()[-1].split()
-        assert words[2:5] == [runs, "of", f"{runs},"]
-        estimate = float(words[6]) * minutes[words[7]]
-        assert float(number) * minutes[unit] == pytest.approx(estimate, rel=0.3)
+    assert PROMISED.items() <= {name: int(runs) for name, runs in said}.items()
+    for name, runs in said:
+        flags = (name, "--runs-dir", env["TMPDIR"], "--count")
+        assert succeed(ROOT, *flags, env=env).split()[0] == runs
 
 
 def test_a_seed_shuffles_whole_blocks(env, tmp_path):

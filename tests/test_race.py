@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from conftest import wait_for
 
 from analysis import races
 from analysis.schema import SourceError
@@ -46,13 +47,6 @@ def race(folder, *words):
     process = start(folder, *words)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
-
-
-def wait_for(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited for a minute"
-        time.sleep(0.05)
 
 
 def num_turns(folder):

@@ -22,6 +22,7 @@ from sections import (
     SECTIONS,
     VMAP_SECTIONS,
     but,
+    changed_lines,
     differences,
     function,
     path_of,
@@ -106,12 +107,6 @@ def test_a_function_has_one_text(wanted, names):
 
 
 # === Diffs =======================================================================================
-def changed_lines(first, second):
-    command = ["diff", path_of(first), path_of(second)]
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    return sum(line[0] in "<>" for line in lines)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "budget"),
     [

@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, wait_for
 from scipy import stats
 from sections import CONTINUOUS_SCRIPTS, PPO_SCRIPTS, ROWS, SAC_SCRIPTS, path_of
-from test_driver import wait_for
 from tune_script import Args, greedy, luck, recent
 
 optuna = pytest.importorskip("optuna")

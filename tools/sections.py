@@ -9,6 +9,7 @@ A section goes from its banner to the next. Parts of one that are a script's own
 import ast
 import difflib
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -176,6 +177,14 @@ def stand_ins(section: str, scripts: tuple[str, ...] = ALL_SCRIPTS) -> list[str]
     """The scripts, but one only of those that share the section: to test it once."""
     firsts = [(group_of(name, section) or (name,))[0] for name in scripts]
     return list(dict.fromkeys(firsts))
+
+
+def changed_lines(first: str, second: str) -> int:
+    """Return how many lines differ between two scripts, as `diff` counts them."""
+    lines = subprocess.run(
+        ["diff", path_of(first), path_of(second)], capture_output=True, text=True
+    )
+    return sum(line[0] in "<>" for line in lines.stdout.splitlines())
 
 
 def differences() -> list[str]:

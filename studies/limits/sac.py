@@ -1,0 +1,111 @@
+"""Measure the parts of a step of SAC in Linen: acting, the environment, the replay, the update.
+
+    taskset --cpu-list 0 python -m studies.limits.sac > studies/limits/sac.jsonl    # a minute
+
+It takes HalfCheetah-v5 by the preset mujoco: two layers of 256 units, and an update of 256
+transitions after each step. A line of JSON is a part: the median of its calls, in microseconds.
+"products" are the matrix products of an update alone, and "gradient" is the update without Adam and
+the target critics.
+"""
+
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from more import sac_linen_gymnasium as sac
+from studies.machine import describe
+
+CALLS = 300
+WIDTH, BATCH = 256, 256
+
+
+def products(obs_dim: int, action_dim: int) -> Counter[tuple[int, int, int]]:
+    """How many products of (m, k) with (k, n) an update has."""
+    actor = [(obs_dim, WIDTH), (WIDTH, WIDTH), (WIDTH, 2 * action_dim)]
+    critic = [(obs_dim + action_dim, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
+    found: Counter[tuple[int, int, int]] = Counter()
+    # Networks, forward passes, backward passes to the weights, and to the inputs: all layers' or
+    # all but the first's.
+    for layers, forward, weights, inputs, inputs_first in (
+        (actor, 2, 1, 1, 0),  # next_obs and obs; the actor's loss trains it at obs
+        (critic, 2 * 3, 2, 2 * 2, 2),  # target, loss and actor's loss, which goes on to the action
+    ):
+        for number, (k, n) in enumerate(layers):
+            found[BATCH, k, n] += forward
+            found[k, BATCH, n] += weights
+            found[BATCH, n, k] += inputs_first if number == 0 else inputs
+    return found
+
+
+def run_products(inputs: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
+    """All products, one after the other; each pair has as many of them as its first axis says."""
+    return [jax.lax.map(lambda pair: pair[0] @ pair[1], pair) for pair in inputs]
+
+
+def median(run: Callable[[], Any]) -> float:
+    """Microseconds of a call, after some that do not count."""
+    seconds = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(seconds[CALLS // 10 :])
+
+
+def main() -> None:
+    args = sac.Args(
+        env_id="HalfCheetah-v5",
+        num_envs=1,
+        buffer_size=10_000,
+        batch_size=BATCH,
+        hidden_sizes=(WIDTH, WIDTH),
+    )
+    env = sac.VecEnv(args.env_id, 1, "sync", 1)
+    replay = sac.Replay(args, env.obs_dim, env.obs_dtype, env.action_dim)
+    rng = np.random.default_rng(1)
+    obs = env.reset(0)
+    for _ in range(1_000):
+        action = rng.uniform(-1, 1, (1, env.action_dim)).astype(np.float32)
+        new_obs, result = env.step(action)
+        replay.add(obs, action, result)
+        obs = new_obs
+    train_state = sac.make_agent(args, env.obs_shape, env.action_dim, jax.random.PRNGKey(1))
+    batch = replay.sample(rng, BATCH)
+    noise = rng.standard_normal((2, *batch.action.shape), np.float32)
+    losses = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")
+    sums = {f"losses/{name}": jnp.zeros(()) for name in losses}
+    update_fn = jax.jit(partial(sac.update, args=args))
+    loss_fn = partial(sac.sac_loss, args=args)
+    gradient_fn = jax.jit(jax.grad(loss_fn, has_aux=True))
+    act_fn = jax.jit(sac.act)
+    pairs = [
+        (jnp.ones((count, m, k)), jnp.ones((count, k, n)))
+        for (m, k, n), count in products(env.obs_dim, env.action_dim).items()
+        if count
+    ]
+    products_fn = jax.jit(run_products)
+    parts: dict[str, Callable[[], Any]] = {
+        "act": lambda: np.asarray(act_fn(train_state, obs, noise[0, :1])),
+        "environment": lambda: env.step(action),
+        "replay": lambda: (replay.add(obs, action, result), replay.sample(rng, BATCH)),
+        "noise": lambda: rng.standard_normal((2, *batch.action.shape), np.float32),
+        "update": lambda: update_fn(train_state, sums, batch, noise, 3e-4),
+        "gradient": lambda: gradient_fn(train_state.params, train_state, batch, noise),
+        "products": lambda: products_fn(pairs),
+    }
+    machine = describe()
+    for name, run in parts.items():
+        row = {"part": name, "microseconds": median(run)}
+        print(json.dumps(row | {"cpu": machine["cpu"], "load": machine["load"]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
