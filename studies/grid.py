@@ -14,12 +14,16 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import tomllib
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C in the imports is no traceback
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
