@@ -26,7 +26,7 @@ from analysis.measures import Experiment, experiments
 from analysis.page import Table, Text
 from analysis.runs import load
 from analysis.schema import SCRIPTS, SourceError, file_of
-from tools.sections import function
+from tools.sections import changed_lines, function, read
 
 ROOT = Path(__file__).parent.parent
 FILES = ("README.md", "docs/*.md", "studies/*/README.md")
@@ -58,6 +58,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     """Return what belongs into a block, in Markdown."""
     if name == "diff" and where and baseline:
         return diff(Path(baseline).stem, Path(source).stem, where.split())
+    if source == "scripts.toml" and name == "lines" and where and baseline:
+        return lines_table(where.split(), baseline)
     if source == "scripts.toml" and name in ("table", "matrix"):
         return scripts_table() if name == "table" else scripts_matrix()
     if name == "race" and where:
@@ -77,6 +79,16 @@ def scripts_table() -> str:
     """Return what each script teaches."""
     lines = ["| script | what it teaches |", "|---|---|"]
     lines += [f"| `{file_of(name)}` | {row['teaches']} |" for name, row in SCRIPTS.items()]
+    return "\n".join(lines)
+
+
+def lines_table(names: list[str], baseline: str) -> str:
+    """Return how many lines each script's lesson has, and how many differ from another's."""
+    titles = ["script", "lines of the lesson", f"lines that differ from {baseline}"]
+    lines = [f"| {' | '.join(titles)} |", "|---|---:|---:|"]
+    for name in names:
+        lesson = len(read(name).partition("# === Run log")[0].splitlines())
+        lines.append(f"| {name} | {lesson} | {changed_lines(baseline, name)} |")
     return "\n".join(lines)
 
 

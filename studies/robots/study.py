@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import stats
+from analysis import figures, learning, stats
 from analysis.formatting import number
+from analysis.measures import experiments, in_order
 from analysis.page import Table
 from analysis.runs import load
 from analysis.tables import across, texts
 
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
+PANELS = ("Pendulum-v1", "HalfCheetah-v5")  # in the figure
 ABLATIONS = {
     "norm_obs": "observations not normalised",
     "norm_reward": "rewards not scaled",
@@ -87,8 +89,50 @@ def ablation_table(source: Path) -> Table:
     return Table("robots_ablations", "What the running statistics bring", frame, cells)
 
 
+def compiled_table(source: Path) -> Table:
+    """A row per environment: what five seeds return uncompiled and compiled, and the difference."""
+    runs = load(source).runs
+    rows = []
+    for env_id, here in runs.groupby("env_id"):
+        is_compiled = here["mode"].str.contains("compile")
+        plain = here[~is_compiled]["last_100_return"].to_numpy()
+        compiled = here[is_compiled]["last_100_return"].to_numpy()
+        row = {"environment": env_id, "seeds": len(plain), "plain": plain.mean()}
+        row |= {"compiled": compiled.mean()} | stats.welch(plain, compiled)._asdict()
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    cells = frame[["environment", "seeds"]].astype(str)
+    cells["PyTorch"] = frame["plain"].map(number)
+    cells["compiled PyTorch"] = frame["compiled"].map(number)
+    cells["difference"] = texts(frame)
+    return Table("robots_compiled", "Compiled and not", frame, cells)
+
+
+def curves(source: Path) -> pd.DataFrame:
+    """Return points of PPO in PANELS as figures.bands takes them: mean returns by steps."""
+    parts = []
+    for experiment in experiments(load(source)):
+        settings = experiment.runs["settings"].map(json.loads)
+        plain = settings.map(lambda x: all(x.get(name, True) for name in ABLATIONS))
+        is_shown = experiment.runs["env_id"].isin(PANELS) & (experiment.runs["algorithm"] == "ppo")
+        runs = experiment.runs[plain & is_shown]
+        parts.append(learning.progress(experiment._replace(runs=runs)))
+    points = pd.concat(parts, ignore_index=True).rename(columns={"steps": "x", "env_id": "panel"})
+    return points.sort_values("panel", kind="stable")
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the study's figure."""
+    points = curves(source)
+    runs = load(source).runs
+    modes = in_order(runs[runs["mode"].isin(points["mode"])].drop_duplicates("mode"))
+    figure = figures.bands(points, figures.looks(modes), "steps", "mean return")
+    (out / "answer.png").write_bytes(figures.png(figure))
+
+
 BLOCKS = {
     "robots_learning": learning_table,
     "robots_sac": sac_table,
     "robots_ablations": ablation_table,
+    "robots_compiled": compiled_table,
 }

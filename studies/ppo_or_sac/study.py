@@ -1,0 +1,90 @@
+"""PPO or SAC for a robot: what each returns after so many seconds on one core."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import figures, stats
+from analysis.formatting import interval, number
+from analysis.page import Table
+from analysis.runs import load
+
+SECONDS = (60, 120, 180, 270)  # from the start of the process
+WINDOW = 20  # seconds before, whose episodes count
+COLOURS = {"ppo": figures.BLUE, "sac": figures.ORANGE}
+KEYS = ["env_id", "algorithm", "seed"]
+
+
+def read(source: Path) -> pd.DataFrame:
+    """Return a row per iteration in which an episode ended: KEYS, steps, seconds, its episodes."""
+    data = load(source)
+    rows = data.iterations.merge(data.runs[["run", *KEYS, "imports"]], on="run")
+    rows["seconds"] = rows["imports"] + rows["time/elapsed"]
+    rows = rows.rename(columns={"charts/episodic_return": "return", "charts/episodes": "episodes"})
+    columns = [*KEYS, "global_step", "seconds", "return", "episodes"]
+    return rows[rows["episodes"] > 0][columns].sort_values([*KEYS, "seconds"])
+
+
+def return_at(run: pd.DataFrame, second: float) -> float:
+    """Return the mean return of the episodes that ended in the WINDOW before."""
+    recent = run[(run["seconds"] > second - WINDOW) & (run["seconds"] <= second)]
+    if recent.empty:
+        return np.nan
+    return float(np.average(recent["return"], weights=recent["episodes"]))
+
+
+def table(source: Path) -> Table:
+    """A row per robot and algorithm: its steps a second, and the return after so many seconds."""
+    rows = []
+    found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for (env_id, algorithm), group in read(source).groupby(["env_id", "algorithm"]):
+        runs = [run for _, run in group.groupby("seed")]
+        rates = [run["global_step"].iloc[-1] / run["seconds"].iloc[-1] for run in runs]
+        row = {"robot": env_id, "algorithm": str(algorithm).upper()}
+        row["steps/s"] = number(float(np.mean(rates)))
+        returns = {x: np.array([return_at(run, x) for run in runs]) for x in SECONDS}
+        found[str(env_id), str(algorithm)] = returns
+        for second, values in returns.items():
+            ends = f"{number(values.min())} to {number(values.max())}"
+            row[f"after {second} s"] = f"{number(values.mean())} ({ends})"
+        rows.append(row)
+    for env_id in dict.fromkeys(env_id for env_id, _ in found):
+        row = {"robot": env_id, "algorithm": "SAC minus PPO", "steps/s": "-"}
+        for second in SECONDS:
+            ppo, sac = (found[env_id, x][second] for x in ("ppo", "sac"))
+            row[f"after {second} s"] = interval(*stats.welch(ppo, sac))
+        rows.append(row)
+    cells = pd.DataFrame(rows).sort_values("robot", kind="stable")
+    return Table("ppo_or_sac", "Return after so many seconds", cells, cells)
+
+
+@figures.styled
+def draw(source: Path) -> Figure:
+    """Plot each run's return against seconds, a panel per robot."""
+    rows = read(source)
+    figure, panels = figures.make_panels(rows["env_id"].unique(), 2, 3.6, figures.WIDTH, False)
+    for axes, (_, group) in zip(panels, rows.groupby("env_id"), strict=True):
+        for (algorithm, _), run in group.groupby(["algorithm", "seed"]):
+            times = np.arange(WINDOW, run["seconds"].max(), 2)
+            values = [return_at(run, x) for x in times]
+            axes.plot(times, values, color=COLOURS[str(algorithm)], linewidth=1.3)
+        axes.set_xlabel("seconds from the start, on one core")
+    panels[0].set_ylabel(f"mean return of the last {WINDOW} s")
+    entries: list[tuple[Any, str]] = [
+        (Line2D([], [], color=colour), f"{name.upper()}, a seed each")
+        for name, colour in COLOURS.items()
+    ]
+    figures.add_legend(figure, entries)
+    return figure
+
+
+BLOCKS = {"ppo_or_sac": table}
+
+
+def update(source: Path, out: Path) -> None:
+    """Draw the study's figure."""
+    (out / "answer.png").write_bytes(figures.png(draw(source)))
