@@ -199,6 +199,7 @@ def one_rank_for_all(ranks, iterations, args):
         advantage, target = torch.cat(whole, 1)
         row["losses/explained_variance"] = float(1 - advantage.var() / target.var())
         row |= {"charts/episodes": len(episodes), "charts/episodic_return": np.mean(episodes)}
+        row |= {f"charts/episodic_return_{x.__name__}": x(episodes) for x in (min, max)}
         logged.append(row)
     return agent, logged
 

@@ -20,7 +20,6 @@ from conftest import ROOT
 from flax import linen as nn
 from flax import nnx
 from sections import CONTINUOUS_SECTIONS, ROWS, SECTIONS, read, sections
-from test_dearness import made_up
 
 from analysis import runs, stats
 
@@ -131,15 +130,8 @@ def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """With a measurement outside JAX that follows the rule, whatever the study has."""
-    root = tmp_path_factory.mktemp("site")
-    (root / "studies/control").mkdir(parents=True)
-    made_up(root / "studies/control/dearness.jsonl")
-    outside = site.read_outside(root, "..")
-    path = root / "site.html"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(site, "read_outside", lambda root, link: outside)
-        path.write_text(site.build(ROOT, ".."))
+    path = tmp_path_factory.mktemp("site") / "site.html"
+    path.write_text(site.build(ROOT, ".."))
     return path
 
 
@@ -258,21 +250,28 @@ def test_the_answer_follows_what_is_asked(visit):
 
 @pytest.mark.browser
 def test_outside_jax_the_page_counts_by_what_a_step_takes(visit):
-    """In its made-up runs PyTorch takes 4 times as long by itself."""
+    """The slower the simulator, the less is left of the frameworks' difference."""
     page = visit()
     said = page.locator("#outside-sentence")
     assert "819,200 steps of an environment outside JAX with 300 µs a step" in said.inner_text()
     assert "The environment itself takes 4.10 min of it." in said.inner_text()
+
+    def seconds():
+        rows = page.locator("#outside-bars .row").all_inner_texts()
+        found = [re.search(r"([\d.,]+) (s|min|h)\b", row) for row in rows]
+        units = {"s": 1, "min": 60, "h": 3600}
+        return [float(x[1].replace(",", "")) * units[x[2]] for x in found if x]
+
     page.locator("#microseconds").fill("0")
-    assert re.search(r"PyTorch takes 3\.\d+ \[.+\] times as long", said.inner_text())
+    fast = seconds()
     page.locator("#microseconds").fill("10000")
-    assert re.search(r"PyTorch takes 1\.0\d+ \[.+\] times as long", said.inner_text())
-    page.locator("#outside-cell").select_option(label="SAC, 2 x 256")
+    slow = seconds()
+    assert len(fast) == len(slow) == 3
+    assert max(fast) / min(fast) > 1.5 > 1.2 > max(slow) / min(slow)
+    page.locator("#outside-cell").select_option(index=2)
     assert page.locator("#outside-bars .row").count() == 3
-    assert page.locator("#outside-measured").inner_text() == "1,300"
     page.locator("#steps").press("Home")
     assert "51,200 steps of" in said.inner_text()
-    assert "<b>" in page.locator("#outside-study").inner_text()  # of the machine's name, as text
 
 
 def test_without_a_measurement_outside_jax_the_page_does_not_ask(tmp_path, monkeypatch):
