@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
+from gymnax.environments.classic_control.cartpole import CartPole, EnvParams
 
 
 @struct.dataclass
@@ -57,6 +58,14 @@ class Probe(environment.Environment):
 
     def observation_space(self, params: Params) -> spaces.Box:
         return spaces.Box(-1.0, 1.0, (1,))
+
+
+class ShortCartPole(CartPole):
+    """Some episodes end by a fall, and the others are cut off."""
+
+    @property
+    def default_params(self) -> EnvParams:
+        return EnvParams(max_steps_in_episode=12)
 
 
 class ProbeSignal(Probe):
