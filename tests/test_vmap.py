@@ -46,6 +46,9 @@ def test_each_agent_trains_as_alone_with_its_seed(name, alone, whole_run):
     for place in ours:
         assert ours[place].dtype == theirs[place].dtype
         np.testing.assert_allclose(ours[place], theirs[place], rtol=1e-3, atol=1e-5)
+    program = metrics(whole_run(name).folder)
+    steps = [AGENTS * row["global_step"] for row in metrics(agent)]
+    assert [row["global_step"] for row in program] == steps  # of all agents together
     other = metrics(whole_run(name).folder / f"seed{SEED - 1}")
     assert other[0]["losses/value_loss"] != metrics(agent)[0]["losses/value_loss"]
 
