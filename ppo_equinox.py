@@ -3,7 +3,7 @@
 # dependencies = ["jax==0.10.2", "equinox==0.13.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO in JAX and Equinox: the rollout and the update are one eqx.filter_jit each.
+"""PPO in JAX and Equinox: modules that are frozen pytrees.
 
     python ppo_equinox.py --env-id CartPole-v1 --seed 1
 
@@ -124,11 +124,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -272,8 +273,7 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -352,6 +352,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(train_state, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state and what to log."""
+    learning_rate = make_schedule(args)(train_state.step)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     both_obs = jnp.stack([storage.obs, storage.next_obs])
     value, next_value = train_state.agent.get_value(both_obs)
@@ -373,7 +374,6 @@ def update(train_state, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
@@ -537,7 +537,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -549,7 +549,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -125,11 +125,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -295,8 +296,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
-    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
-    # would take many times as long, and its checks would wait for the device.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -387,9 +388,9 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 # === Update =====================================================================================
-def update(agent, adam, epoch_fn, storage: Storage, args: Args):
+def update(agent, optimizer, epoch_fn, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = learning_rate_after(adam.count, args)
+    learning_rate = learning_rate_after(optimizer.count, args)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -416,7 +417,7 @@ def epoch(minibatch_fn, args: Args, order, *batch):
     return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
-def minibatch_step(agent, adam, minibatch: Batch, args: Args):
+def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses.
 
     Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
@@ -428,21 +429,21 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)
-        adam.step(params, grad, learning_rate_after(adam.count, args))
+        optimizer.step(params, grad, learning_rate_after(optimizer.count, args))
     return {name: x.detach() for name, x in losses.items()}
 
 
-def compile_graph(function, gpu):
+def compile_graph(function, device):
     """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
     from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
 
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
+        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
         "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
         "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
@@ -522,7 +523,6 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = device.type == "cuda"
     env = VecEnv(args.env_id, args.num_envs)
     log = RunLog(
         args,
@@ -535,7 +535,7 @@ def train(args: Args) -> None:
 
     torch.manual_seed(args.seed)
     iteration = 0
-    agent, adam = make_agent(args, env.obs_shape, env.num_actions, device)
+    agent, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
     # What comes by DLPack is committed to a device. If the first state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
@@ -545,28 +545,28 @@ def train(args: Args) -> None:
         checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
-        adam.load_state_dict(checkpoint["adam"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
         set_rng_state(checkpoint["rng_state"])
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     log.begin(iteration)
 
-    # To the compiler, agent, adam and args are constants.
+    # To the compiler, agent, optimizer and args are constants.
     step_fn = jax.jit(env.step)
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     policy_fn = partial(policy, agent)  # on a CPU, calling a compiled one takes longer
-    minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
+    minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
-    if gpu:
-        policy_fn = capture(compile_graph(policy_fn, gpu), [])
-        epoch_fn = capture(epoch_fn, [*agent.parameters(), *adam.buffers()])
+    if device.type == "cuda":
+        policy_fn = capture(compile_graph(policy_fn, device), [])
+        epoch_fn = capture(epoch_fn, [*agent.parameters(), *optimizer.buffers()])
     while iteration < args.num_iterations:
         start = time.perf_counter()
         obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
         if args.sync_for_timing and device.type == "cuda":
             torch.cuda.synchronize()  # sync
         middle = time.perf_counter()
-        metrics = update(agent, adam, epoch_fn, storage, args)
+        metrics = update(agent, optimizer, epoch_fn, storage, args)
         values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
         metrics = dict(zip(metrics, values, strict=True))
         log.write(iteration, metrics, start, middle)
@@ -575,7 +575,7 @@ def train(args: Args) -> None:
             checkpoint = {
                 "iteration": iteration,
                 "agent": agent.state_dict(),
-                "adam": adam.state_dict(),
+                "optimizer": optimizer.state_dict(),
                 "rng_state": get_rng_state(),
                 "obs": obs,
                 "env_state": to_torch(jax.tree.leaves(env_state)),
@@ -676,7 +676,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -688,7 +688,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

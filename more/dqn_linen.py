@@ -5,8 +5,8 @@
 # ///
 """DQN in JAX and Flax Linen: acting, replay and learning are one jax.jit.
 
-    python dqn_linen.py --seed 1          # CartPole-v1
-    python dqn_linen.py minatar --seed 1  # Breakout, by MinAtar's own settings
+    python more/dqn_linen.py --seed 1          # CartPole-v1
+    python more/dqn_linen.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - TrainState holds parameters, target and optimizer; update returns the next one.
@@ -127,13 +127,13 @@ def parse_args() -> Args:
         hidden_sizes=(128,),
     )
     presets = {
-        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
         "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["cartpole", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["cartpole", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -168,11 +168,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see sac_*.py and ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/sac_linen.py or sac_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if sticky_actions > 0:
@@ -514,8 +515,7 @@ def train(args: Args) -> None:
         log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
-            checkpoint = Checkpoint(iteration, train_state, replay, obs, env_state)
-            save_checkpoint(log.dir, checkpoint)
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay, obs, env_state))
             log.note_saved(iteration)
             if log.stopped_by:  # only here: a later signal waits for the next iteration
                 break
@@ -535,7 +535,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax knows its own classes. An environment's state may be of another, so only its leaves.
+    # Flax writes its own classes. An environment's state may be of any class: a list of its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     replay = checkpoint.replay
     num_added = int(replay.num_added)
@@ -546,7 +546,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -610,7 +610,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -622,7 +622,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

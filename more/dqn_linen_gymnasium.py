@@ -5,8 +5,8 @@
 # ///
 """DQN in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
-    python dqn_linen_gymnasium.py --seed 1          # CartPole-v1
-    python dqn_linen_gymnasium.py minatar --seed 1  # Breakout, by MinAtar's own settings
+    python more/dqn_linen_gymnasium.py --seed 1          # CartPole-v1
+    python more/dqn_linen_gymnasium.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
@@ -122,13 +122,13 @@ def parse_args() -> Args:
         hidden_sizes=(128,),
     )
     presets = {
-        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
         "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["cartpole", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["cartpole", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -150,7 +150,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -160,7 +160,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
-            hint = "for a Box, see more/ppo_continuous_*_gymnasium.py"
+            hint = "for a Box, see more/sac_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must count from 0, and not be {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -230,7 +230,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -522,7 +522,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -578,7 +578,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -590,7 +590,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

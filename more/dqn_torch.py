@@ -5,8 +5,8 @@
 # ///
 """DQN in eager PyTorch: the environments step in JAX, and arrays cross over as views.
 
-    python dqn_torch.py --seed 1          # CartPole-v1
-    python dqn_torch.py minatar --seed 1  # Breakout, by MinAtar's own settings
+    python more/dqn_torch.py --seed 1          # CartPole-v1
+    python more/dqn_torch.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
@@ -131,13 +131,13 @@ def parse_args() -> Args:
         hidden_sizes=(128,),
     )
     presets = {
-        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
         "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["cartpole", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["cartpole", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -172,11 +172,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see sac_*.py and ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/sac_linen.py or sac_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if sticky_actions > 0:
@@ -616,7 +617,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -628,7 +629,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,8 +5,8 @@
 # ///
 """DQN in compiled PyTorch: the environments step in JAX, and arrays cross over as views.
 
-    python dqn_torch_compile.py --seed 1          # CartPole-v1
-    python dqn_torch_compile.py minatar --seed 1  # Breakout, by MinAtar's own settings
+    python more/dqn_torch_compile.py --seed 1          # CartPole-v1
+    python more/dqn_torch_compile.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
@@ -129,13 +129,13 @@ def parse_args() -> Args:
         hidden_sizes=(128,),
     )
     presets = {
-        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
         "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["cartpole", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["cartpole", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -170,11 +170,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see sac_*.py and ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/sac_linen.py or sac_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if sticky_actions > 0:
@@ -455,17 +456,17 @@ def update(agent, target, optimizer, batch: Transition, learning_rate, args: Arg
     return {name: x.detach() for name, x in losses.items()}
 
 
-def compile_graph(function, gpu):
+def compile_graph(function, device):
     """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
     from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
 
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
+        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
         "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
         "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
@@ -516,7 +517,6 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = device.type == "cuda"
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
     log = RunLog(
@@ -554,7 +554,7 @@ def train(args: Args) -> None:
     # To the compiler, agent, target, optimizer and args are constants.
     step_fn = jax.jit(env.step)
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
-    update_fn = compile_graph(partial(update, agent, target, optimizer, args=args), gpu)
+    update_fn = compile_graph(partial(update, agent, target, optimizer, args=args), device)
     # It compiles at the first call, which is made now, since no update is due before
     # learning_starts. What the call changes is put back.
     saved = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
@@ -696,7 +696,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -708,7 +708,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO with continuous actions, in JAX and Flax Linen: an action is a vector of numbers.
 
-    python ppo_continuous_linen.py --env-id Pendulum-v1 --seed 1
+    python more/ppo_continuous_linen.py --env-id Pendulum-v1 --seed 1
 
 Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
@@ -402,6 +402,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(train_state, stats: Stats, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state, stats and what to log."""
+    learning_rate = make_schedule(args)(train_state.step)
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -431,7 +432,6 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
@@ -533,14 +533,14 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax knows its own classes. An environment's state may be of another, so only its leaves.
+    # Flax writes its own classes. An environment's state may be of any class: a list of its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -608,7 +608,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -620,7 +620,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,8 +5,8 @@
 # ///
 """PPO with continuous actions, in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
-    python ppo_continuous_linen_gymnasium.py --env-id Pendulum-v1 --seed 1
-    python ppo_continuous_linen_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
+    python more/ppo_continuous_linen_gymnasium.py --env-id Pendulum-v1 --seed 1
+    python more/ppo_continuous_linen_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
 
 The robots of the second line need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
@@ -123,10 +123,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -154,7 +154,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -164,7 +164,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            hint = "for Discrete, see more/ppo_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -246,7 +246,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -472,6 +472,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(train_state, stats: Stats, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state, stats and what to log."""
+    learning_rate = make_schedule(args)(train_state.step)
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -501,7 +502,6 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
@@ -603,7 +603,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -668,7 +668,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -680,7 +680,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO with continuous actions, in JAX and Flax NNX: an action is a vector of numbers.
 
-    python ppo_continuous_nnx.py --env-id Pendulum-v1 --seed 1
+    python more/ppo_continuous_nnx.py --env-id Pendulum-v1 --seed 1
 
 Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
@@ -399,6 +399,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, stats: Stats, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs, in place; return the next stats and what to log."""
+    learning_rate = make_schedule(args)(optimizer.step[...])
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -433,7 +434,6 @@ def update(agent, optimizer, stats: Stats, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(optimizer.step[...])
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     nnx.update((agent, optimizer), train_state)
@@ -548,7 +548,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -617,7 +617,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -629,7 +629,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO with continuous actions, in eager PyTorch: an action is a vector of numbers.
 
-    python ppo_continuous_torch.py --env-id Pendulum-v1 --seed 1
+    python more/ppo_continuous_torch.py --env-id Pendulum-v1 --seed 1
 
 Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
@@ -297,7 +297,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
@@ -343,7 +343,7 @@ class Batch(NamedTuple):
 def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
-    # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
+    # A torch.distributions.Normal in every step would wait for the device, for its checks.
     noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
 
     steps, results = [], []
@@ -435,7 +435,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = optimizer.param_groups[0]["lr"]
+    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -460,7 +460,7 @@ def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Ar
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -676,7 +676,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -688,7 +688,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

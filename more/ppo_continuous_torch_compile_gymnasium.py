@@ -5,8 +5,8 @@
 # ///
 """PPO with continuous actions, in compiled PyTorch, with environments in Gymnasium on the CPU.
 
-    python ppo_continuous_torch_compile_gymnasium.py --env-id Pendulum-v1 --seed 1
-    python ppo_continuous_torch_compile_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
+    python more/ppo_continuous_torch_compile_gymnasium.py --env-id Pendulum-v1 --seed 1
+    python more/ppo_continuous_torch_compile_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
 
 The robots of the second line need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
@@ -121,10 +121,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -152,7 +152,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -162,7 +162,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            hint = "for Discrete, see more/ppo_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -244,7 +244,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -420,7 +420,7 @@ class Batch(NamedTuple):
 def rollout(policy_fn, obs, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
-    # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
+    # A torch.distributions.Normal in every step would wait for the device, for its checks.
     noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
 
     steps, results = [], []
@@ -504,9 +504,9 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 # === Update =====================================================================================
-def update(agent, adam, epoch_fn, stats: Stats, storage: Storage, args: Args):
+def update(agent, optimizer, epoch_fn, stats: Stats, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = learning_rate_after(adam.count, args)
+    learning_rate = learning_rate_after(optimizer.count, args)
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -541,7 +541,7 @@ def epoch(minibatch_fn, args: Args, order, *batch):
     return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
-def minibatch_step(agent, adam, minibatch: Batch, args: Args):
+def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train on a minibatch, in place; return its losses.
 
     Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
@@ -552,21 +552,21 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)
-        adam.step(params, grad, learning_rate_after(adam.count, args))
+        optimizer.step(params, grad, learning_rate_after(optimizer.count, args))
     return {name: x.detach() for name, x in losses.items()}
 
 
-def compile_graph(function, gpu):
+def compile_graph(function, device):
     """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
     from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
 
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
+        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
         "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
         "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
@@ -630,7 +630,6 @@ def train(args: Args) -> None:
     # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = device.type == "cuda"
     env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
     log = RunLog(
         args,
@@ -645,33 +644,33 @@ def train(args: Args) -> None:
 
     torch.manual_seed(args.seed)
     iteration = 0
-    agent, adam = make_agent(args, env.obs_shape, env.action_dim, device)
+    agent, optimizer = make_agent(args, env.obs_shape, env.action_dim, device)
     stats = Stats(env.obs_dim).to(device)
     if (log.dir / "checkpoint.pt").exists():  # resumed
         checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
-        adam.load_state_dict(checkpoint["adam"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
         stats.load_state_dict(checkpoint["stats"])
         set_rng_state(checkpoint["rng_state"])
     obs = torch.from_numpy(env.reset(iteration)).to(device)
     log.begin(iteration)
 
-    # To the compiler, agent, stats, adam and args are constants.
+    # To the compiler, agent, stats, optimizer and args are constants.
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
-    policy_fn = compile_graph(partial(policy, agent, stats.obs, args=args), gpu)
-    minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
+    policy_fn = compile_graph(partial(policy, agent, stats.obs, args=args), device)
+    minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
-    if gpu:
+    if device.type == "cuda":
         policy_fn = capture(policy_fn, [])
-        epoch_fn = capture(epoch_fn, [*agent.parameters(), *adam.buffers()])
+        epoch_fn = capture(epoch_fn, [*agent.parameters(), *optimizer.buffers()])
     while iteration < args.num_iterations:
         start = time.perf_counter()
         obs, storage = rollout(policy_fn, obs, env, args)
         if args.sync_for_timing and device.type == "cuda":
             torch.cuda.synchronize()  # sync
         middle = time.perf_counter()
-        metrics = update(agent, adam, epoch_fn, stats, storage, args)
+        metrics = update(agent, optimizer, epoch_fn, stats, storage, args)
         values = torch.stack([*metrics.values()]).tolist()  # sync
         metrics = dict(zip(metrics, values, strict=True))
         log.write(iteration, metrics, start, middle)
@@ -680,7 +679,7 @@ def train(args: Args) -> None:
             checkpoint = {
                 "iteration": iteration,
                 "agent": agent.state_dict(),
-                "adam": adam.state_dict(),
+                "optimizer": optimizer.state_dict(),
                 "stats": stats.state_dict(),
                 "rng_state": get_rng_state(),
             }
@@ -782,7 +781,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -794,7 +793,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

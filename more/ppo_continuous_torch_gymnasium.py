@@ -5,8 +5,8 @@
 # ///
 """PPO with continuous actions, in eager PyTorch, with environments in Gymnasium on the CPU.
 
-    python ppo_continuous_torch_gymnasium.py --env-id Pendulum-v1 --seed 1
-    python ppo_continuous_torch_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
+    python more/ppo_continuous_torch_gymnasium.py --env-id Pendulum-v1 --seed 1
+    python more/ppo_continuous_torch_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
 
 The robots of the second line need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
@@ -120,10 +120,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -151,7 +151,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -161,7 +161,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/ppo_*_gymnasium.py"
+            hint = "for Discrete, see more/ppo_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -243,7 +243,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -345,7 +345,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
@@ -391,7 +391,7 @@ class Batch(NamedTuple):
 def rollout(policy_fn, obs, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
-    # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
+    # A torch.distributions.Normal in every step would wait for the device, for its checks.
     noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
 
     steps, results = [], []
@@ -477,7 +477,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = optimizer.param_groups[0]["lr"]
+    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -502,7 +502,7 @@ def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Ar
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -689,7 +689,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -701,7 +701,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

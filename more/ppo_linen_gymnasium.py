@@ -5,7 +5,7 @@
 # ///
 """PPO in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
-    python ppo_linen_gymnasium.py --env-id CartPole-v1 --seed 1
+    python more/ppo_linen_gymnasium.py --env-id CartPole-v1 --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
@@ -125,7 +125,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -135,7 +135,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
-            hint = "for a Box, see more/ppo_continuous_*_gymnasium.py"
+            hint = "for a Box, see more/ppo_continuous_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must count from 0, and not be {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -204,7 +204,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -290,8 +290,7 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage, in NumPy."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     steps = []
@@ -375,6 +374,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(train_state, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state and what to log."""
+    learning_rate = make_schedule(args)(train_state.step)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     both_obs = jnp.stack([storage.obs, storage.next_obs])
     value, next_value = train_state.apply_fn(train_state.params, both_obs, method="get_value")
@@ -394,7 +394,6 @@ def update(train_state, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
@@ -491,7 +490,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -552,7 +551,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -564,7 +563,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,8 +5,8 @@
 # ///
 """PPO in JAX and Flax Linen on many devices: sharded arrays, and an all-reduce per minibatch.
 
-    python ppo_linen_sharded.py --seed 1                        # on all GPUs that it sees
-    JAX_NUM_CPU_DEVICES=2 python ppo_linen_sharded.py --seed 1  # on two devices of the CPU
+    python more/ppo_linen_sharded.py --seed 1                        # on all GPUs that it sees
+    JAX_NUM_CPU_DEVICES=2 python more/ppo_linen_sharded.py --seed 1  # on two devices of the CPU
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - The code is for arrays of all devices, which XLA splits: environments, their draws, metrics. In
@@ -133,11 +133,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -255,8 +256,7 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -335,6 +335,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(train_state, storage: Storage, key, args: Args, mesh):
     """Train on a rollout for update_epochs; return the next train_state and what to log."""
+    learning_rate = make_schedule(args)(train_state.step)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     both_obs = jnp.stack([storage.obs, storage.next_obs])
     value, next_value = train_state.apply_fn(train_state.params, both_obs, method="get_value")
@@ -350,7 +351,6 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
         out_specs=jax.P(),
         check_vma=False,  # JAX need not prove that all devices return the same: pmean sees to it
     )
-    learning_rate = make_schedule(args)(train_state.step)
     train_state, losses = train_on_all(train_state, batch, key)
     metrics = losses | episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
@@ -553,14 +553,14 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax knows its own classes. An environment's state may be of another, so only its leaves.
+    # Flax writes its own classes. An environment's state may be of any class: a list of its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -624,7 +624,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -636,7 +636,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO in JAX and Flax NNX, many agents at once: the rollout and the update, under nnx.vmap.
 
-    python ppo_nnx_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
+    python more/ppo_nnx_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
 Read Agent to Training first; up to Update, all functions are ppo_nnx.py's, for one agent.
 "# sync" marks a line that waits for the device. What to look at is train:
@@ -130,11 +130,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -248,8 +249,7 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(agent, obs, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -329,6 +329,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = make_schedule(args)(optimizer.step[...])
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     both_obs = jnp.stack([storage.obs, storage.next_obs])
     value, next_value = agent.get_value(both_obs)
@@ -353,7 +354,6 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(optimizer.step[...])
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     nnx.update((agent, optimizer), train_state)
@@ -472,7 +472,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -613,7 +613,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -625,7 +625,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO with memory in JAX and Equinox: a GRU between the observation and the two heads.
 
-    python ppo_rnn_equinox.py --env-id MemoryChain-bsuite --seed 1
+    python more/ppo_rnn_equinox.py --env-id MemoryChain-bsuite --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent is asked in parts: encode what is seen, remember it, then say what to do and its value.
@@ -125,12 +125,13 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.feed_back = feed_back
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
@@ -297,14 +298,13 @@ class Batch(NamedTuple):
     logprob: jax.Array  # (B, T)
     value: jax.Array  # (B, T)
     advantage: jax.Array  # (B, T)
-    target: jax.Array  # (B, T), what the critic should say
+    target: jax.Array  # (B, T), of the critic: the lambda-return
 
 
 # === Rollout ====================================================================================
 def rollout(train_state, obs, memory, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -404,6 +404,7 @@ def unroll(agent, batch: Batch) -> jax.Array:
 # === Update =====================================================================================
 def update(train_state, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs; return the next train_state and what to log."""
+    learning_rate = make_schedule(args)(train_state.step)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     agent = train_state.agent
     value = agent.get_value(storage.memory)
@@ -428,7 +429,6 @@ def update(train_state, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(train_state.step)
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
@@ -510,8 +510,7 @@ def train(args: Args) -> None:
         log.write(iteration, metrics, start, middle)
         iteration += 1
         if log.must_save(iteration):
-            checkpoint = Checkpoint(iteration, train_state, obs, memory, env_state)
-            save_checkpoint(log.dir, checkpoint)
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, obs, memory, env_state))
             log.note_saved(iteration)
             if log.stopped_by:  # only here: a later signal waits for the next iteration
                 break
@@ -608,7 +607,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -620,7 +619,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO with memory in JAX and Flax NNX: a GRU between the observation and the two heads.
 
-    python ppo_rnn_nnx.py --env-id MemoryChain-bsuite --seed 1
+    python more/ppo_rnn_nnx.py --env-id MemoryChain-bsuite --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent is asked in parts: encode what is seen, remember it, then say what to do and its value.
@@ -126,12 +126,13 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.feed_back = feed_back
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
@@ -267,14 +268,13 @@ class Batch(NamedTuple):
     logprob: jax.Array  # (B, T)
     value: jax.Array  # (B, T)
     advantage: jax.Array  # (B, T)
-    target: jax.Array  # (B, T), what the critic should say
+    target: jax.Array  # (B, T), of the critic: the lambda-return
 
 
 # === Rollout ====================================================================================
 def rollout(agent, obs, memory, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -375,6 +375,7 @@ def unroll(agent, batch: Batch) -> jax.Array:
 # === Update =====================================================================================
 def update(agent, optimizer, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = make_schedule(args)(optimizer.step[...])
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     value = agent.get_value(storage.memory)
     # From the memory before forget(): a truncated episode goes on with the one that it had.
@@ -401,7 +402,6 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(optimizer.step[...])
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     nnx.update((agent, optimizer), train_state)
@@ -487,8 +487,7 @@ def train(args: Args) -> None:
         iteration += 1
         if log.must_save(iteration):
             train_state = nnx.to_pure_dict(nnx.state(objects))
-            checkpoint = Checkpoint(iteration, train_state, obs, memory, env_state)
-            save_checkpoint(log.dir, checkpoint)
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, obs, memory, env_state))
             log.note_saved(iteration)
             if log.stopped_by:  # only here: a later signal waits for the next iteration
                 break
@@ -515,7 +514,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -591,7 +590,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -603,7 +602,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

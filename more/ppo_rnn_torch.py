@@ -5,7 +5,7 @@
 # ///
 """PPO with memory in eager PyTorch: a GRU between the observation and the two heads.
 
-    python ppo_rnn_torch.py --env-id MemoryChain-bsuite --seed 1
+    python more/ppo_rnn_torch.py --env-id MemoryChain-bsuite --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent has a torch.nn.GRU, which goes through a whole sequence at one call.
@@ -126,12 +126,13 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.feed_back = feed_back
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
@@ -245,7 +246,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(obs_shape, args.hidden_sizes, num_actions, args.gru_hidden_size).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
@@ -287,14 +288,14 @@ class Batch(NamedTuple):
     logprob: torch.Tensor  # (B, T)
     value: torch.Tensor  # (B, T)
     advantage: torch.Tensor  # (B, T)
-    target: torch.Tensor  # (B, T), what the critic should say
+    target: torch.Tensor  # (B, T), of the critic: the lambda-return
 
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, memory, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
-    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
-    # would take many times as long, and its checks would wait for the device.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -411,7 +412,7 @@ def unroll(agent, batch: Batch) -> torch.Tensor:
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = optimizer.param_groups[0]["lr"]
+    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value = agent.get_value(storage.memory)
@@ -432,7 +433,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -652,7 +653,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -664,7 +665,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO in eager PyTorch on many devices: a process for each, and DistributedDataParallel.
 
-    torchrun --nproc-per-node 2 ppo_torch_ddp.py --seed 1  # on two GPUs, or the CPU
+    torchrun --nproc-per-node 2 more/ppo_torch_ddp.py --seed 1  # on two GPUs, or the CPU
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - torchrun starts a process (rank) for each device: nccl joins GPUs, and gloo CPUs.
@@ -129,11 +129,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -227,7 +228,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
@@ -271,8 +272,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
-    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
-    # would take many times as long, and its checks would wait for the device.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -365,7 +366,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rank's share of a rollout, in place; return what to log of all ranks."""
-    learning_rate = optimizer.param_groups[0]["lr"]
+    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         # agent.module is the Agent, which DDP wraps: a method other than forward is called there.
@@ -389,7 +390,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), loss_args))
     metrics = {name: mean(torch.stack([x[name] for x in losses])) for name in losses[0]}
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - variance(target - value) / variance(target)
     return metrics
 
@@ -691,7 +692,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -703,7 +704,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,7 +5,7 @@
 # ///
 """PPO in eager PyTorch, with environments in Gymnasium on the CPU.
 
-    python ppo_torch_gymnasium.py --env-id CartPole-v1 --seed 1
+    python more/ppo_torch_gymnasium.py --env-id CartPole-v1 --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
@@ -122,7 +122,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -132,7 +132,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
-            hint = "for a Box, see more/ppo_continuous_*_gymnasium.py"
+            hint = "for a Box, see more/ppo_continuous_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must count from 0, and not be {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -201,7 +201,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -248,7 +248,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
@@ -292,8 +292,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
-    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
-    # would take many times as long, and its checks would wait for the device.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -380,7 +380,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = optimizer.param_groups[0]["lr"]
+    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -397,7 +397,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -573,7 +573,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -585,7 +585,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,8 +5,8 @@
 # ///
 """SAC in JAX and Flax Linen: acting, replay and learning are one jax.jit.
 
-    python sac_linen.py --seed 1                            # Pendulum-v1, in half a minute
-    python sac_linen.py mujoco --env-id my_module:MyEnv     # the paper's settings, for robots
+    python more/sac_linen.py --seed 1                            # Pendulum-v1, in half a minute
+    python more/sac_linen.py mujoco --env-id my_module:MyEnv     # the paper's settings, for robots
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
@@ -111,10 +111,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": (source, mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -273,7 +273,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: jax.Array  # (N, obs_dim), what the action was chosen from, in the environment's own type
+    obs: jax.Array  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: jax.Array  # (N, action_dim), in [-1, 1] and not in the environment's units
     reward: jax.Array  # (N,) float32, result of the action, like all fields below
     terminated: jax.Array  # (N,) bool
@@ -288,7 +288,7 @@ class Replay(NamedTuple):
 
 
 def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) -> Replay:
-    """An empty replay."""
+    """An empty one."""
     size = args.buffer_size
     gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
     if gigabytes > 1:
@@ -540,8 +540,7 @@ def train(args: Args) -> None:
         iteration += 1
         if log.must_save(iteration):
             rows = rows_to_save(replay, args)
-            checkpoint = Checkpoint(iteration, train_state, rows, obs, env_state)
-            save_checkpoint(log.dir, checkpoint)
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, rows, obs, env_state))
             log.note_saved(iteration)
             if log.stopped_by:  # only here: a later signal waits for the next iteration
                 break
@@ -561,14 +560,14 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax knows its own classes. An environment's state may be of another, so only its leaves.
+    # Flax writes its own classes. An environment's state may be of any class: a list of its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -645,7 +644,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -657,7 +656,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

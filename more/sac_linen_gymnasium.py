@@ -5,9 +5,9 @@
 # ///
 """SAC in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
-    python sac_linen_gymnasium.py --seed 1         # Pendulum-v1
+    python more/sac_linen_gymnasium.py --seed 1         # Pendulum-v1
     pip install "gymnasium[mujoco]==1.3.0"         # for robots; uv run installs it
-    python sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
+    python more/sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, as in the paper
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
@@ -116,10 +116,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": (source, mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -141,7 +141,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -151,7 +151,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/dqn_*_gymnasium.py"
+            hint = "for Discrete, see more/dqn_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -229,7 +229,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -319,7 +319,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: np.ndarray  # (N, obs_dim), what the action was chosen from, in the environment's own type
+    obs: np.ndarray  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: np.ndarray  # (N, action_dim), in [-1, 1] and not in the environment's units
     reward: np.ndarray  # (N,) float32, result of the action, like all fields below
     terminated: np.ndarray  # (N,) bool
@@ -541,8 +541,7 @@ def train(args: Args) -> None:
             for _ in range(replay.updates_due()):
                 batch = replay.sample(rng, args.batch_size)
                 noise = rng.standard_normal((2, *batch.action.shape), np.float32)
-                updated = update_fn(train_state, losses, batch, noise, learning_rate)
-                train_state, losses = updated
+                train_state, losses = update_fn(train_state, losses, batch, noise, learning_rate)
                 num_updates += 1
         metrics = episode_statistics(returns, lengths)
         for name, x in losses.items():
@@ -575,7 +574,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -638,7 +637,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -650,7 +649,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,8 +5,8 @@
 # ///
 """SAC in eager PyTorch: the environments step in JAX, and arrays cross over as views.
 
-    python sac_torch.py --seed 1                            # Pendulum-v1, in a minute
-    python sac_torch.py mujoco --env-id my_module:MyEnv     # the paper's settings, for robots
+    python more/sac_torch.py --seed 1                            # Pendulum-v1, in a minute
+    python more/sac_torch.py mujoco --env-id my_module:MyEnv     # the paper's settings, for robots
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
@@ -117,10 +117,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": (source, mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -649,7 +649,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -661,7 +661,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)

@@ -5,9 +5,9 @@
 # ///
 """SAC in compiled PyTorch, with environments in Gymnasium on the CPU.
 
-    python sac_torch_compile_gymnasium.py --seed 1  # Pendulum-v1
+    python more/sac_torch_compile_gymnasium.py --seed 1  # Pendulum-v1
     pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
-    python sac_torch_compile_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
+    python more/sac_torch_compile_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, as in the paper
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
@@ -119,10 +119,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": (source, mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -144,7 +144,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -154,7 +154,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/dqn_*_gymnasium.py"
+            hint = "for Discrete, see more/dqn_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -232,7 +232,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -490,17 +490,17 @@ def update(agent, target_critics, optimizer, args: Args, learning_rate, noise, *
     return {name: x.detach() for name, x in losses.items()}
 
 
-def compile_graph(function, gpu):
+def compile_graph(function, device):
     """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
     from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
 
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
+        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
         "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
         "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
@@ -570,7 +570,6 @@ def train(args: Args) -> None:
     """Train an agent, from the start or from a checkpoint on."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" is TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = device.type == "cuda"
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     log = RunLog(
         args,
@@ -603,8 +602,8 @@ def train(args: Args) -> None:
     # To the compiler, agent, target_critics, optimizer and args are constants.
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
     trained = (agent, target_critics, optimizer)
-    update_fn = compile_graph(partial(update, *trained, args), gpu)
-    if gpu:
+    update_fn = compile_graph(partial(update, *trained, args), device)
+    if device.type == "cuda":
         update_fn = capture(update_fn, [y for x in trained for y in x.state_dict().values()])
     # It compiles at the first call, which is made now, since no update is due before
     # learning_starts. What the call changes is put back.
@@ -742,7 +741,7 @@ class RunLog:
         self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
         packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
         packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info = facts | {
+        self.info: dict[str, Any] = {
             "script": Path(__file__).stem,
             "status": "running",
             "args": asdict(args),
@@ -754,7 +753,7 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
