@@ -99,8 +99,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -474,7 +473,7 @@ def train(args: Args) -> None:
             torch.cuda.synchronize()  # sync
         middle = time.perf_counter()
         metrics = update(agent, optimizer, scheduler, storage, args)
-        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+        values = torch.stack([*metrics.values()]).tolist()  # sync
         metrics = dict(zip(metrics, values, strict=True))
         log.write(iteration, metrics, start, middle)
         iteration += 1

@@ -511,7 +511,7 @@ def train(args: Args) -> None:
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, epsilon, learning_rate
         )
-        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):

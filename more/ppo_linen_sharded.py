@@ -107,8 +107,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -496,7 +495,7 @@ def train(args: Args) -> None:
 
 
 class QuietLog:
-    """In the place of RunLog in all processes but the first: writes nothing."""
+    """In the place of RunLog in all processes but the first: notes signals, writes nothing."""
 
     def __init__(self, args: Args) -> None:
         self.args = args
@@ -509,7 +508,6 @@ class QuietLog:
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
 
     def write(self, *row: Any) -> None:
         pass

@@ -100,8 +100,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -482,7 +481,7 @@ def train(args: Args) -> None:
             jax.block_until_ready(storage)  # sync
         middle = time.perf_counter()
         metrics = update_fn(agent, optimizer, storage, update_key)
-        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1
         if log.must_save(iteration):

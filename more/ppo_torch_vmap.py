@@ -104,8 +104,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -607,7 +606,7 @@ def train(args: Args) -> None:
             torch.cuda.synchronize()  # sync
         middle = time.perf_counter()
         metrics = update(agent, optimizer, epoch_fn, storage, generators, args)
-        values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
+        values = torch.stack([*metrics.values()]).tolist()  # sync
         metrics = dict(zip(metrics, values, strict=True))
         log.write(iteration, metrics, start, middle)
         iteration += 1
@@ -728,6 +727,7 @@ class RunLogs:
             with redirect_stdout(None):  # one line for all, instead of one for each
                 agent.begin(iteration)
             agent.give_signals_back()  # to the program's log
+            agent.handlers.clear()
             if agent.wandb:
                 agent.wandb.name = f"{self.dir.name}-{agent.dir.name}"
 

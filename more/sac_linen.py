@@ -257,7 +257,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
     actor = Actor(args.hidden_sizes, action_dim)
     critics = Critics(args.hidden_sizes)
     actor_key, critics_key = jax.random.split(key)
-    obs = jnp.zeros((1, math.prod(obs_shape)))  # obs comes flat; a CNN would first restore its shape
+    obs = jnp.zeros((1, math.prod(obs_shape)))  # obs comes flat; a CNN would restore its shape
     action = jnp.zeros((1, action_dim))
     params = {
         "actor": jax.jit(actor.init)(actor_key, obs),
@@ -535,7 +535,7 @@ def train(args: Args) -> None:
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, is_random, learning_rate
         )
-        metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
+        metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
