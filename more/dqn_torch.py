@@ -5,8 +5,8 @@
 # ///
 """DQN in eager PyTorch: the environments step in JAX, and arrays cross over as views.
 
-    python dqn_torch.py --seed 1          # CartPole-v1
-    python dqn_torch.py minatar --seed 1  # Breakout, by MinAtar's own settings
+    python more/dqn_torch.py --seed 1          # CartPole-v1
+    python more/dqn_torch.py minatar --seed 1  # Breakout, by MinAtar's own settings
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
@@ -31,8 +31,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -132,13 +131,13 @@ def parse_args() -> Args:
         hidden_sizes=(128,),
     )
     presets = {
-        "cartpole": ("The first word may be minatar, which takes MinAtar's settings.", Args()),
+        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
         "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["cartpole", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["cartpole", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -173,11 +172,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see sac_*.py and ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/sac_linen.py or sac_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if sticky_actions > 0:
@@ -483,54 +483,53 @@ def train(args: Args) -> None:
     log.begin(iteration)
 
     step_fn = jax.jit(env.step)
-    with stoppable(log):
-        while iteration < args.num_iterations:
-            start = time.perf_counter()
-            decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-            optimizer.param_groups[0]["lr"] = args.learning_rate * decay
-            # One call for all steps: a call costs more than the numbers that it draws.
-            steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
-            epsilon = torch.tensor([epsilon_after(x, args) for x in steps], device=device)
-            shape = (args.num_steps, args.num_envs)
-            explore = torch.rand(shape, device=device) < epsilon[:, None]
-            random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
-            results, losses = [], []
-            for step in range(args.num_steps):
-                action = act(agent, obs, explore[step], random_action[step])
-                new_obs, env_state, result = step_fn(env_state, to_jax(action))
-                result = to_torch(result)  # on a CPU, sync
-                results.append(result)  # keeps the views until torch has read them
-                replay.add(obs, action, result)
-                obs = to_torch(new_obs)
-                for _ in range(replay.updates_due()):
-                    batch = replay.sample(args.batch_size)
-                    losses.append(update(agent, target, optimizer, batch, args))
-                    num_updates += 1
-                    if num_updates % args.target_network_frequency == 0:
-                        target.load_state_dict(agent.state_dict())
-            metrics = episode_statistics(results) | mean_losses(losses)
-            metrics["charts/epsilon"] = epsilon[-1]
-            metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-            metrics["charts/updates"] = len(losses)
-            log.write(iteration, metrics, start)  # sync
-            iteration += 1
-            if log.must_save(iteration):
-                checkpoint = {
-                    "iteration": iteration,
-                    "num_updates": num_updates,
-                    "agent": agent.state_dict(),
-                    "target": target.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "replay": replay.state_dict(),
-                    "rng_state": get_rng_state(),
-                    "obs": obs,
-                    "env_state": to_torch(jax.tree.leaves(env_state)),
-                }
-                save_checkpoint(log.dir, checkpoint)
-                log.note_saved(iteration)
-                if log.stopped_by:  # only here: a later signal waits for the next iteration
-                    break
-        log.close(iteration)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        optimizer.param_groups[0]["lr"] = args.learning_rate * decay
+        # One call for all steps: a call costs more than the numbers that it draws.
+        steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
+        epsilon = torch.tensor([epsilon_after(x, args) for x in steps], device=device)
+        shape = (args.num_steps, args.num_envs)
+        explore = torch.rand(shape, device=device) < epsilon[:, None]
+        random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
+        results, losses = [], []
+        for step in range(args.num_steps):
+            action = act(agent, obs, explore[step], random_action[step])
+            new_obs, env_state, result = step_fn(env_state, to_jax(action))
+            result = to_torch(result)  # on a CPU, sync
+            results.append(result)  # keeps the views until torch has read them
+            replay.add(obs, action, result)
+            obs = to_torch(new_obs)
+            for _ in range(replay.updates_due()):
+                batch = replay.sample(args.batch_size)
+                losses.append(update(agent, target, optimizer, batch, args))
+                num_updates += 1
+                if num_updates % args.target_network_frequency == 0:
+                    target.load_state_dict(agent.state_dict())
+        metrics = episode_statistics(results) | mean_losses(losses)
+        metrics["charts/epsilon"] = epsilon[-1]
+        metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        metrics["charts/updates"] = len(losses)
+        log.write(iteration, metrics, start)  # sync
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "num_updates": num_updates,
+                "agent": agent.state_dict(),
+                "target": target.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "replay": replay.state_dict(),
+                "rng_state": get_rng_state(),
+                "obs": obs,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a later signal waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -588,16 +587,28 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
 # === Run log ====================================================================================
 # You may stop reading here. The rest is a run's folder, and is the same in DQN and SAC.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -618,13 +629,11 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
-        self.info |= facts
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
             # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            # Refused here, before the run's files are changed.
             sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
             for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
                 if getattr(args, name, None) != getattr(old, name, None):
@@ -633,12 +642,11 @@ class RunLog:
                 fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
-            return
-        try:
-            self.dir.mkdir(parents=True)
-        except FileExistsError:
+        elif self.dir.exists():
             fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        self.write_info()
+        else:
+            self.dir.mkdir(parents=True)
+            self.write_info()
 
     def begin(self, iteration: int) -> None:
         """Open the files. A resumed run loses what it logged after its checkpoint."""
@@ -657,24 +665,28 @@ class RunLog:
         for line in lines:
             self.plot(json.loads(line))
         if self.args.track:
-            self.start_wandb()
+            import wandb  # half a second that only --track pays
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                dir=self.dir,
+                config=self.info,
+                resume="allow",
+                reinit="create_new",
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
         self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
-    def start_wandb(self) -> None:
-        import wandb  # half a second that only --track pays
-
-        self.wandb = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
-            name=self.dir.name,
-            id=self.info.get("wandb_id"),
-            dir=self.dir,
-            config=self.info,
-            resume="allow",
-            reinit="create_new",
-        )
-        self.wandb.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = self.wandb.id
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float) -> None:
         """Log an iteration, which began at start and ends now."""
@@ -692,10 +704,8 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
             mean_return = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -717,7 +727,6 @@ class RunLog:
         return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
     def note_saved(self, done: int) -> None:
-        self.tensorboard.flush()
         self.info["iteration"] = done
         self.write_info()
 
@@ -736,31 +745,14 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
+        self.give_signals_back()
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
-
-@contextmanager
-def stoppable(log: Any) -> Generator[None]:
-    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-
-    However the block ends, by an error or not, they do again what they did before.
-    """
-    handlers: dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        log.stopped_by = number
-        signal.signal(number, handlers[number])  # a second one does what it always did
-
-    if threading.current_thread() is threading.main_thread():  # others may set no handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def give_signals_back(self) -> None:
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
 
@@ -773,14 +765,6 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
     return info, Args(**info["args"])
-
-
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

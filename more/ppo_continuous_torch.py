@@ -5,7 +5,7 @@
 # ///
 """PPO with continuous actions, in eager PyTorch: an action is a vector of numbers.
 
-    python ppo_continuous_torch.py --env-id Pendulum-v1 --seed 1
+    python more/ppo_continuous_torch.py --env-id Pendulum-v1 --seed 1
 
 Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
@@ -29,8 +29,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -103,8 +102,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -298,7 +296,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
@@ -344,7 +342,7 @@ class Batch(NamedTuple):
 def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
-    # A torch.distributions.Normal in every step would wait for the device, to check its arguments.
+    # A torch.distributions.Normal in every step would wait for the device, for its checks.
     noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
 
     steps, results = [], []
@@ -436,7 +434,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = optimizer.param_groups[0]["lr"]
+    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -461,7 +459,7 @@ def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Ar
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
     metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
     return metrics
 
@@ -553,34 +551,33 @@ def train(args: Args) -> None:
 
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent, stats.obs, args=args)
-    with stoppable(log):
-        while iteration < args.num_iterations:
-            start = time.perf_counter()
-            obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
-            if args.sync_for_timing and device.type == "cuda":
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            metrics = update(agent, optimizer, scheduler, stats, storage, args)
-            values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(iteration, metrics, start, middle)
-            iteration += 1
-            if log.must_save(iteration):
-                checkpoint = {
-                    "iteration": iteration,
-                    "agent": agent.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "scheduler": scheduler.state_dict(),
-                    "stats": stats.state_dict(),
-                    "rng_state": get_rng_state(),
-                    "obs": obs,
-                    "env_state": to_torch(jax.tree.leaves(env_state)),
-                }
-                save_checkpoint(log.dir, checkpoint)
-                log.note_saved(iteration)
-                if log.stopped_by:  # only here: a later signal waits for the next iteration
-                    break
-        log.close(iteration)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, args)
+        if args.sync_for_timing and device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(agent, optimizer, scheduler, stats, storage, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "stats": stats.state_dict(),
+                "rng_state": get_rng_state(),
+                "obs": obs,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a later signal waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -648,16 +645,28 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
 # === Run log ====================================================================================
 # You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -678,13 +687,11 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
-        self.info |= facts
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
             # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            # Refused here, before the run's files are changed.
             sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
             for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
                 if getattr(args, name, None) != getattr(old, name, None):
@@ -693,12 +700,11 @@ class RunLog:
                 fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
-            return
-        try:
-            self.dir.mkdir(parents=True)
-        except FileExistsError:
+        elif self.dir.exists():
             fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        self.write_info()
+        else:
+            self.dir.mkdir(parents=True)
+            self.write_info()
 
     def begin(self, iteration: int) -> None:
         """Open the files. A resumed run loses what it logged after its checkpoint."""
@@ -717,24 +723,28 @@ class RunLog:
         for line in lines:
             self.plot(json.loads(line))
         if self.args.track:
-            self.start_wandb()
+            import wandb  # half a second that only --track pays
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                dir=self.dir,
+                config=self.info,
+                resume="allow",
+                reinit="create_new",
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
         self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
-    def start_wandb(self) -> None:
-        import wandb  # half a second that only --track pays
-
-        self.wandb = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
-            name=self.dir.name,
-            id=self.info.get("wandb_id"),
-            dir=self.dir,
-            config=self.info,
-            resume="allow",
-            reinit="create_new",
-        )
-        self.wandb.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = self.wandb.id
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration: the rollout from start to middle, the update from middle to now."""
@@ -755,10 +765,8 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
             mean_return = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -780,7 +788,6 @@ class RunLog:
         return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
     def note_saved(self, done: int) -> None:
-        self.tensorboard.flush()
         self.info["iteration"] = done
         self.write_info()
 
@@ -799,31 +806,14 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
+        self.give_signals_back()
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
-
-@contextmanager
-def stoppable(log: Any) -> Generator[None]:
-    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-
-    However the block ends, by an error or not, they do again what they did before.
-    """
-    handlers: dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        log.stopped_by = number
-        signal.signal(number, handlers[number])  # a second one does what it always did
-
-    if threading.current_thread() is threading.main_thread():  # others may set no handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def give_signals_back(self) -> None:
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
 
@@ -836,14 +826,6 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
     return info, Args(**info["args"])
-
-
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

@@ -5,8 +5,8 @@
 # ///
 """PPO in JAX and Flax Linen on many devices: sharded arrays, and an all-reduce per minibatch.
 
-    python ppo_linen_sharded.py --seed 1                        # on all GPUs that it sees
-    JAX_NUM_CPU_DEVICES=2 python ppo_linen_sharded.py --seed 1  # on two devices of the CPU
+    python more/ppo_linen_sharded.py --seed 1                        # on all GPUs that it sees
+    JAX_NUM_CPU_DEVICES=2 python more/ppo_linen_sharded.py --seed 1  # on two devices of the CPU
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - The code is for arrays of all devices, which XLA splits: environments, their draws, metrics. In
@@ -107,8 +107,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -133,11 +132,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -255,8 +255,7 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(train_state, obs, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -335,6 +334,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(train_state, storage: Storage, key, args: Args, mesh):
     """Train on a rollout for update_epochs; return the next train_state and what to log."""
+    learning_rate = make_schedule(args)(train_state.step)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     both_obs = jnp.stack([storage.obs, storage.next_obs])
     value, next_value = train_state.apply_fn(train_state.params, both_obs, method="get_value")
@@ -350,7 +350,6 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
         out_specs=jax.P(),
         check_vma=False,  # JAX need not prove that all devices return the same: pmean sees to it
     )
-    learning_rate = make_schedule(args)(train_state.step)
     train_state, losses = train_on_all(train_state, batch, key)
     metrics = losses | episode_statistics(storage)
     metrics["charts/learning_rate"] = learning_rate
@@ -465,39 +464,38 @@ def train(args: Args) -> None:
     out_shardings = by_rows, env_sharding, by_columns
     rollout_fn = jax.jit(partial(rollout, env=env, args=args), out_shardings=out_shardings)
     update_fn = jax.jit(partial(update, args=args, mesh=mesh))
-    with stoppable(log):
-        while iteration < args.num_iterations:
-            start = time.perf_counter()
-            iteration_key = jax.random.fold_in(key, iteration)
-            rollout_key, update_key = jax.random.split(iteration_key)
-            obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            train_state, metrics = update_fn(train_state, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync
-            log.write(iteration, metrics, start, middle)
-            iteration += 1
-            # All processes decide by the same numbers: a signal to any of them stops all of them
-            # here, and one that comes later waits for the next iteration.
-            asked = np.array([log.stopped_by, log.must_save(iteration)])
-            stopped_by, must_save = process_allgather(asked).max(0).tolist()  # sync
-            if must_save:
-                # One process writes one file, from which any number of devices can go on. orbax
-                # lets each process write its part, which models need that no host can hold.
-                arrays = process_allgather((train_state, obs, env_state), tiled=True)  # sync
-                with all_or_none():
-                    if jax.process_index() == 0:
-                        save_checkpoint(log.dir, Checkpoint(iteration, *arrays))
-                        log.note_saved(iteration)
-                if stopped_by:
-                    log.stopped_by = stopped_by  # it may have come to another process
-                    break
-        log.close(iteration)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        iteration_key = jax.random.fold_in(key, iteration)
+        rollout_key, update_key = jax.random.split(iteration_key)
+        obs, env_state, storage = rollout_fn(train_state, obs, env_state, rollout_key)
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        train_state, metrics = update_fn(train_state, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        # All processes decide by the same numbers: a signal to any of them stops all of them
+        # here, and one that comes later waits for the next iteration.
+        asked = np.array([log.stopped_by, log.must_save(iteration)])
+        stopped_by, must_save = process_allgather(asked).max(0).tolist()  # sync
+        if must_save:
+            # One process writes one file, from which any number of devices can go on. orbax
+            # lets each process write its part, which models need that no host can hold.
+            arrays = process_allgather((train_state, obs, env_state), tiled=True)  # sync
+            with all_or_none():
+                if jax.process_index() == 0:
+                    save_checkpoint(log.dir, Checkpoint(iteration, *arrays))
+                    log.note_saved(iteration)
+            if stopped_by:
+                log.stopped_by = stopped_by  # it may have come to another process
+                break
+    log.close(iteration)
 
 
 class QuietLog:
-    """In the place of RunLog in all processes but the first: writes nothing."""
+    """In the place of RunLog in all processes but the first: notes signals, writes nothing."""
 
     def __init__(self, args: Args) -> None:
         self.args = args
@@ -505,7 +503,11 @@ class QuietLog:
         self.stopped_by = 0  # the signal that came
 
     def begin(self, iteration: int) -> None:
-        pass
+        signal.signal(signal.SIGINT, self.stop)
+        signal.signal(signal.SIGTERM, self.stop)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
 
     def write(self, *row: Any) -> None:
         pass
@@ -549,14 +551,14 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax knows its own classes. An environment's state may be of another, so only its leaves.
+    # Flax writes its own classes. An environment's state may be of any class: a list of its leaves.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     try:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -590,16 +592,28 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
 # === Run log ====================================================================================
 # You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -620,13 +634,11 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
-        self.info |= facts
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
             # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            # Refused here, before the run's files are changed.
             sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
             for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
                 if getattr(args, name, None) != getattr(old, name, None):
@@ -635,12 +647,11 @@ class RunLog:
                 fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
-            return
-        try:
-            self.dir.mkdir(parents=True)
-        except FileExistsError:
+        elif self.dir.exists():
             fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        self.write_info()
+        else:
+            self.dir.mkdir(parents=True)
+            self.write_info()
 
     def begin(self, iteration: int) -> None:
         """Open the files. A resumed run loses what it logged after its checkpoint."""
@@ -659,24 +670,28 @@ class RunLog:
         for line in lines:
             self.plot(json.loads(line))
         if self.args.track:
-            self.start_wandb()
+            import wandb  # half a second that only --track pays
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                dir=self.dir,
+                config=self.info,
+                resume="allow",
+                reinit="create_new",
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
         self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
-    def start_wandb(self) -> None:
-        import wandb  # half a second that only --track pays
-
-        self.wandb = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
-            name=self.dir.name,
-            id=self.info.get("wandb_id"),
-            dir=self.dir,
-            config=self.info,
-            resume="allow",
-            reinit="create_new",
-        )
-        self.wandb.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = self.wandb.id
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration: the rollout from start to middle, the update from middle to now."""
@@ -697,10 +712,8 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
             mean_return = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -722,7 +735,6 @@ class RunLog:
         return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
     def note_saved(self, done: int) -> None:
-        self.tensorboard.flush()
         self.info["iteration"] = done
         self.write_info()
 
@@ -741,31 +753,14 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
+        self.give_signals_back()
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
-
-@contextmanager
-def stoppable(log: Any) -> Generator[None]:
-    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-
-    However the block ends, by an error or not, they do again what they did before.
-    """
-    handlers: dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        log.stopped_by = number
-        signal.signal(number, handlers[number])  # a second one does what it always did
-
-    if threading.current_thread() is threading.main_thread():  # others may set no handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def give_signals_back(self) -> None:
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
 
@@ -778,14 +773,6 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
     return info, Args(**info["args"])
-
-
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

@@ -5,7 +5,7 @@
 # ///
 """PPO with memory in JAX and Flax NNX: a GRU between the observation and the two heads.
 
-    python ppo_rnn_nnx.py --env-id MemoryChain-bsuite --seed 1
+    python more/ppo_rnn_nnx.py --env-id MemoryChain-bsuite --seed 1
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - Agent is asked in parts: encode what is seen, remember it, then say what to do and its value.
@@ -28,8 +28,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -101,8 +100,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -127,12 +125,13 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.feed_back = feed_back
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
         if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
@@ -268,14 +267,13 @@ class Batch(NamedTuple):
     logprob: jax.Array  # (B, T)
     value: jax.Array  # (B, T)
     advantage: jax.Array  # (B, T)
-    target: jax.Array  # (B, T), what the critic should say
+    target: jax.Array  # (B, T), of the critic: the lambda-return
 
 
 # === Rollout ====================================================================================
 def rollout(agent, obs, memory, env_state, key, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
-    # jax.random.categorical would draw such noise in every step. Drawn for all steps at once, it
-    # takes less time.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
@@ -376,6 +374,7 @@ def unroll(agent, batch: Batch) -> jax.Array:
 # === Update =====================================================================================
 def update(agent, optimizer, storage: Storage, key, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
+    learning_rate = make_schedule(args)(optimizer.step[...])
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     value = agent.get_value(storage.memory)
     # From the memory before forget(): a truncated episode goes on with the one that it had.
@@ -402,7 +401,6 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
 
-    learning_rate = make_schedule(args)(optimizer.step[...])
     keys = jax.random.split(key, args.update_epochs)
     train_state, losses = jax.lax.scan(epoch, train_state, keys)
     nnx.update((agent, optimizer), train_state)
@@ -474,27 +472,25 @@ def train(args: Args) -> None:
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
     rollout_fn = jit(partial(rollout, env=env, args=args))
     update_fn = jit(partial(update, args=args))
-    with stoppable(log):
-        while iteration < args.num_iterations:
-            start = time.perf_counter()
-            iteration_key = jax.random.fold_in(key, iteration)
-            rollout_key, update_key = jax.random.split(iteration_key)
-            obs, memory, env_state, storage = rollout_fn(agent, obs, memory, env_state, rollout_key)
-            if args.sync_for_timing:
-                jax.block_until_ready(storage)  # sync
-            middle = time.perf_counter()
-            metrics = update_fn(agent, optimizer, storage, update_key)
-            metrics = jax.device_get(metrics)  # sync, and the iteration's only transfer to the host
-            log.write(iteration, metrics, start, middle)
-            iteration += 1
-            if log.must_save(iteration):
-                train_state = nnx.to_pure_dict(nnx.state(objects))
-                checkpoint = Checkpoint(iteration, train_state, obs, memory, env_state)
-                save_checkpoint(log.dir, checkpoint)
-                log.note_saved(iteration)
-                if log.stopped_by:  # only here: a later signal waits for the next iteration
-                    break
-        log.close(iteration)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        iteration_key = jax.random.fold_in(key, iteration)
+        rollout_key, update_key = jax.random.split(iteration_key)
+        obs, memory, env_state, storage = rollout_fn(agent, obs, memory, env_state, rollout_key)
+        if args.sync_for_timing:
+            jax.block_until_ready(storage)  # sync
+        middle = time.perf_counter()
+        metrics = update_fn(agent, optimizer, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            train_state = nnx.to_pure_dict(nnx.state(objects))
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, obs, memory, env_state))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a later signal waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -517,7 +513,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -563,16 +559,28 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
 # === Run log ====================================================================================
 # You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -593,13 +601,11 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
-        self.info |= facts
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
             # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            # Refused here, before the run's files are changed.
             sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
             for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
                 if getattr(args, name, None) != getattr(old, name, None):
@@ -608,12 +614,11 @@ class RunLog:
                 fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
-            return
-        try:
-            self.dir.mkdir(parents=True)
-        except FileExistsError:
+        elif self.dir.exists():
             fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        self.write_info()
+        else:
+            self.dir.mkdir(parents=True)
+            self.write_info()
 
     def begin(self, iteration: int) -> None:
         """Open the files. A resumed run loses what it logged after its checkpoint."""
@@ -632,24 +637,28 @@ class RunLog:
         for line in lines:
             self.plot(json.loads(line))
         if self.args.track:
-            self.start_wandb()
+            import wandb  # half a second that only --track pays
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                dir=self.dir,
+                config=self.info,
+                resume="allow",
+                reinit="create_new",
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
         self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
-    def start_wandb(self) -> None:
-        import wandb  # half a second that only --track pays
-
-        self.wandb = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
-            name=self.dir.name,
-            id=self.info.get("wandb_id"),
-            dir=self.dir,
-            config=self.info,
-            resume="allow",
-            reinit="create_new",
-        )
-        self.wandb.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = self.wandb.id
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration: the rollout from start to middle, the update from middle to now."""
@@ -670,10 +679,8 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
             mean_return = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -695,7 +702,6 @@ class RunLog:
         return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
     def note_saved(self, done: int) -> None:
-        self.tensorboard.flush()
         self.info["iteration"] = done
         self.write_info()
 
@@ -714,31 +720,14 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
+        self.give_signals_back()
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
-
-@contextmanager
-def stoppable(log: Any) -> Generator[None]:
-    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-
-    However the block ends, by an error or not, they do again what they did before.
-    """
-    handlers: dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        log.stopped_by = number
-        signal.signal(number, handlers[number])  # a second one does what it always did
-
-    if threading.current_thread() is threading.main_thread():  # others may set no handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def give_signals_back(self) -> None:
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
 
@@ -751,14 +740,6 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
     return info, Args(**info["args"])
-
-
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

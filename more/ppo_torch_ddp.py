@@ -5,7 +5,7 @@
 # ///
 """PPO in eager PyTorch on many devices: a process for each, and DistributedDataParallel.
 
-    torchrun --nproc-per-node 2 ppo_torch_ddp.py --seed 1  # on two GPUs, or the CPU
+    torchrun --nproc-per-node 2 more/ppo_torch_ddp.py --seed 1  # on two GPUs, or the CPU
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - torchrun starts a process (rank) for each device: nccl joins GPUs, and gloo CPUs.
@@ -103,8 +103,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -129,11 +128,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -227,7 +227,7 @@ class Agent(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Initialise the parameters and Adam, whose learning rate decays with each optimizer step."""
+    """Initialise the parameters and Adam."""
     agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
     params = agent.parameters()
     optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
@@ -271,8 +271,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, env_state, Storage."""
-    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
-    # would take many times as long, and its checks would wait for the device.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -365,7 +365,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rank's share of a rollout, in place; return what to log of all ranks."""
-    learning_rate = optimizer.param_groups[0]["lr"]
+    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         # agent.module is the Agent, which DDP wraps: a method other than forward is called there.
@@ -389,7 +389,7 @@ def update(agent, optimizer, scheduler, storage: Storage, args: Args):
             losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), loss_args))
     metrics = {name: mean(torch.stack([x[name] for x in losses])) for name in losses[0]}
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = target.new_full((), learning_rate)
+    metrics["charts/learning_rate"] = learning_rate
     metrics["losses/explained_variance"] = 1 - variance(target - value) / variance(target)
     return metrics
 
@@ -519,47 +519,46 @@ def train(args: Args) -> None:
     ddp = DistributedDataParallel(agent)
     step_fn = jax.jit(env.step)
     policy_fn = partial(policy, agent)
-    with stoppable(log):
-        while iteration < args.num_iterations:
-            start = time.perf_counter()
-            # Seeds of this rank and iteration, so that a checkpoint need not hold generators.
-            seeds = np.random.SeedSequence([args.seed, iteration, rank]).generate_state(2)
-            torch.manual_seed(int(seeds[0]))
-            env_state = env_state._replace(key=jax.device_put(seeds, jax_device))
-            obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, share)
-            if args.sync_for_timing and device.type == "cuda":
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            metrics = update(ddp, optimizer, scheduler, storage, share)
-            values = torch.stack([*metrics.values()]).tolist()  # sync
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(iteration, metrics, start, middle)
-            iteration += 1
-            # All ranks decide by the same numbers: a signal to any of them stops all of them here,
-            # and one that comes later waits for the next iteration.
-            asked = torch.tensor([log.stopped_by, log.must_save(iteration)], device=device)
-            stopped_by, must_save = reduce(asked, dist.ReduceOp.MAX).tolist()  # sync
-            if must_save:
-                env_state = env_state._replace(key=None)
-                all_obs, *all_env_state = gather([obs.cpu(), *jax.tree.leaves(env_state)])  # sync
-                checkpoint = {
-                    "iteration": iteration,
-                    "agent": agent.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "scheduler": scheduler.state_dict(),
-                    "obs": all_obs,
-                    "env_state": all_env_state,
-                }
-                with all_or_none():
-                    if rank == 0:
-                        save_checkpoint(log.dir, checkpoint)
-                        log.note_saved(iteration)
-                if stopped_by:
-                    log.stopped_by = stopped_by  # it may have come to another rank
-                    break
-        # When one has ended by a signal, torchrun ends the others: so all at once.
-        with all_or_none():
-            log.close(iteration)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        # Seeds of this rank and iteration, so that a checkpoint need not hold generators.
+        seeds = np.random.SeedSequence([args.seed, iteration, rank]).generate_state(2)
+        torch.manual_seed(int(seeds[0]))
+        env_state = env_state._replace(key=jax.device_put(seeds, jax_device))
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, env, share)
+        if args.sync_for_timing and device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(ddp, optimizer, scheduler, storage, share)
+        values = torch.stack([*metrics.values()]).tolist()  # sync
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        # All ranks decide by the same numbers: a signal to any of them stops all of them here,
+        # and one that comes later waits for the next iteration.
+        asked = torch.tensor([log.stopped_by, log.must_save(iteration)], device=device)
+        stopped_by, must_save = reduce(asked, dist.ReduceOp.MAX).tolist()  # sync
+        if must_save:
+            env_state = env_state._replace(key=None)
+            all_obs, *all_env_state = gather([obs.cpu(), *jax.tree.leaves(env_state)])  # sync
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "obs": all_obs,
+                "env_state": all_env_state,
+            }
+            with all_or_none():
+                if rank == 0:
+                    save_checkpoint(log.dir, checkpoint)
+                    log.note_saved(iteration)
+            if stopped_by:
+                log.stopped_by = stopped_by  # it may have come to another rank
+                break
+    # When one has ended by a signal, torchrun ends the others: so all at once.
+    with all_or_none():
+        log.close(iteration)
     dist.destroy_process_group()
 
 
@@ -571,7 +570,7 @@ def gather(arrays):
 
 
 class QuietLog:
-    """In the place of RunLog in all ranks but the first: writes nothing."""
+    """In the place of RunLog in all ranks but the first: notes signals, and writes nothing."""
 
     def __init__(self, args: Args) -> None:
         self.args = args
@@ -579,7 +578,11 @@ class QuietLog:
         self.stopped_by = 0  # the signal that came
 
     def begin(self, iteration: int) -> None:
-        pass
+        signal.signal(signal.SIGINT, self.stop)
+        signal.signal(signal.SIGTERM, self.stop)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
 
     def write(self, *row: Any) -> None:
         pass
@@ -657,16 +660,28 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
 # === Run log ====================================================================================
 # You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -687,13 +702,11 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
-        self.info |= facts
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
             # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            # Refused here, before the run's files are changed.
             sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
             for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
                 if getattr(args, name, None) != getattr(old, name, None):
@@ -702,12 +715,11 @@ class RunLog:
                 fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
-            return
-        try:
-            self.dir.mkdir(parents=True)
-        except FileExistsError:
+        elif self.dir.exists():
             fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        self.write_info()
+        else:
+            self.dir.mkdir(parents=True)
+            self.write_info()
 
     def begin(self, iteration: int) -> None:
         """Open the files. A resumed run loses what it logged after its checkpoint."""
@@ -726,24 +738,28 @@ class RunLog:
         for line in lines:
             self.plot(json.loads(line))
         if self.args.track:
-            self.start_wandb()
+            import wandb  # half a second that only --track pays
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                dir=self.dir,
+                config=self.info,
+                resume="allow",
+                reinit="create_new",
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
         self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
-    def start_wandb(self) -> None:
-        import wandb  # half a second that only --track pays
-
-        self.wandb = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
-            name=self.dir.name,
-            id=self.info.get("wandb_id"),
-            dir=self.dir,
-            config=self.info,
-            resume="allow",
-            reinit="create_new",
-        )
-        self.wandb.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = self.wandb.id
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration: the rollout from start to middle, the update from middle to now."""
@@ -764,10 +780,8 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
             mean_return = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -789,7 +803,6 @@ class RunLog:
         return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
     def note_saved(self, done: int) -> None:
-        self.tensorboard.flush()
         self.info["iteration"] = done
         self.write_info()
 
@@ -808,31 +821,14 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
+        self.give_signals_back()
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
-
-@contextmanager
-def stoppable(log: Any) -> Generator[None]:
-    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-
-    However the block ends, by an error or not, they do again what they did before.
-    """
-    handlers: dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        log.stopped_by = number
-        signal.signal(number, handlers[number])  # a second one does what it always did
-
-    if threading.current_thread() is threading.main_thread():  # others may set no handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def give_signals_back(self) -> None:
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
 
@@ -845,14 +841,6 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
     return info, Args(**info["args"])
-
-
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

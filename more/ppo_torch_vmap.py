@@ -5,7 +5,7 @@
 # ///
 """PPO in compiled PyTorch, many agents at once: policy and loss, under torch.func.vmap.
 
-    python ppo_torch_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
+    python more/ppo_torch_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
 Read Agent to Training first; policy, GAE and loss are still written for one agent.
 "# sync" marks a line that waits for the device. What to look at:
@@ -29,8 +29,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -104,8 +104,7 @@ class Args:
 
 def parse_args() -> Args:
     """Read the command line. With --resume, the run's own arguments are the defaults."""
-    saved = args_to_resume()
-    return tyro.cli(Args, default=saved) if saved else tyro.cli(Args)
+    return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
@@ -130,11 +129,12 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        if not isinstance(self.action_space, Discrete):
-            fail(f"--env-id: {env_id} has continuous actions: see more/ppo_continuous_*.py")
+        space = self.env.action_space(self.params)
+        if not isinstance(space, Discrete):
+            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"--env-id: {env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
-        self.num_actions = self.action_space.n
+        self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
         self.obs_dim = math.prod(self.obs_shape)
 
@@ -326,8 +326,8 @@ class Batch(NamedTuple):
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: Args):
     """Act for num_steps from obs (num_agents, N, obs_dim); return obs, env_state, Storage alike."""
-    # Noise for all steps at once, to draw actions by. A torch.distributions.Categorical per step
-    # would take many times as long, and its checks would wait for the device.
+    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
     shape = (args.num_agents, args.num_steps, args.num_envs, env.num_actions)
     noise = torch.empty(shape, device=obs.device)
     for agent_noise, generator in zip(noise, generators, strict=True):
@@ -421,9 +421,9 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 # === Update =====================================================================================
-def update(agent, adam, epoch_fn, storage: Storage, generators, args: Args):
+def update(agent, optimizer, epoch_fn, storage: Storage, generators, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log, (num_agents,) each."""
-    learning_rate = learning_rate_after(adam.count, args)
+    learning_rate = learning_rate_after(optimizer.count, args)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         both_obs = torch.stack([storage.obs, storage.next_obs], 1)
@@ -454,7 +454,7 @@ def epoch(minibatch_fn, args: Args, order, *batch):
     return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
-def minibatch_step(agent, adam, minibatch: Batch, args: Args):
+def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train each agent on its minibatch, in place; return their losses, (num_agents,).
 
     Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
@@ -467,21 +467,21 @@ def minibatch_step(agent, adam, minibatch: Batch, args: Args):
     grad = torch.cat([x.flatten(1) for x in grads], 1)
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm(dim=1, keepdim=True) + 1e-6)).clip(max=1.0)
-        adam.step(params, grad, learning_rate_after(adam.count, args))
+        optimizer.step(params, grad, learning_rate_after(optimizer.count, args))
     return {name: x.detach() for name, x in losses.items()}
 
 
-def compile_graph(function, gpu):
+def compile_graph(function, device):
     """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
     from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
 
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler, which is not there; on Debian: apt install g++")
+        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": not gpu,  # C++ calls the kernels, sooner than Python would
+        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
         "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
         "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
     }
@@ -561,7 +561,6 @@ def train(args: Args) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
-    gpu = device.type == "cuda"
     env = VecEnv(args.env_id, args.num_envs)
     log = RunLogs(
         args,
@@ -573,7 +572,7 @@ def train(args: Args) -> None:
     )
 
     iteration = 0
-    agent, adam, generators = make_agents(args, env.obs_shape, env.num_actions, device)
+    agent, optimizer, generators = make_agents(args, env.obs_shape, env.num_actions, device)
     # What comes by DLPack is committed to a device. If the first state were not, step_fn would
     # compile twice.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
@@ -584,50 +583,47 @@ def train(args: Args) -> None:
         checkpoint = load_checkpoint(log.dir)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
-        adam.load_state_dict(checkpoint["adam"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
         for generator, state in zip(generators, checkpoint["generators"], strict=True):
             generator.set_state(state.clone())  # a row in place would crash PyTorch 2.13
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
     log.begin(iteration)
 
-    # To the compiler, agent, adam and args are constants.
+    # To the compiler, agent, optimizer and args are constants.
     step_fn = jax.jit(jax.vmap(env.step))
     torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
-    policy_fn = compile_graph(for_each(agent, policy), gpu)
-    minibatch_fn = compile_graph(partial(minibatch_step, agent, adam, args=args), gpu)
+    policy_fn = compile_graph(for_each(agent, policy), device)
+    minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
-    if gpu:
+    if device.type == "cuda":
         policy_fn = capture(policy_fn, [])
-        epoch_fn = capture(epoch_fn, [*agent.parameters(), *adam.buffers()])
-    with stoppable(log.program):
-        while iteration < args.num_iterations:
-            start = time.perf_counter()
-            obs, env_state, storage = rollout(
-                policy_fn, obs, env_state, step_fn, generators, env, args
-            )
-            if args.sync_for_timing and device.type == "cuda":
-                torch.cuda.synchronize()  # sync
-            middle = time.perf_counter()
-            metrics = update(agent, adam, epoch_fn, storage, generators, args)
-            values = torch.stack([*metrics.values()]).tolist()  # sync: the only transfer
-            metrics = dict(zip(metrics, values, strict=True))
-            log.write(iteration, metrics, start, middle)
-            iteration += 1
-            if log.must_save(iteration):
-                checkpoint = {
-                    "iteration": iteration,
-                    "agent": agent.state_dict(),
-                    "adam": adam.state_dict(),
-                    "generators": torch.stack([x.get_state() for x in generators]),
-                    "obs": obs,
-                    "env_state": to_torch(jax.tree.leaves(env_state)),
-                }
-                save_checkpoints(log, checkpoint)
-                log.note_saved(iteration)
-                if log.program.stopped_by:  # only here: a later signal waits for the next iteration
-                    break
-        log.close(iteration)
+        epoch_fn = capture(epoch_fn, [*agent.parameters(), *optimizer.buffers()])
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, generators, env, args)
+        if args.sync_for_timing and device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        middle = time.perf_counter()
+        metrics = update(agent, optimizer, epoch_fn, storage, generators, args)
+        values = torch.stack([*metrics.values()]).tolist()  # sync
+        metrics = dict(zip(metrics, values, strict=True))
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "generators": torch.stack([x.get_state() for x in generators]),
+                "obs": obs,
+                "env_state": to_torch(jax.tree.leaves(env_state)),
+            }
+            save_checkpoints(log, checkpoint)
+            log.note_saved(iteration)
+            if log.program.stopped_by:  # only here: a later signal waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -689,6 +685,14 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
 # === Run logs ===================================================================================
 # You may stop reading here. The rest writes the program's folder, and in it one for each agent.
 class RunLogs:
@@ -722,6 +726,8 @@ class RunLogs:
         for agent in self.agents:
             with redirect_stdout(None):  # one line for all, instead of one for each
                 agent.begin(iteration)
+            agent.give_signals_back()  # to the program's log
+            agent.handlers.clear()
             if agent.wandb:
                 agent.wandb.name = f"{self.dir.name}-{agent.dir.name}"
 
@@ -757,13 +763,17 @@ class RunLogs:
 # === Run log ====================================================================================
 # You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -784,13 +794,11 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
-        self.info |= facts
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
             # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            # Refused here, before the run's files are changed.
             sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
             for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
                 if getattr(args, name, None) != getattr(old, name, None):
@@ -799,12 +807,11 @@ class RunLog:
                 fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
-            return
-        try:
-            self.dir.mkdir(parents=True)
-        except FileExistsError:
+        elif self.dir.exists():
             fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        self.write_info()
+        else:
+            self.dir.mkdir(parents=True)
+            self.write_info()
 
     def begin(self, iteration: int) -> None:
         """Open the files. A resumed run loses what it logged after its checkpoint."""
@@ -823,24 +830,28 @@ class RunLog:
         for line in lines:
             self.plot(json.loads(line))
         if self.args.track:
-            self.start_wandb()
+            import wandb  # half a second that only --track pays
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                dir=self.dir,
+                config=self.info,
+                resume="allow",
+                reinit="create_new",
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
         self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
-    def start_wandb(self) -> None:
-        import wandb  # half a second that only --track pays
-
-        self.wandb = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
-            name=self.dir.name,
-            id=self.info.get("wandb_id"),
-            dir=self.dir,
-            config=self.info,
-            resume="allow",
-            reinit="create_new",
-        )
-        self.wandb.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = self.wandb.id
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
         """Log an iteration: the rollout from start to middle, the update from middle to now."""
@@ -861,10 +872,8 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
             mean_return = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -886,7 +895,6 @@ class RunLog:
         return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
     def note_saved(self, done: int) -> None:
-        self.tensorboard.flush()
         self.info["iteration"] = done
         self.write_info()
 
@@ -905,31 +913,14 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
+        self.give_signals_back()
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
-
-@contextmanager
-def stoppable(log: Any) -> Generator[None]:
-    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-
-    However the block ends, by an error or not, they do again what they did before.
-    """
-    handlers: dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        log.stopped_by = number
-        signal.signal(number, handlers[number])  # a second one does what it always did
-
-    if threading.current_thread() is threading.main_thread():  # others may set no handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def give_signals_back(self) -> None:
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
 
@@ -942,14 +933,6 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
     return info, Args(**info["args"])
-
-
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

@@ -5,9 +5,9 @@
 # ///
 """SAC in JAX and Flax Linen, with environments in Gymnasium on the CPU.
 
-    python sac_linen_gymnasium.py --seed 1         # Pendulum-v1
-    pip install "gymnasium[mujoco]==1.3.0"         # for robots; uv run installs it
-    python sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, by the paper's settings
+    python more/sac_linen_gymnasium.py --seed 1         # Pendulum-v1
+    pip install "gymnasium[mujoco]==1.3.0"              # for robots; uv run installs it
+    python more/sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, as in the paper
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
@@ -33,8 +33,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -117,10 +116,10 @@ def parse_args() -> Args:
         "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
         "mujoco": (source, mujoco),
     }
-    words = sys.argv[1:]
-    if not words or words[0] not in presets:
-        words = ["pendulum", *words]
-    return tyro.extras.overridable_config_cli(presets, args=words)
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["pendulum", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
 
 
 # === Environment ================================================================================
@@ -142,7 +141,7 @@ class VecEnv:
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
             os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
-            wrappers.append(own_session)
+            wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
@@ -152,7 +151,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/dqn_*_gymnasium.py"
+            hint = "for Discrete, see more/dqn_linen_gymnasium.py or the same in PyTorch"
             fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -230,7 +229,7 @@ class WithoutInfo(gymnasium.Wrapper):
         return *result, {}
 
 
-def own_session(env: gymnasium.Env) -> gymnasium.Env:
+def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
     """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
     if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
         os.setsid()
@@ -298,7 +297,7 @@ class TrainState:
 
 
 def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> TrainState:
-    """Initialise the parameters, the target critics' copy and the optimizer."""
+    """Initialise the parameters, the target critics, which begin as a copy, and the optimizer."""
     actor = Actor(args.hidden_sizes, action_dim)
     critics = Critics(args.hidden_sizes)
     actor_key, critics_key = jax.random.split(key)
@@ -320,7 +319,7 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
 class Transition(NamedTuple):
     """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
 
-    obs: np.ndarray  # (N, obs_dim), what the action was chosen from, in the environment's own type
+    obs: np.ndarray  # (N, obs_dim) of the environment's type, what the action was chosen from
     action: np.ndarray  # (N, action_dim), in [-1, 1] and not in the environment's units
     reward: np.ndarray  # (N,) float32, result of the action, like all fields below
     terminated: np.ndarray  # (N,) bool
@@ -516,49 +515,47 @@ def train(args: Args) -> None:
     act_fn = jax.jit(act)
     # To the compiler, args are constants. What is donated is changed in place.
     update_fn = jax.jit(partial(update, args=args), donate_argnums=range(2))
-    with stoppable(log):
-        while iteration < args.num_iterations:
-            start = time.perf_counter()
-            decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
-            learning_rate = args.learning_rate * decay
-            # From the iteration's number, so that a checkpoint need not hold a generator.
-            rng = np.random.default_rng([args.seed, iteration])
-            returns, lengths, num_updates = [], [], 0
-            # Sums, on the device: to keep and to fetch each update's would take a fifth more time.
-            names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # of sac_loss
-            losses = {f"losses/{name}": jnp.zeros(()) for name in names}
-            for step in range(args.num_steps):
-                global_step = (iteration * args.num_steps + step) * args.num_envs
-                if global_step < args.learning_starts:
-                    action = rng.uniform(-1, 1, (args.num_envs, env.action_dim)).astype(np.float32)
-                else:
-                    noise = rng.standard_normal((args.num_envs, env.action_dim), np.float32)
-                    action = np.asarray(act_fn(train_state, obs, noise))  # sync
-                new_obs, result = env.step(action)
-                replay.add(obs, action, result)
-                obs = new_obs
-                done = result["terminated"] | result["truncated"]
-                returns += result["episode_return"][done].tolist()
-                lengths += result["episode_length"][done].tolist()
-                for _ in range(replay.updates_due()):
-                    batch = replay.sample(rng, args.batch_size)
-                    noise = rng.standard_normal((2, *batch.action.shape), np.float32)
-                    updated = update_fn(train_state, losses, batch, noise, learning_rate)
-                    train_state, losses = updated
-                    num_updates += 1
-            metrics = episode_statistics(returns, lengths)
-            for name, x in losses.items():
-                metrics[name] = x / num_updates  # NaN, which the log has as null: no update
-            metrics["charts/learning_rate"] = learning_rate
-            metrics["charts/updates"] = num_updates
-            log.write(iteration, metrics, start)  # sync
-            iteration += 1
-            if log.must_save(iteration):
-                save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
-                log.note_saved(iteration)
-                if log.stopped_by:  # only here: a later signal waits for the next iteration
-                    break
-        log.close(iteration)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
+        learning_rate = args.learning_rate * decay
+        # From the iteration's number, so that a checkpoint need not hold a generator.
+        rng = np.random.default_rng([args.seed, iteration])
+        returns, lengths, num_updates = [], [], 0
+        # Sums, on the device: to keep and to fetch each update's would take a fifth more time.
+        names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # of sac_loss
+        losses = {f"losses/{name}": jnp.zeros(()) for name in names}
+        for step in range(args.num_steps):
+            global_step = (iteration * args.num_steps + step) * args.num_envs
+            if global_step < args.learning_starts:
+                action = rng.uniform(-1, 1, (args.num_envs, env.action_dim)).astype(np.float32)
+            else:
+                noise = rng.standard_normal((args.num_envs, env.action_dim), np.float32)
+                action = np.asarray(act_fn(train_state, obs, noise))  # sync
+            new_obs, result = env.step(action)
+            replay.add(obs, action, result)
+            obs = new_obs
+            done = result["terminated"] | result["truncated"]
+            returns += result["episode_return"][done].tolist()
+            lengths += result["episode_length"][done].tolist()
+            for _ in range(replay.updates_due()):
+                batch = replay.sample(rng, args.batch_size)
+                noise = rng.standard_normal((2, *batch.action.shape), np.float32)
+                train_state, losses = update_fn(train_state, losses, batch, noise, learning_rate)
+                num_updates += 1
+        metrics = episode_statistics(returns, lengths)
+        for name, x in losses.items():
+            metrics[name] = x / num_updates  # NaN, which the log has as null: no update
+        metrics["charts/learning_rate"] = learning_rate
+        metrics["charts/updates"] = num_updates
+        log.write(iteration, metrics, start)  # sync
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
+            log.note_saved(iteration)
+            if log.stopped_by:  # only here: a later signal waits for the next iteration
+                break
+    log.close(iteration)
 
 
 # === Checkpoint =================================================================================
@@ -577,7 +574,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         new.write_bytes(to_bytes(checkpoint))  # sync
     except OSError as error:  # a full disk
         new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error.strerror}. The checkpoint before it, if there is one, stays.")
+        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
     os.replace(new, folder / "checkpoint.msgpack")
 
 
@@ -610,16 +607,28 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
+def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
+    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
+    obs = np.array(obs, np.float32)
+    if obs.shape[1:] != tuple(obs_shape):
+        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
+    return obs.reshape(len(obs), math.prod(obs_shape))
+
+
 # === Run log ====================================================================================
 # You may stop reading here. The rest is a run's folder, and is the same in DQN and SAC.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration."""
+    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+
+    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    """
 
     def __init__(self, args: Args, **facts: Any) -> None:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
         self.stopped_by = 0  # the signal that came
+        self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
             name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
@@ -640,13 +649,11 @@ class RunLog:
             "iteration": 0,  # how many the checkpoint has
             "resumed": [],  # from which iterations on
             "durations": {"imports": self.start - START},
-        }
-        self.info |= facts
+        } | facts
         self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
         if args.resume:
             before, old = load_info(self.dir)
             # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            # Refused here, before the run's files are changed.
             sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
             for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
                 if getattr(args, name, None) != getattr(old, name, None):
@@ -655,12 +662,11 @@ class RunLog:
                 fail("--resume: the run is complete; a larger --total-timesteps trains it on")
             self.info["resumed"] = before["resumed"]
             self.info["wandb_id"] = before.get("wandb_id")
-            return
-        try:
-            self.dir.mkdir(parents=True)
-        except FileExistsError:
+        elif self.dir.exists():
             fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        self.write_info()
+        else:
+            self.dir.mkdir(parents=True)
+            self.write_info()
 
     def begin(self, iteration: int) -> None:
         """Open the files. A resumed run loses what it logged after its checkpoint."""
@@ -679,24 +685,28 @@ class RunLog:
         for line in lines:
             self.plot(json.loads(line))
         if self.args.track:
-            self.start_wandb()
+            import wandb  # half a second that only --track pays
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                dir=self.dir,
+                config=self.info,
+                resume="allow",
+                reinit="create_new",
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
         self.write_info()
+        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.handlers[number] = signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
-    def start_wandb(self) -> None:
-        import wandb  # half a second that only --track pays
-
-        self.wandb = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
-            name=self.dir.name,
-            id=self.info.get("wandb_id"),
-            dir=self.dir,
-            config=self.info,
-            resume="allow",
-            reinit="create_new",
-        )
-        self.wandb.define_metric("*", step_metric="global_step")
-        self.info["wandb_id"] = self.wandb.id
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, self.handlers[number])  # a second one does what it always did
 
     def write(self, iteration: int, metrics: dict, start: float) -> None:
         """Log an iteration, which began at start and ends now."""
@@ -714,10 +724,8 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
             mean_return = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {mean_return}, {speed}", flush=True)
+            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -739,7 +747,6 @@ class RunLog:
         return is_due or done == self.args.num_iterations or self.stopped_by > 0
 
     def note_saved(self, done: int) -> None:
-        self.tensorboard.flush()
         self.info["iteration"] = done
         self.write_info()
 
@@ -758,31 +765,14 @@ class RunLog:
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
+        self.give_signals_back()
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
         print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
 
-
-@contextmanager
-def stoppable(log: Any) -> Generator[None]:
-    """Let Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
-
-    However the block ends, by an error or not, they do again what they did before.
-    """
-    handlers: dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        log.stopped_by = number
-        signal.signal(number, handlers[number])  # a second one does what it always did
-
-    if threading.current_thread() is threading.main_thread():  # others may set no handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
+    def give_signals_back(self) -> None:
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
 
@@ -795,14 +785,6 @@ def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
     if info["script"] != Path(__file__).stem:
         fail(f"{folder} is a run of {info['script']!r}")
     return info, Args(**info["args"])
-
-
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
 
 
 def args_to_resume() -> Args | None:

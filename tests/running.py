@@ -228,7 +228,7 @@ def op_by_op(monkeypatch, script):
         return jax.dlpack.from_dlpack(tensor)
 
     if hasattr(script, "compile_graph"):
-        monkeypatch.setattr(script, "compile_graph", lambda function, gpu: function)
+        monkeypatch.setattr(script, "compile_graph", lambda function, device: function)
     if hasattr(script, "to_jax"):
         monkeypatch.setattr(script, "to_jax", to_jax)
 

@@ -187,7 +187,7 @@ def test_a_worker_that_dies_ends_the_run(tmp_path):
 # === Bad input ==================================================================================
 BAD = {
     "CartPole-v7": "`v7`",
-    "Pendulum-v1": "more/ppo_continuous_*_gymnasium.py",
+    "Pendulum-v1": "more/ppo_continuous_linen_gymnasium.py",
     "FrozenLake-v1": "FlattenObservation",
     "scripted:Nothing-v0": "`Nothing`",
     "Needs-v0": "a package is not installed",

@@ -297,7 +297,9 @@ def torch_parts(script: Any, size: str) -> Parts:
 
         parts["Adam"] = optimize
     else:
-        parts["compiled_policy"] = partial(act, script.compile_graph(policy_fn, None))
+        parts["compiled_policy"] = partial(
+            act, script.compile_graph(policy_fn, torch.device("cpu"))
+        )
     return parts
 
 
@@ -308,6 +310,7 @@ def make_log(script: Any, size: str) -> Callable:
     with contextlib.redirect_stdout(io.StringIO()):
         log = script.RunLog(args)
         log.begin(0)
+    log.give_signals_back()  # this process is measured, and no run
 
     def write():
         with contextlib.redirect_stdout(io.StringIO()):  # here JSON goes there
@@ -320,7 +323,7 @@ def make_update(script: Any, agent: Any, learning: list[Any], args: Any) -> Call
     """A function of a storage; learning is what make_agent returns beside the agent."""
     if script.__name__ != "ppo_torch":
         step = partial(script.minibatch_step, agent, *learning, args=args)
-        step = script.compile_graph(step, None)
+        step = script.compile_graph(step, torch.device("cpu"))
         learning = [*learning, partial(script.epoch, step, args)]
     return lambda storage: script.update(agent, *learning, storage, args)
 

@@ -24,6 +24,7 @@ from more import dqn_torch_compile as dqn
 from studies.machine import describe
 
 ROUNDS, STEPS = 21, 100
+CPU = torch.device("cpu")
 
 
 def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) -> Callable:
@@ -38,7 +39,7 @@ def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) 
         return [x * scale for x in grads]
 
     optimizer = torch.optim.Adam(params, torch.tensor(2.5e-4), eps=eps)
-    gradient_fn = ppo.compile_graph(gradient, None)
+    gradient_fn = ppo.compile_graph(gradient, CPU)
     step_fn = torch.compile(optimizer.step, dynamic=False)
 
     def step():
@@ -56,9 +57,9 @@ def of_ppo() -> tuple[Callable, Callable]:
     action = torch.randint(2, (size,)).int()
     numbers = [torch.randn(size) for _ in range(4)]
     batch = ppo.Batch(torch.randn(size, 4), action, *numbers)
-    agent, adam = ppo.make_agent(args, (4,), 2, torch.device("cpu"))
-    written = ppo.compile_graph(partial(ppo.minibatch_step, agent, adam, args=args), None)
-    other, _ = ppo.make_agent(args, (4,), 2, torch.device("cpu"))
+    agent, optimizer = ppo.make_agent(args, (4,), 2, CPU)
+    written = ppo.compile_graph(partial(ppo.minibatch_step, agent, optimizer, args=args), CPU)
+    other, _ = ppo.make_agent(args, (4,), 2, CPU)
     params = list(other.parameters())
 
     def loss_fn():
@@ -76,12 +77,11 @@ def of_dqn() -> tuple[Callable, Callable]:
     batch = dqn.Transition(
         torch.randn(size, 4), action, torch.ones(size), end, torch.randn(size, 4)
     )
-    device = torch.device("cpu")
-    agent, target, optimizer = dqn.make_agent(args, (4,), 2, device)
+    agent, target, optimizer = dqn.make_agent(args, (4,), 2, CPU)
     written = partial(dqn.update, agent, target, optimizer, args=args)
-    written = dqn.compile_graph(written, None)
+    written = dqn.compile_graph(written, CPU)
     learning_rate = torch.tensor(args.learning_rate)
-    other, other_target, _ = dqn.make_agent(args, (4,), 2, device)
+    other, other_target, _ = dqn.make_agent(args, (4,), 2, CPU)
     params = list(other.parameters())
 
     def loss_fn():
