@@ -846,7 +846,8 @@ class RunLog:
         self.write_info()
         if threading.current_thread() is threading.main_thread():  # others may set no handlers
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, self.stop)
+                self.handlers[number] = signal.getsignal(number)
+                signal.signal(number, self.stop)
         print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
