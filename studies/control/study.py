@@ -17,16 +17,19 @@ OURS = (LINEN, "compiled PyTorch", "PyTorch")
 
 
 def costs(path: Path, title: str) -> pd.DataFrame:
-    """Return a row per program: microseconds of a step with its share of updates, over Linen's."""
+    """Return a row per program: microseconds of a step with its share of updates, over Linen's.
+
+    The microseconds are Linen's in the first race, times the ratio, so that all are of one race.
+    """
     names, steps = TABLES[title]
     found = races.named(path)
+    linen = 1e6 * found[names[0]].times()[LINEN].median() / steps
     rows: dict[str, tuple[object, ...]] = {}
     for name in names:
         times = found[name].times()
         for program in times:
-            own = times[program] / LINES.get((name, program), 1)
-            ratio = races.ratio_of(own, times[LINEN])
-            rows.setdefault(program, (program, 1e6 * own.median() / steps, *ratio))
+            ratio = races.ratio_of(times[program] / LINES.get((name, program), 1), times[LINEN])
+            rows.setdefault(program, (program, linen * ratio.estimate, *ratio))
     return pd.DataFrame(rows.values(), columns=["program", "step", *Interval._fields])
 
 
