@@ -125,7 +125,8 @@ def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
     assert row["last_100_return"] == pytest.approx(0.3 * (110 + 100 + 90) + 0.1 * 80)
     assert json.loads(row["settings"])["total_timesteps"] == 6000  # other lengths never pool
     assert (row["greedy_return"], row["noisy_return"], row["random_return"]) == (9.5, 8.5, 0.5)
-    for change in ({"iteration": 11}, {"episodes": 1}):  # of something else, so it does not count
+    # Of something else, so it does not count.
+    for change in ({"iteration": 11}, {"episodes": 1}, {"actions": "sampled"}):
         own = result | {"epsilon": 0, "return": {"mean": 9.5}} | change
         (path / "evaluation.json").write_text(json.dumps(own))
         assert load(tmp_path).runs["greedy_return"].isna().all()

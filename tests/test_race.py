@@ -15,6 +15,7 @@ from conftest import wait_for
 
 from analysis import races
 from analysis.schema import SourceError
+from analysis.stats import Interval
 
 ROOT = Path(__file__).resolve().parents[1]
 # A program that prints a line each so many seconds, and has a worker in a session of its own.
@@ -282,6 +283,13 @@ def test_turns_that_do_not_count_and_programs_that_are_missing():
 )
 def test_sentence(ratio, sentence):
     assert races.sentence("b", "a", races.Interval(*ratio), 0.03) == sentence
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "known"), [(1.95, 2.05, True), (1.5, 2.05, False), (1.95, 2.5, False)]
+)
+def test_a_ratio_is_known_where_both_ends_are_near(low, high, known):
+    assert races.is_known(Interval(2, low, high), 0.03) is known
 
 
 def normal(rng, n):
