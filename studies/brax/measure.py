@@ -13,7 +13,6 @@ Without --many it is more/ppo_continuous_linen.py in several robots, with 64 ste
 environment. With --many it is our PPO and SAC in HalfCheetahSpring alone, with 64 to 2,048
 environments and 32 steps in each. With --peers, brax's own PPO and SAC run beside ours, in an
 environment that uv makes. Their seconds are the library's own, without its evaluations. With
---mujoco it is our PPO in 64 HalfCheetahSpring, and then in 64 of Gymnasium's HalfCheetah-v5. With
 --purejaxrl ../purejaxrl, PureJaxRL's PPO follows, and ours with the same networks;
 studies/brax/peers/jax_purejaxrl.py says how to get it.
 """
@@ -45,7 +44,6 @@ MANY = (64, 256, 1_024, 2_048)
 MANY_STEPS = 32
 # As jax_brax.py has them: 8 minibatches, whatever the number of environments, and 10 epochs.
 PPO = ["more/ppo_continuous_linen.py", "--num-minibatches", "8"]
-OUTSIDE = ["more/ppo_continuous_linen_gymnasium.py", *PPO[1:]]
 SAC = ["more/sac_linen.py", "mujoco", "--train-frequency", "8", "--buffer-size", "102400"]
 
 
@@ -111,16 +109,11 @@ def main() -> None:
     parser.add_argument("iterations", type=int)
     parser.add_argument("--many", action="store_true", help="up to 2,048 HalfCheetahSpring")
     parser.add_argument("--peers", action="store_true", help="with --many: brax's own agents, too")
-    parser.add_argument("--mujoco", action="store_true", help="beside MuJoCo's in Gymnasium")
     parser.add_argument("--uv", default="uv run --script", help="what runs the others' agents")
     parser.add_argument("--purejaxrl", help="a checkout of it, to measure it with --many, too")
     args = parser.parse_args()
     say({"cpu": cpu(), "cores": os.cpu_count()})
     env_id = "envs.brax:HalfCheetahSpring"
-    if args.mujoco:
-        say(measure(PPO, env_id, MANY[0], MANY_STEPS, args.iterations))
-        say(measure(OUTSIDE, "HalfCheetah-v5", MANY[0], MANY_STEPS, args.iterations))
-        return
     if not args.many:
         for env_id, num_envs in RUNS:
             say(measure(PPO[:1], env_id, num_envs, 64, args.iterations))

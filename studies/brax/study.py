@@ -14,7 +14,6 @@ OTHERS = {  # script -> whose it is, and what it trains
     "brax_ppo": ("brax", "PPO, 2 x 64"),
     "brax_sac": ("brax", "SAC, 2 x 256"),
     "purejaxrl_ppo": ("PureJaxRL", "PPO, 2 x 256"),
-    "ppo_continuous_linen_gymnasium": ("our script, MuJoCo in Gymnasium", "PPO, 2 x 64"),
 }
 KEYS = ["training", "num_envs", "other"]
 
