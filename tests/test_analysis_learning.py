@@ -55,6 +55,16 @@ def test_a_mode_with_the_same_returns_counts_once_if_they_are_not_all_at_a_cap()
     assert of_cached[CARTPOLE, NNX]["verdict"] == "as ppo_nnx_cached"
 
 
+def test_off_policy_scripts_are_compared_by_their_last_100_episodes():
+    rows = np.arange(6.0)
+    frame = returning({LINEN: 490 + rows, TORCH: 380 + rows}).assign(algorithm="dqn")
+    frame["last_100_return"] = frame["final_return"] + 5
+    found = by(learning.last_returns(only_experiment(frame)), "mode")
+    assert found[TORCH]["minus_estimate"] == pytest.approx(-110)
+    assert found[TORCH]["last_100_estimate"] == pytest.approx(387.5)
+    assert np.isnan(found[LINEN]["minus_estimate"])
+
+
 # === Along the way ==============================================================================
 def test_progress_is_the_mean_over_seeds_with_students_interval():
     frame = returning({LINEN: [0.0] * 4, TORCH: [0.0]})
