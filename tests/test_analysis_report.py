@@ -115,6 +115,19 @@ def test_the_headline_says_what_is_true_of_these_scripts(modes, repeats, sentenc
     assert (" or " in found) == sentence.strip().startswith(ties)
 
 
+def test_scripts_are_compared_with_the_first_of_their_group():
+    """Each cannot be told from the one before, but the third can be told from the first."""
+    noise = 0.03 * np.array([-1.2, -0.5, 0.0, 0.5, 1.2])
+    seconds = {LINEN: np.zeros(5), NNX: 0.03 + noise, CACHED: 0.06 + noise[[2, 0, 4, 1, 3]]}
+    runs = grid(dict.fromkeys(seconds, (5.0, 0.1)), repeats=5)
+    for mode, logs in seconds.items():
+        runs.loc[runs["mode"] == mode, "process"] = 10 * np.exp(logs)
+    found = report.order_of(runs, "process", list(seconds))
+    assert [x.modes for x in found] == [[LINEN, NNX], [CACHED]]
+    found = report.order_of(runs, "process", [NNX, CACHED])
+    assert [x.modes for x in found] == [[NNX, CACHED]]
+
+
 def test_the_headline_claims_nothing_of_a_script_whose_runs_have_no_counterparts():
     runs = grid(APART, repeats=5, noise=0.02)
     few = runs[(runs["mode"] == LINEN) | (runs["repeat"] == 1)]
@@ -177,6 +190,9 @@ def test_a_machine_is_listed_once_though_scripts_import_different_packages(tmp_p
         "0.10.2",
         "0.12.8",
     )
+    runs = load(tmp_path).runs.assign(started=["2026-02", "2026-01", "2026-04", "2026-03"])
+    [row] = tables.machine_table(runs).cells.to_dict("records")
+    assert (row["first"], row["last"]) == ("2026-01", "2026-04")
     write_grid(tmp_path, ("nnx cached_partial",), ENVS[:1], versions={"jax": "0.11.0"})
     assert len(tables.machine_table(load(tmp_path).runs).cells) == 3
 
