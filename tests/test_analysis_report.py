@@ -191,7 +191,7 @@ def test_a_machine_is_listed_once_though_scripts_import_different_packages(tmp_p
         "0.12.8",
     )
     runs = load(tmp_path).runs.assign(started=["2026-02", "2026-01", "2026-04", "2026-03"])
-    [row] = tables.machine_table(runs).cells.to_dict("records")
+    [row] = tables.machine_table(runs).frame.to_dict("records")
     assert (row["first"], row["last"]) == ("2026-01", "2026-04")
     write_grid(tmp_path, ("nnx cached_partial",), ENVS[:1], versions={"jax": "0.11.0"})
     assert len(tables.machine_table(load(tmp_path).runs).cells) == 3
