@@ -11,6 +11,8 @@ import pytest
 from conftest import ROOT, start_process
 from driving import add_tool
 
+from studies import machine
+
 PYTHON = """#!/bin/bash
 case "$*" in
 *" install "*)
@@ -141,3 +143,8 @@ def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
     found = said("echo 'a, b' >&2 && echo '570.1, NVIDIA H200, x'")
     assert (found["driver"], found["gpu"]) == ("570.1", "NVIDIA H200, x")
     assert re.fullmatch("[0-9a-f]{40}-dirty", found["git_commit"])
+
+
+def test_the_load_is_that_of_the_last_minute(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 5.0, 15.0))
+    assert machine.describe()["load"] == 1.0

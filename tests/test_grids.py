@@ -44,6 +44,16 @@ def test_help_says_what_a_study_has(env):
         assert succeed(ROOT, *flags, env=env).split()[0] == runs
 
 
+def test_longer_runs_are_said_to_take_longer(env):
+    def minutes(*flags):
+        words = succeed(ROOT, "cpu", *flags, "--dry-run", env=env).splitlines()[-1].split()
+        return float(words[6]) * {"hours": 60, "minutes": 1}[words[7]]
+
+    usual = minutes()
+    assert 60 < usual < 90  # 182 runs of 18 to 38 seconds
+    assert minutes("--iterations", "40") == pytest.approx(2 * usual, rel=0.3)  # not 20
+
+
 def test_a_seed_shuffles_whole_blocks(env, tmp_path):
     """Nothing else decides, or Slurm would find other runs."""
     sync = ("sync", "--repeats", "2")
