@@ -88,7 +88,8 @@ def test_update_equals_numpy(learner):
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)
-    assert learner.update(storage, 5) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+    found = learner.update(storage, 5)  # a script may log more
+    assert {x: found[x] for x in metrics} == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     actual = reference.flatten(learner.get_weights())
     np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
     assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
@@ -104,7 +105,8 @@ def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():
         learner = make_learner(name, hidden_sizes=(64, 64))
         learner.set_weights(weights)
         results = [np.asarray(x) for x in learner.rollout(6)]
-        metrics = learner.update(random_storage(4, 16), 5)
+        found = learner.update(random_storage(4, 16), 5)
+        metrics = {x: found[x] for x in (first[-2] if first else found)}  # a script may log more
         results += [metrics, reference.flatten(learner.get_weights())]
         first = first or results
         for values, expected in zip(results, first, strict=True):

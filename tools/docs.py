@@ -153,14 +153,18 @@ def renewed(text: str) -> str:
 
 def write(check: bool) -> int:
     """Renew all documents, or only check them; return the status."""
-    stale = []
+    texts = {}
     for path in [path for pattern in FILES for path in sorted(ROOT.glob(pattern))]:
         text = path.read_text()
-        new = renewed(text)
-        if new == text:
-            continue
-        stale.append(str(path.relative_to(ROOT)))
-        if not check:
+        try:
+            new = renewed(text)
+        except SourceError as error:
+            raise SourceError(f"{path.relative_to(ROOT)}: {error}") from error
+        if new != text:
+            texts[path] = new
+    stale = [str(path.relative_to(ROOT)) for path in texts]
+    if not check:  # and all could be made
+        for path, new in texts.items():
             path.write_text(new)
     what = "not what the studies give" if check else "written"
     print(f"{join(stale)}: {what}" if stale else "All blocks are what the studies give.")
