@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import figures, report, stats
+from analysis import figures, report, stats, tables
 from analysis.measures import MODES, Experiment, experiments, mode_order, summarize, timed
 from analysis.page import Table
 from analysis.runs import load
@@ -53,8 +53,13 @@ BLOCKS = {"peers": peer_table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the report's bars, in the order of the table."""
+    """Draw the report's bars, in the order of the table, and the race."""
     experiment = experiments(load(source))[0]
     scripts = experiment.runs.drop_duplicates("mode").set_index("mode").loc[order(experiment)]
     [plot] = report.answer_bars(experiment, figures.looks(scripts.reset_index(), HUES))
     (out / "answer.png").write_bytes(figures.png(plot.figure))
+    race = tables.race_table(source / "races.jsonl", "CartPole-v1").frame
+    ours = [x for x in race["program"] if x in MODES]
+    label = f"an iteration, times as long as {LINEN}"
+    figure = figures.ratios({"PPO in CartPole-v1": race}, ours, label)
+    (out / "race.png").write_bytes(figures.png(figure))
