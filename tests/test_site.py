@@ -122,9 +122,12 @@ def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(
     table = table.assign(platform="<img src=x onerror=alert(1)> H100", device="NVIDIA H100")
     beside = table.assign(mode="ppo_nnx, 2 side by side", run="beside " + table["run"])
     pd.concat([table, beside]).to_csv(folder / "runs.csv", index=False)
+    (tmp_path / "studies/waited").mkdir()  # for the device, after each phase: longer than usual
+    table.assign(sync="True").to_csv(tmp_path / "studies/waited/runs.csv", index=False)
     [cell] = site.read_cells(tmp_path)
     packed = site.pack(cell, "..")
-    assert packed["on_gpu"] and packed["iterations"] == 25 and len(packed["modes"]) == 5
+    assert packed["on_gpu"] and packed["iterations"] == 25
+    assert [len(x["runs"]) for x in packed["modes"]] == [3] * 5
     assert "H100" in packed["device"] and "<" not in packed["device"] + packed["study"]
 
 
