@@ -173,7 +173,7 @@ def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[t
     else:
         obs, state = jax.jit(env.reset)(jax.random.PRNGKey(args.seed))
         step = jax.jit(env.step)
-        draw = jax.jit(jax.vmap(env.action_space.sample))
+        draw = jax.jit(jax.vmap(env.env.action_space(env.params).sample))
     rng = np.random.default_rng(args.seed)
     returns = np.zeros(num_envs)
     lengths = np.zeros(num_envs)

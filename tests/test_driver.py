@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 from itertools import accumulate
 
@@ -35,6 +36,7 @@ from driving import (
 )
 from sections import path_of
 
+import race
 from analysis.runs import load
 
 NVIDIA_SMI = """#!/bin/sh
@@ -164,7 +166,8 @@ def test_a_mistake_in_what_all_grids_need_is_one_sentence(project, name, text, s
 
 def test_the_grid_in_the_documentation_lists_what_the_page_says(project):
     page = (ROOT / "docs/benchmark.md").read_text()
-    [text] = re.findall(r"^```toml\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    text, races = re.findall(r"^```toml\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert race.Study(**tomllib.loads(races)).races[0].turns == 24
     add_grid(project, text)
     lines = succeed(project, "mine", "--list").splitlines()
     assert len(lines) == 18

@@ -123,7 +123,9 @@ def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(
     beside = table.assign(mode="ppo_nnx, 2 side by side", run="beside " + table["run"])
     pd.concat([table, beside]).to_csv(folder / "runs.csv", index=False)
     (tmp_path / "studies/waited").mkdir()  # for the device, after each phase: longer than usual
-    table.assign(sync="True", process="99").to_csv(tmp_path / "studies/waited/runs.csv", index=False)
+    table.assign(sync="True", process="99").to_csv(
+        tmp_path / "studies/waited/runs.csv", index=False
+    )
     [cell] = site.read_cells(tmp_path)
     packed = site.pack(cell, "..")
     assert packed["on_gpu"] and packed["iterations"] == 25
