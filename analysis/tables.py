@@ -244,24 +244,27 @@ TABLES = {
 
 
 # === Of races ===================================================================================
-def race_table(path: Path, name: str) -> Table:
-    """Return a row for each program of a race: its time, and how many times the first's that is."""
+def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
+    """Return a row for each program of a race: its time, and how many times another's that is.
+
+    The other is the race's first, unless it is named.
+    """
     found = races.named(path)
     if name not in found:
         raise SourceError(f"{path} has no race {name}")
-    race = found[name]
-    times, ratios = race.times(), race.ratios()
+    times = found[name].times()
+    first = baseline or found[name].first()
+    if first not in times:
+        raise SourceError(f"the race {name} of {path} has no program {first}")
     rows = [
-        (program, 1000 * times[program].median(), *ratios.get(program, Interval(1, 1, 1)))
+        (program, 1000 * times[program].median(), *races.ratio_of(times[program], times[first]))
         for program in times
     ]
     frame = pd.DataFrame(rows, columns=["program", "ms", *Interval._fields])
     columns = {
         "program": text("program"),
         "an iteration (ms)": value("ms"),
-        f"times as long as {race.first()}": lambda row: (
-            "1.00" if row["program"] == race.first() else span()(row)
-        ),
+        f"times as long as {first}": lambda row: "1.00" if row["program"] == first else span()(row),
     }
     return table_of("race", name, frame, columns)
 

@@ -100,11 +100,11 @@ def test_update_equals_numpy(learner):
 def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():
     """With layers so wide that it shows in which order the gradient's norm is summed."""
     weights = random_weights(3, OBS_DIM, (64, 64), NUM_ACTIONS)
-    first = None
+    first: list[Any] = []
     for name in stand_ins("Update", JAX_SCRIPTS):
         learner = make_learner(name, hidden_sizes=(64, 64))
         learner.set_weights(weights)
-        results = [np.asarray(x) for x in learner.rollout(6)]
+        results: list[Any] = [np.asarray(x) for x in learner.rollout(6)]
         found = learner.update(random_storage(4, 16), 5)
         metrics = {x: found[x] for x in (first[-2] if first else found)}  # a script may log more
         results += [metrics, reference.flatten(learner.get_weights())]

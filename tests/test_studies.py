@@ -89,6 +89,8 @@ def test_a_races_tables(tmp_path):
         ["a", "11.0", "1.00"],
         ["b", "22.0", "2.00 [2.00, 2.00]"],
     ]
+    over = tables.race_table(path, "one, small", "b").cells.iloc[:, -1]
+    assert over.tolist() == ["0.500 [0.500, 0.500]", "1.00"]
     found = tables.races_table(path, "one").cells.to_numpy().tolist()
     assert found == [
         ["one, small", "11.0", "2.00 [2.00, 2.00]", "-"],

@@ -63,7 +63,7 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
     if source == "scripts.toml" and name in ("table", "matrix"):
         return scripts_table() if name == "table" else scripts_matrix()
     if name == "race" and where:
-        return page.markdown_table(tables.race_table(ROOT / source, where).cells)
+        return page.markdown_table(tables.race_table(ROOT / source, where, baseline).cells)
     if name == "races":
         return page.markdown_table(tables.races_table(ROOT / source, where or "").cells)
     if name in tables.TABLES:

@@ -41,7 +41,8 @@ def table(source: Path) -> Table:
     """A row per robot and algorithm: its steps a second, and the return after so many seconds."""
     rows = []
     found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
-    for (env_id, algorithm), group in read(source).groupby(["env_id", "algorithm"]):
+    for _, group in read(source).groupby(["env_id", "algorithm"]):
+        env_id, algorithm = group[["env_id", "algorithm"]].iloc[0]
         runs = [run for _, run in group.groupby("seed")]
         rates = [run["global_step"].iloc[-1] / run["seconds"].iloc[-1] for run in runs]
         row = {"robot": env_id, "algorithm": str(algorithm).upper()}
@@ -68,7 +69,8 @@ def draw(source: Path) -> Figure:
     rows = read(source)
     figure, panels = figures.make_panels(rows["env_id"].unique(), 2, 3.6, figures.WIDTH, False)
     for axes, (_, group) in zip(panels, rows.groupby("env_id"), strict=True):
-        for (algorithm, _), run in group.groupby(["algorithm", "seed"]):
+        for _, run in group.groupby(["algorithm", "seed"]):
+            algorithm = run["algorithm"].iloc[0]
             times = np.arange(WINDOW, run["seconds"].max(), 2)
             values = [return_at(run, x) for x in times]
             axes.plot(times, values, color=COLOURS[str(algorithm)], linewidth=1.3)

@@ -36,7 +36,7 @@ def read(path: Path) -> pd.DataFrame:
     rows = []
     for name, race in races.named(path).items():
         words = name.removeprefix("SAC, ").split()
-        row = {"algorithm": "SAC" if name.startswith("SAC") else "PPO"}
+        row: dict[str, Any] = {"algorithm": "SAC" if name.startswith("SAC") else "PPO"}
         row |= {"waits": words[0] == "waits", "microseconds": int(words[1]), "times": race.times()}
         rows.append(row)
     return pd.DataFrame(rows).sort_values(["algorithm", "waits", "microseconds"], kind="stable")
@@ -118,7 +118,7 @@ def draw(path: Path) -> Figure:
     entries: list[tuple[Any, str]] = [
         (Line2D([], [], color=colour), name) for name, colour in COLOURS.items()
     ]
-    styles = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
+    styles: dict[str, figures.Look] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
     styles |= {"it computes": {"linestyle": "", "marker": "o"}}
     styles |= {"it waits": {"linestyle": "", "marker": "s", "markerfacecolor": "white"}}
     entries += [(Line2D([], [], color=figures.GREY, **x), name) for name, x in styles.items()]

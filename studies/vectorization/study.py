@@ -33,7 +33,7 @@ BLOCKS = {"vectorization": table}
 def update(source: Path, out: Path) -> None:
     """Draw the study's figure."""
     frame = table(source / "races.jsonl").frame.rename(columns={"way": "program"})
-    panels = {name: part for name, part in frame.groupby("name", sort=False)}
+    panels = {str(name): part for name, part in frame.groupby("name", sort=False)}
     label = f"512 steps, times as long as by {FIRST}"
     ours = [x for x in frame["program"] if x not in ("vector", "envpool")]
     (out / "answer.png").write_bytes(figures.png(figures.ratios(panels, ours, label)))
