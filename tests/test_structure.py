@@ -69,6 +69,12 @@ def test_main(name):
     assert read(name).endswith(MAIN)
 
 
+@pytest.mark.parametrize("name", [x for x in ROWS if x.endswith("_gymnasium")])
+def test_a_resumed_run_begins_with_other_episodes(name):
+    """By the iteration; with the seeds of the start it would see those again that it has seen."""
+    assert "obs = env.reset(iteration)" in sections(read(name))["Training"]
+
+
 def test_shared_sections_are_the_same_to_the_letter():
     """A script that must have a section of its own leaves the group: but() in tools/sections.py."""
     assert not differences(), "python -m tools.sections shows where; see CONTRIBUTING.md, step 5"
