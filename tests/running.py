@@ -89,9 +89,14 @@ def assert_tensorboard_agrees(folder):
     assert found == {(key, step, np.float32(x)) for key, step, x in curves if x is not None}
 
 
+def checkpoints(folder) -> list[Path]:
+    """The checkpoint, if there is one; a kill may leave the one that was being written, too."""
+    return [path for path in folder.glob("checkpoint.*") if path.suffix != ".new"]
+
+
 def arrays(folder) -> dict[str, Any]:
     """A checkpoint's arrays, by their places, joined by slashes; Equinox's are numbered."""
-    (path,) = folder.glob("checkpoint.*")
+    (path,) = checkpoints(folder)
     if path.suffix == ".msgpack":
         return dict(flat(msgpack_restore(path.read_bytes())))
     if path.suffix == ".pt":

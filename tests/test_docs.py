@@ -21,6 +21,9 @@ FAULTS = {
     "memory": 8,
     "minatar": 3,
     "peers": 3,
+    "ppo_or_sac": 5,
+    "robots/compiled": 2,
+    "robots/former": 1,
 }
 
 

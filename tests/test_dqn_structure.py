@@ -42,7 +42,8 @@ def test_gymnaxs_environment_is_ppos_but_for_what_it_is_made_of(name):
 
 @pytest.mark.parametrize("name", [LINEN_PAIR[1], TORCH_PAIR[1]])
 def test_gymnasiums_environment_is_ppos_but_for_the_type_of_observations(name):
-    assert changed_lines(name, name.replace("dqn", "ppo"), "Environment") <= 3
+    """And but for the script that a sentence names."""
+    assert changed_lines(name, name.replace("dqn", "ppo"), "Environment") <= 5
 
 
 @pytest.mark.parametrize(("name", "count"), zip(SAC_PAIRS[0], (22, 28), strict=True))

@@ -33,6 +33,7 @@ from running import (
     assert_same_checkpoints,
     assert_tensorboard_agrees,
     change,
+    checkpoints,
     command,
     content,
     info,
@@ -98,8 +99,7 @@ def test_a_run_that_is_stopped_and_killed_ends_as_one_that_is_not(name, signals,
         time.sleep(rng.uniform(0, 0.02))
         os.killpg(process.pid, number)  # as Ctrl-C in a terminal
         output, errors = process.communicate(timeout=120)
-        saved = list(folder.glob("checkpoint.*"))
-        done = int(arrays(folder)["iteration"]) if saved else 0
+        done = int(arrays(folder)["iteration"]) if checkpoints(folder) else 0
         said = info(folder)
         assert said["iteration"] == done
         if number == signal.SIGKILL:
