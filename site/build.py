@@ -299,7 +299,7 @@ def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
             cell["title"] = text(f"{algorithm}, {size} network")
             cell["measured"] = cell["iterations"] * cell["batch"]
             packed.append(cell)
-    return packed
+    return sorted(packed, key=lambda x: str(x["title"]))
 
 
 # === The page ===================================================================================

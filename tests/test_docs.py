@@ -22,6 +22,7 @@ FAULTS = {
     "minatar": 3,
     "peers": 3,
     "ppo_or_sac": 5,
+    "simulators": 7,
     "robots/compiled": 2,
     "robots/former": 1,
 }
