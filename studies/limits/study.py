@@ -9,7 +9,7 @@ from analysis import figures, races, stats
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.schema import SIZES
-from analysis.tables import across, span, table_of, texts, value
+from analysis.tables import across, span, table_of, text, texts, value
 
 # Part -> its name in the table; those of an update begin where products do.
 PARTS = {
@@ -93,7 +93,19 @@ def cartpole_table(path: Path) -> Table:
     return table_of("limits_cartpole", "CartPole in PyTorch", frame, columns)
 
 
-BLOCKS = {"limits_cartpole": cartpole_table, "limits_parts": parts, "limits_floors": floors}
+def sac_table(path: Path) -> Table:
+    """A row per part of a step of SAC in Linen: its microseconds."""
+    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    columns = {"part of a step of SAC": text("part"), "µs": value("microseconds")}
+    return table_of("limits_sac", "A step of SAC in Linen", rows, columns)
+
+
+BLOCKS = {
+    "limits_sac": sac_table,
+    "limits_cartpole": cartpole_table,
+    "limits_parts": parts,
+    "limits_floors": floors,
+}
 
 
 def update(source: Path, out: Path) -> None:
