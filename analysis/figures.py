@@ -309,8 +309,8 @@ def ratios(panels: dict[str, pd.DataFrame], ours: Iterable[str], xlabel: str) ->
     for axes, frame in zip(all_axes, panels.values(), strict=True):
         frame = frame.sort_values("estimate", ascending=False)
         places = range(len(frame))
-        is_ours = [any(x == y or x.startswith(f"{y},") for y in ours) for x in frame["program"]]
-        axes.barh(places, frame["estimate"], 0.62, color=[BLUE if x else ORANGE for x in is_ours])
+        colours = [BLUE if x in ours else ORANGE for x in frame["program"]]
+        axes.barh(places, frame["estimate"], 0.62, color=colours)
         low, high = frame[["low", "high"]].to_numpy(float).T
         axes.plot([low, high], [places, places], color=DARK, linewidth=1.5)
         for place, estimate, end in zip(places, frame["estimate"], high, strict=True):

@@ -269,21 +269,6 @@ def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
     return table_of("race", name, frame, columns)
 
 
-def races_table(path: Path, beginning: str = "") -> Table:
-    """Return a row for each race whose name begins so: the first's time, and the others' ratios."""
-    rows, cells = [], []
-    for name, race in races.named(path).items():
-        if not name.startswith(beginning):
-            continue
-        first, ratios = race.first(), race.ratios()
-        milliseconds = 1000 * race.times()[first].median()
-        rows += [(name, program, *ratio) for program, ratio in ratios.items()]
-        shown = {program: interval(*ratio) for program, ratio in ratios.items()}
-        cells.append({"race": name, f"{first} (ms)": number(milliseconds)} | shown)
-    frame = pd.DataFrame(rows, columns=["race", "program", *Interval._fields])
-    return Table("races", "Times as long", frame, pd.DataFrame(cells).fillna("-"))
-
-
 # === Of all runs ================================================================================
 def contender_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
     """How long platforms, or new and old results, take over each other."""

@@ -4,10 +4,9 @@
     python -m tools.docs --check    # write nothing; status 1 if it would
 
 A block begins with a comment such as <!-- answer of studies/cpu in CartPole-v1 --> and ends with
-<!-- end -->: what lies between comes from the data, and is not written by hand. race of
-studies/x/races.jsonl in NAME is one race, and races of it in BEGINNING are those whose names begin
-so. A study may have blocks of its own, in the dict BLOCKS of its study.py. Of the scripts are their
-matrix and a table, by scripts.toml, and diffs.
+<!-- end -->: what lies between comes from the data, and is not written by hand. A race of a
+study is race of studies/x/races.jsonl in NAME. A study may have blocks of its own, in the dict
+BLOCKS of its study.py. Of the scripts are their matrix and tables, by scripts.toml, and diffs.
 """
 
 import argparse
@@ -64,8 +63,6 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return scripts_table() if name == "table" else scripts_matrix()
     if name == "race" and where:
         return page.markdown_table(tables.race_table(ROOT / source, where, baseline).cells)
-    if name == "races":
-        return page.markdown_table(tables.races_table(ROOT / source, where or "").cells)
     if name in tables.TABLES:
         return page.markdown_table(tables.make(name, experiment_of(source, where)).cells)
     own = own_blocks(source)
