@@ -193,15 +193,6 @@ def test_races_of_the_same_programs_are_one(tmp_path):
     assert (times.called("b.py"), times.called("c.py")) == (pair[1], None)
 
 
-@pytest.mark.parametrize(
-    ("direction", "said"),
-    [("at most", ["met", "undecided", "missed"]), ("at least", ["missed", "undecided", "met"])],
-)
-def test_a_gpus_target_is_met_or_missed_by_its_interval_alone(direction, said):
-    rows = [{"low": x, "high": x + 0.5, "target": 2, "direction": direction} for x in (1, 1.8, 2.1)]
-    assert [gpu.verdict(pd.Series(row)) for row in rows] == said
-
-
 # === Doors ======================================================================================
 def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
     for name in ("a", "unfinished", "resumed"):

@@ -1,4 +1,4 @@
-"""What differs on a GPU: races by turns, and targets. products.json is what products.py wrote."""
+"""What differs on a GPU: races by turns. products.json is what products.py wrote."""
 
 import json
 from pathlib import Path
@@ -24,9 +24,6 @@ ROBOTS = {
     "PPO, brax": ("more/ppo_continuous_linen.py", 32 * 64),
     "SAC, brax": ("more/sac_linen.py", 50),
 }
-AT_MOST = {"small": 2.0, "medium": 1.5, "large": 1.1}  # of torch_compile over Linen
-AGENTS, AGENTS_AT_MOST = 64, 2.0  # of a program's iteration over that of one agent
-SHARE_AT_LEAST = 0.7  # of products in Linen's iteration, in the large network
 WIDTH = 1024
 WORDS = {"torch_compile": "compiled", "torch": "uncompiled"}
 # How many products with weights of 1024 x 1024 have so many rows, in an iteration of 256 steps and
@@ -136,7 +133,7 @@ def agent_table(path: Path) -> Table:
     """A row per number of agents in a program."""
     times = Times(path)
     rows = []
-    for many in (1, 8, AGENTS):
+    for many in (1, 8, 64):
         row: dict[str, object] = {"agents": many}
         for framework in ("linen", "torch"):
             program = agents(framework, many)
@@ -166,35 +163,15 @@ def share_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
     return races.ratio_of(seconds, turns[linen])
 
 
-def target_table(path: Path) -> Table:
-    times = Times(path)
-    rows: list[tuple[object, ...]] = []
-    for size, most in AT_MOST.items():
-        ratio = times.ratio(*(ppo(x, "CartPole-v1", size) for x in ("torch_compile", "linen")))
-        rows.append((f"ppo_torch_compile over ppo_linen, {size}", "at most", most, *ratio))
-    for name in ("linen", "torch"):
-        ratio = times.ratio(agents(name, AGENTS), agents(name, 1))
-        what = f"{AGENTS} agents over one, ppo_{name}_vmap"
-        rows.append((what, "at most", AGENTS_AT_MOST, *ratio))
-    for whose, frameworks in (("the fastest", ("jax", "torch")), ("JAX's", ("jax",))):
-        share = share_of_products(path, frameworks)
-        what = f"products at {whose} rate, share of ppo_linen's time, large"
-        rows.append((what, "at least", SHARE_AT_LEAST, *share))
-    names = ["what", "direction", "target", *Interval._fields]
+def share_table(path: Path) -> Table:
+    """A row per rate: that of the faster framework for each number of rows, and JAX's."""
+    rates = {"the faster of the two": ("jax", "torch"), "JAX": ("jax",)}
+    rows = [{"rate": x, **share_of_products(path, y)._asdict()} for x, y in rates.items()]
     columns = {
-        "what": text("what"),
-        "target": lambda row: f"{row['direction']} {row['target']}",
-        "measured": span(),
-        "the interval says": verdict,
+        "products at the rate of": text("rate"),
+        "share of ppo_linen's iteration": span(),
     }
-    return table_of("gpu_targets", "Targets", pd.DataFrame(rows, columns=names), columns)
-
-
-def verdict(row: pd.Series) -> str:
-    below, above = row["high"] <= row["target"], row["low"] >= row["target"]
-    if not (below or above):
-        return "undecided"
-    return "met" if below == (row["direction"] == "at most") else "missed"
+    return table_of("gpu_shares", "Products in the large network", pd.DataFrame(rows), columns)
 
 
 def product_table(path: Path) -> Table:
@@ -214,7 +191,7 @@ BLOCKS = {
     "gpu_ratios": ratio_table,
     "gpu_robots": robot_table,
     "gpu_agents": agent_table,
-    "gpu_targets": target_table,
+    "gpu_shares": share_table,
     "gpu_products": product_table,
 }
 
