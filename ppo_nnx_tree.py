@@ -298,7 +298,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
+        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -359,10 +359,10 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits are replaced by the index, in a sixth of the time that
+    Sorts random numbers whose low bits are replaced by the index, in a fraction of the time that
     jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
-    sort to the order 1, 2, 0. Of size 8192, 1 in 64 neighbours has equal random bits, and so stays
-    in the order of the indices.
+    sort to the order 1, 2, 0. Of 8192 indices, about 64 pairs have equal random bits, and stay in
+    ascending order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -433,7 +433,7 @@ def train(args: Args) -> None:
             train_state = nnx.to_pure_dict(nnx.state(objects))
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, obs, env_state))
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -512,7 +512,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -584,7 +584,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -613,8 +613,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -658,7 +660,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

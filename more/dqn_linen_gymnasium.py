@@ -149,7 +149,11 @@ class VecEnv:
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            os.environ["PYTHONSAFEPATH"] = "1"  # else random.py here would pass for Python's
+            # Imported once, by the server that processes are forked from, and not by each of them.
+            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
+            loaded = [name for name in packages if name in sys.modules]
+            multiprocessing.set_forkserver_preload(loaded)
             wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -181,9 +185,10 @@ class VecEnv:
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+            print("New episodes start: Gymnasium saves no environment.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
+        # as some simulators take a C int.
+        sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
@@ -501,7 +506,7 @@ def train(args: Args) -> None:
         if log.must_save(iteration):
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -568,7 +573,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -640,7 +645,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -666,8 +671,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -711,7 +718,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

@@ -120,7 +120,7 @@ def parse_args() -> Args:
         num_minibatches=8,
     )
     presets = {
-        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
         "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
     }
     argv = sys.argv[1:]
@@ -153,7 +153,11 @@ class VecEnv:
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            os.environ["PYTHONSAFEPATH"] = "1"  # else random.py here would pass for Python's
+            # Imported once, by the server that processes are forked from, and not by each of them.
+            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
+            loaded = [name for name in packages if name in sys.modules]
+            multiprocessing.set_forkserver_preload(loaded)
             wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -187,9 +191,10 @@ class VecEnv:
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+            print("New episodes start: Gymnasium saves no environment.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
+        # as some simulators take a C int.
+        sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
@@ -261,7 +266,7 @@ def to_bounds(action, low, high):
 
 # === Statistics =================================================================================
 class RunningMeanStd(NamedTuple):
-    """Of each number, over all rollouts so far."""
+    """Mean and variance of each number, over all rollouts so far."""
 
     mean: jax.Array  # (...)
     var: jax.Array  # (...)
@@ -274,7 +279,7 @@ class Stats(NamedTuple):
 
 
 def make_stats(obs_dim: int) -> Stats:
-    """Before any rollout: normalise leaves obs as it is, but for the clipping."""
+    """Of obs and of discounted returns. Before any rollout, normalise only clips."""
 
     def start(*shape):
         return RunningMeanStd(jnp.zeros(shape), jnp.ones(shape), jnp.int32(0))
@@ -447,7 +452,7 @@ def ppo_loss(params, apply_fn, batch: Batch, args: Args):
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
+        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -513,10 +518,10 @@ def update(train_state, stats: Stats, storage: Storage, key, args: Args):
 def shuffle(key, size: int) -> jax.Array:
     """A random order of the indices 0 to size - 1, (size,) uint32.
 
-    Sorts random numbers whose low bits are replaced by the index, in a sixth of the time that
+    Sorts random numbers whose low bits are replaced by the index, in a fraction of the time that
     jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
-    sort to the order 1, 2, 0. Of size 8192, 1 in 64 neighbours has equal random bits, and so stays
-    in the order of the indices.
+    sort to the order 1, 2, 0. Of 8192 indices, about 64 pairs have equal random bits, and stay in
+    ascending order.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -582,7 +587,7 @@ def train(args: Args) -> None:
         if log.must_save(iteration):
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, stats))
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -658,7 +663,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -730,7 +735,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -759,8 +764,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -804,7 +811,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

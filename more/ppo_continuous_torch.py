@@ -198,18 +198,18 @@ def to_torch(arrays):
     On a CPU the host waits for JAX here (sync); on a GPU only torch's stream waits. JAX frees the
     memory once the view is gone, without waiting for torch: keep the view until torch has read it.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)  # of one array, or of each in a dict
+    return jax.tree.map(torch.from_dlpack, arrays)  # one, or a dict or list of them
 
 
 def to_jax(tensor):
     """A view of a tensor for JAX, not a copy. Never write to the tensor again: JAX may read it."""
-    # On a CPU, NumPy's view costs a quarter of what DLPack's does.
+    # On a CPU, NumPy makes a view in less time: DLPack takes tens of microseconds.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
 # === Statistics =================================================================================
 class RunningMeanStd(nn.Module):
-    """Of each number, over all rollouts so far."""
+    """Mean and variance of each number, over all rollouts so far."""
 
     mean: torch.Tensor  # (...)
     var: torch.Tensor  # (...)
@@ -233,7 +233,7 @@ class RunningMeanStd(nn.Module):
 
 
 class Stats(nn.Module):
-    """Before any rollout: normalise leaves obs as it is, but for the clipping."""
+    """Of obs and of discounted returns. Before any rollout, normalise only clips."""
 
     def __init__(self, obs_dim):
         super().__init__()
@@ -285,8 +285,7 @@ class Agent(nn.Module):
     def get_gaussian(self, obs):
         """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
         mean = self.actor(obs)
-        # A view of a parameter has requires_grad even under no_grad, and then .numpy() refuses it.
-        return mean, self.log_std.expand_as(mean).clone()
+        return mean, self.log_std.expand_as(mean)
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
@@ -409,7 +408,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
+        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -434,7 +433,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, stats: Stats, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
+    learning_rate = torch.full((), optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
     # rollout. Those of returns need not wait: no rollout uses them.
     obs = normalise(storage.obs, stats.obs, args)
@@ -575,7 +574,7 @@ def train(args: Args) -> None:
             }
             save_checkpoint(log.dir, checkpoint)
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -665,7 +664,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -737,7 +736,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -766,8 +765,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -811,7 +812,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

@@ -118,7 +118,7 @@ def parse_args() -> Args:
         num_minibatches=8,
     )
     presets = {
-        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
         "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
     }
     argv = sys.argv[1:]
@@ -151,7 +151,11 @@ class VecEnv:
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            os.environ["PYTHONSAFEPATH"] = "1"  # else random.py here would pass for Python's
+            # Imported once, by the server that processes are forked from, and not by each of them.
+            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
+            loaded = [name for name in packages if name in sys.modules]
+            multiprocessing.set_forkserver_preload(loaded)
             wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -185,9 +189,10 @@ class VecEnv:
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+            print("New episodes start: Gymnasium saves no environment.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
+        # as some simulators take a C int.
+        sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
@@ -259,7 +264,7 @@ def to_bounds(action, low, high):
 
 # === Statistics =================================================================================
 class RunningMeanStd(nn.Module):
-    """Of each number, over all rollouts so far."""
+    """Mean and variance of each number, over all rollouts so far."""
 
     mean: torch.Tensor  # (...)
     var: torch.Tensor  # (...)
@@ -283,7 +288,7 @@ class RunningMeanStd(nn.Module):
 
 
 class Stats(nn.Module):
-    """Before any rollout: normalise leaves obs as it is, but for the clipping."""
+    """Of obs and of discounted returns. Before any rollout, normalise only clips."""
 
     def __init__(self, obs_dim):
         super().__init__()
@@ -335,8 +340,7 @@ class Agent(nn.Module):
     def get_gaussian(self, obs):
         """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
         mean = self.actor(obs)
-        # A view of a parameter has requires_grad even under no_grad, and then .numpy() refuses it.
-        return mean, self.log_std.expand_as(mean).clone()
+        return mean, self.log_std.expand_as(mean)
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
@@ -383,7 +387,7 @@ def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
 
 
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
-    """The learning rate after so many optimizer steps, which are a tensor, too."""
+    """The learning rate after so many optimizer steps, as tensors: numbers would be compiled in."""
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
     return args.learning_rate * (1 - steps / args.num_optimizer_steps).clip(min=0.0)
@@ -420,7 +424,6 @@ class Batch(NamedTuple):
 def rollout(policy_fn, obs, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
-    # A torch.distributions.Normal in every step would wait for the device, for its checks.
     noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
 
     steps, results = [], []
@@ -481,7 +484,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
+        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -557,8 +560,8 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
-    from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
+    """Compile a function with its autograd.grad into one graph: a graph break is an error."""
+    from torch._inductor import cpp_builder, exc  # takes 1.5 s, and load_policy compiles nothing
 
     try:
         cpp_builder.get_cpp_compiler()
@@ -685,7 +688,7 @@ def train(args: Args) -> None:
             }
             save_checkpoint(log.dir, checkpoint)
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -771,7 +774,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -843,7 +846,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -872,8 +875,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -917,7 +922,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

@@ -120,7 +120,11 @@ class VecEnv:
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            os.environ["PYTHONSAFEPATH"] = "1"  # else random.py here would pass for Python's
+            # Imported once, by the server that processes are forked from, and not by each of them.
+            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
+            loaded = [name for name in packages if name in sys.modules]
+            multiprocessing.set_forkserver_preload(loaded)
             wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -151,9 +155,10 @@ class VecEnv:
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+            print("New episodes start: Gymnasium saves no environment.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
+        # as some simulators take a C int.
+        sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
@@ -292,7 +297,6 @@ class Batch(NamedTuple):
 def rollout(policy_fn, obs, env: VecEnv, args: Args):
     """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
     # Drawn for all steps at once, noise takes less time than drawn in every step.
-    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
     noise.exponential_().log_().neg_()  # minus the log of an exponential is Gumbel
 
@@ -354,7 +358,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by the number of advantages, n. CleanRL divides by n - 1.
+        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -379,7 +383,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
     """Train on a rollout for update_epochs, in place; return what to log."""
-    learning_rate = torch.tensor(optimizer.param_groups[0]["lr"], device=storage.obs.device)
+    learning_rate = torch.full((), optimizer.param_groups[0]["lr"], device=storage.obs.device)
     # Parameters do not change during a rollout, so one pass afterwards gives all its values.
     with torch.no_grad():
         value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
@@ -482,7 +486,7 @@ def train(args: Args) -> None:
             }
             save_checkpoint(log.dir, checkpoint)
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -562,7 +566,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -634,7 +638,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -663,8 +667,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -708,7 +714,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

@@ -108,7 +108,7 @@ def parse_args() -> Args:
     )
     source = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), and CleanRL's random start."
     presets = {
-        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
         "mujoco": (source, mujoco),
     }
     argv = sys.argv[1:]
@@ -347,7 +347,7 @@ def draw_action(mean, log_std, noise):
     """The tanh of Gaussian draws, (B, action_dim), and the log of their density, (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # The log of tanh's slope, 1 - tanh(x)**2, which float32 rounds to 0 for x above 9. SB3 and
+    # The log of tanh's slope, 1 - tanh(x)**2, which is 0 in float32 for x above 8 or 9. SB3 and
     # CleanRL add 1e-6 to the slope: at x = 10 its log is then -13.8 instead of -18.6.
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
@@ -524,7 +524,7 @@ def train(args: Args) -> None:
 
     # To the compiler, env and args are constants. What is donated is changed in place: the replay
     # is never copied.
-    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=range(4))
+    iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
         steps = np.arange(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
@@ -542,7 +542,7 @@ def train(args: Args) -> None:
             rows = rows_to_save(replay, args)
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, rows, obs, env_state))
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -634,7 +634,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -706,7 +706,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -732,8 +732,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -777,7 +779,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

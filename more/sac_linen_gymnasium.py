@@ -7,7 +7,7 @@
 
     python more/sac_linen_gymnasium.py --seed 1         # Pendulum-v1
     pip install "gymnasium[mujoco]==1.3.0"              # for robots; uv run installs it
-    python more/sac_linen_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, as in the paper
+    python more/sac_linen_gymnasium.py mujoco --seed 1  # settings for HalfCheetah-v5
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
@@ -113,7 +113,7 @@ def parse_args() -> Args:
     )
     source = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), and CleanRL's random start."
     presets = {
-        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
         "mujoco": (source, mujoco),
     }
     argv = sys.argv[1:]
@@ -140,7 +140,11 @@ class VecEnv:
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            os.environ["PYTHONSAFEPATH"] = "1"  # else random.py here would pass for Python's
+            # Imported once, by the server that processes are forked from, and not by each of them.
+            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
+            loaded = [name for name in packages if name in sys.modules]
+            multiprocessing.set_forkserver_preload(loaded)
             wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -174,9 +178,10 @@ class VecEnv:
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+            print("New episodes start: Gymnasium saves no environment.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
+        # as some simulators take a C int.
+        sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
@@ -309,8 +314,8 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
         "log_alpha": jnp.zeros(()),
     }
     copy = jax.tree.map(jnp.copy, params["critics"])  # own memory: training overwrites both
-    # Of all parameters as one vector: an update of small networks takes a fifth less time. Without
-    # a rate: update multiplies by an iteration's own.
+    # flatten makes one vector of all parameters, which saves small networks a fifth of an update.
+    # scale_by_adam has no learning rate: update multiplies by that of the iteration.
     tx = optax.flatten(optax.scale_by_adam())
     return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
 
@@ -393,7 +398,7 @@ def draw_action(mean, log_std, noise):
     """The tanh of Gaussian draws, (B, action_dim), and the log of their density, (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # The log of tanh's slope, 1 - tanh(x)**2, which float32 rounds to 0 for x above 9. SB3 and
+    # The log of tanh's slope, 1 - tanh(x)**2, which is 0 in float32 for x above 8 or 9. SB3 and
     # CleanRL add 1e-6 to the slope: at x = 10 its log is then -13.8 instead of -18.6.
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
@@ -513,8 +518,8 @@ def train(args: Args) -> None:
     log.begin(iteration)
 
     act_fn = jax.jit(act)
-    # To the compiler, args are constants. What is donated is changed in place.
-    update_fn = jax.jit(partial(update, args=args), donate_argnums=range(2))
+    # To the compiler, args are constants. Donated memory is used for the results.
+    update_fn = jax.jit(partial(update, args=args), donate_argnums=(0, 1))
     while iteration < args.num_iterations:
         start = time.perf_counter()
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
@@ -553,7 +558,7 @@ def train(args: Args) -> None:
         if log.must_save(iteration):
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay.state_dict()))
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -627,7 +632,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -699,7 +704,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -725,8 +730,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -770,7 +777,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

@@ -7,7 +7,7 @@
 
     python more/sac_torch_compile_gymnasium.py --seed 1  # Pendulum-v1
     pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
-    python more/sac_torch_compile_gymnasium.py mujoco --seed 1  # HalfCheetah-v5, as in the paper
+    python more/sac_torch_compile_gymnasium.py mujoco --seed 1  # settings for HalfCheetah-v5
 
 Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
 - draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
@@ -116,7 +116,7 @@ def parse_args() -> Args:
     )
     source = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), and CleanRL's random start."
     presets = {
-        "pendulum": ("Before the flags, mujoco chooses other settings.", Args()),
+        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
         "mujoco": (source, mujoco),
     }
     argv = sys.argv[1:]
@@ -143,7 +143,11 @@ class VecEnv:
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # a process imports no file of the current folder
+            os.environ["PYTHONSAFEPATH"] = "1"  # else random.py here would pass for Python's
+            # Imported once, by the server that processes are forked from, and not by each of them.
+            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
+            loaded = [name for name in packages if name in sys.modules]
+            multiprocessing.set_forkserver_preload(loaded)
             wrappers.append(ignore_ctrl_c)
         try:
             self.envs: Any = gymnasium.make_vec(
@@ -177,9 +181,10 @@ class VecEnv:
         episodes, which are not those that it began with.
         """
         if iteration > 0:
-            print("New episodes start: no Gymnasium environment can be saved. The rest is resumed.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each.
-        sequence = np.random.SeedSequence(self.seed, spawn_key=(iteration,) if iteration else ())
+            print("New episodes start: Gymnasium saves no environment.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
+        # as some simulators take a C int.
+        sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
         self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
@@ -414,7 +419,7 @@ def draw_action(mean, log_std, noise):
     """The tanh of Gaussian draws, (B, action_dim), and the log of their density, (B,)."""
     x = mean + log_std.exp() * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # The log of tanh's slope, 1 - tanh(x)**2, which float32 rounds to 0 for x above 9. SB3 and
+    # The log of tanh's slope, 1 - tanh(x)**2, which is 0 in float32 for x above 8 or 9. SB3 and
     # CleanRL add 1e-6 to the slope: at x = 10 its log is then -13.8 instead of -18.6.
     log_slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
     return x.tanh(), (logprob - log_slope).sum(-1)
@@ -491,8 +496,8 @@ def update(agent, target_critics, optimizer, args: Args, learning_rate, noise, *
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad and all, into one graph: a graph break is an error."""
-    from torch._inductor import cpp_builder, exc  # 1.5 s, which only who compiles waits for
+    """Compile a function with its autograd.grad into one graph: a graph break is an error."""
+    from torch._inductor import cpp_builder, exc  # takes 1.5 s, and load_policy compiles nothing
 
     try:
         cpp_builder.get_cpp_compiler()
@@ -652,7 +657,7 @@ def train(args: Args) -> None:
             }
             save_checkpoint(log.dir, checkpoint)
             log.note_saved(iteration)
-            if log.stopped_by:  # only here: a later signal waits for the next iteration
+            if log.stopped_by:  # only here, after saving, so that no iteration is lost
                 break
     log.close(iteration)
 
@@ -731,7 +736,7 @@ class RunLog:
         """Make the folder, or take that of --resume. The facts are added to run.json."""
         self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
         self.start = time.perf_counter()
-        self.stopped_by = 0  # the signal that came
+        self.stopped_by = 0  # number of the signal that came
         self.handlers: dict[int, Any] = {}  # of signals, as they were before
         self.wandb: Any = None
         if not args.run_name:
@@ -803,7 +808,7 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.write_info()
-        if threading.current_thread() is threading.main_thread():  # others may set no handlers
+        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
@@ -829,8 +834,10 @@ class RunLog:
         self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
             progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            mean_return = f"return {row['charts/episodic_return']:.4g}"
-            print(f"{progress}: {mean_return}, {row['charts/SPS']:,.0f} steps/s", flush=True)
+            episodes = f"{row['charts/episodes']:.0f} episodes"
+            returns = f"return {row['charts/episodic_return']:.4g}"
+            speed = f"{row['charts/SPS']:,.0f} steps/s"
+            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
         if self.wandb:
             try:
                 self.wandb.log(finite, step=iteration)
@@ -874,7 +881,7 @@ class RunLog:
         if not is_complete:
             print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. To see what it learnt: python evaluate.py {self.dir}")
+        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
 
     def give_signals_back(self) -> None:
         for number, handler in self.handlers.items():

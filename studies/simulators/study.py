@@ -46,36 +46,46 @@ def ratio(times: pd.DataFrame, pair: tuple[str, str]) -> Interval:
     return races.ratio_of(times[pair[0]], times[pair[1]])
 
 
-def ratio_table(path: Path, algorithm: str) -> Table:
-    """A row per step of the simulator: others over Linen, and what async brings."""
-    frame = read(path)
-    frame = frame[frame["algorithm"] == algorithm]
-    cells = []
-    for _, row in frame.iterrows():
-        times = row["times"]
-        what = "waits" if row["waits"] else "computes"
-        shown = {"a step": f"{what} {row['microseconds']:,} µs"}
-        for name, pair in OVER_LINEN.items():
-            if pair[0] in times:
-                title = f"{name}, over Linen" if algorithm == "PPO" else f"{pair[0]}, over Linen"
-                shown[title] = interval(*ratio(times, pair))
-        if algorithm == "PPO":
-            shown["async is faster, in Linen"] = interval(*ratio(times, GAINS[LINEN]))
-            best = NUM_STEPS / times[LINEN + ASYNC].median()
-            shown["steps/s, Linen, sync"] = number(NUM_STEPS / times[LINEN].median())
-            shown["async"] = number(best)
-        else:
-            shown["steps/s, Linen"] = number(SAC_STEPS / times[LINEN].median())
-        cells.append(shown)
-    return Table("simulators", algorithm, frame.drop(columns="times"), pd.DataFrame(cells))
+def step_name(row: pd.Series) -> str:
+    return f"{'waits' if row['waits'] else 'computes'} {row['microseconds']:,} µs"
 
 
 def ppo_table(path: Path) -> Table:
-    return ratio_table(path, "PPO")
+    """A row per step of the simulator: PyTorch over Linen."""
+    return ppo_ratios(path, {f"{name}, over Linen": pair for name, pair in OVER_LINEN.items()})
+
+
+def async_table(path: Path) -> Table:
+    """A row per step of the simulator: what async brings."""
+    return ppo_ratios(path, GAINS)
+
+
+def ppo_ratios(path: Path, pairs: dict[str, tuple[str, str]]) -> Table:
+    frame = read(path)
+    cells = []
+    for _, row in frame[frame["algorithm"] == "PPO"].iterrows():
+        times = row["times"]
+        shown = {"a step": step_name(row)}
+        shown |= {name: interval(*ratio(times, pair)) for name, pair in pairs.items()}
+        if pairs == GAINS:
+            shown["steps/s, Linen, sync"] = number(NUM_STEPS / times[LINEN].median())
+            shown["async"] = number(NUM_STEPS / times[LINEN + ASYNC].median())
+        cells.append(shown)
+    return Table("simulators", "PPO", frame.drop(columns="times"), pd.DataFrame(cells))
 
 
 def sac_table(path: Path) -> Table:
-    return ratio_table(path, "SAC")
+    frame = read(path)
+    cells = []
+    for _, row in frame[frame["algorithm"] == "SAC"].iterrows():
+        times = row["times"]
+        shown = {"a step": step_name(row)}
+        for name in (TORCH, COMPILED):
+            if name in times:
+                shown[f"{name}, over Linen"] = interval(*ratio(times, (name, LINEN)))
+        shown["steps/s, Linen"] = number(SAC_STEPS / times[LINEN].median())
+        cells.append(shown)
+    return Table("simulators", "SAC", frame.drop(columns="times"), pd.DataFrame(cells))
 
 
 def steps_table(path: Path) -> Table:
@@ -128,6 +138,7 @@ def draw(path: Path) -> Figure:
 
 BLOCKS = {
     "simulators_ppo": ppo_table,
+    "simulators_async": async_table,
     "simulators_sac": sac_table,
     "simulators_steps": steps_table,
 }
