@@ -285,7 +285,8 @@ class Agent(nn.Module):
     def get_gaussian(self, obs):
         """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
         mean = self.actor(obs)
-        return mean, self.log_std.expand_as(mean)
+        # A copy: a view of a parameter would require grad even under no_grad.
+        return mean, self.log_std.expand_as(mean).clone()
 
     def get_value(self, obs):
         return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
