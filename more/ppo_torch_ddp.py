@@ -556,6 +556,7 @@ def train(args: Args) -> None:
             if stopped_by:
                 log.stopped_by = stopped_by  # it may have come to another rank
                 break
+    del ddp  # before the group, or PyTorch may wait for gloo's threads for ever
     # When one has ended by a signal, torchrun ends the others: so all at once.
     with all_or_none():
         log.close(iteration)

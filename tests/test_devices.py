@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+import weakref
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -42,6 +43,7 @@ from running import (
     train,
 )
 from sections import path_of
+from torch.nn.parallel import DistributedDataParallel
 
 import evaluate
 import ppo_linen
@@ -348,6 +350,27 @@ def told_by(name):
     if name == DDP:
         return dist, "all_gather_object"
     return importlib.import_module(name), "process_allgather"
+
+
+def test_ddp_is_freed_before_its_group(tmp_path, monkeypatch):
+    """Freed later, it may wait for a thread of gloo that waits for Python's lock, for ever."""
+    script = importlib.import_module(DDP)
+    made, left = [], []
+
+    def make(agent):
+        ddp = DistributedDataParallel(agent)
+        made.append(weakref.ref(ddp))
+        return ddp
+
+    def destroy():
+        left.extend(x() for x in made)
+        answer()
+
+    answer = dist.destroy_process_group
+    monkeypatch.setattr(script, "DistributedDataParallel", make)
+    monkeypatch.setattr(dist, "destroy_process_group", destroy)
+    train(DDP, tmp_path, "run", iterations=2)
+    assert left == [None]
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])

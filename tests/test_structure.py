@@ -128,7 +128,7 @@ def test_a_function_has_one_text(wanted, names):
         ("ppo_nnx", "ppo_nnx_vmap", 134),
         ("ppo_torch_compile", "ppo_torch_vmap", 271),
         ("ppo_linen", "ppo_linen_sharded", 156),
-        ("ppo_torch", "ppo_torch_ddp", 217),
+        ("ppo_torch", "ppo_torch_ddp", 218),
         ("ppo_linen", "ppo_linen_gymnasium", 243),
         ("ppo_torch", "ppo_torch_gymnasium", 273),
         ("ppo_linen_gymnasium", "ppo_torch_gymnasium", 354),
