@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -85,8 +86,14 @@ def run(project, *words, **options):
 
 
 def processes_in(project):
-    """What this test's commands started, and has not ended."""
-    return [pid for pid in {x["pid"] for x in traced(project, "start")} if psutil.pid_exists(pid)]
+    """What this test's commands started, and has not ended; another may have its number since."""
+    own = str(project / "trace")
+    found = []
+    for pid in {x["pid"] for x in traced(project, "start")}:
+        with suppress(psutil.Error):  # it has ended, or is ending
+            if psutil.Process(pid).environ().get("TRACE") == own:
+                found.append(pid)
+    return found
 
 
 def load(project, storage=None):
