@@ -340,7 +340,7 @@ class Replay:
         """A batch of the rows so far, drawn uniformly with replacement."""
         num_rows = min(self.num_added, self.args.buffer_size)
         rows = rng.integers(num_rows, size=batch_size)
-        return Transition(*(x[rows] for x in self.rows))
+        return Transition(*(x.take(rows, axis=0) for x in self.rows))  # sooner than x[rows]
 
     def updates_due(self) -> int:
         """How many updates are due after the step that was added last."""
