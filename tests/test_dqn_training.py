@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import signal
 from functools import partial
 from types import SimpleNamespace
 
@@ -37,6 +38,21 @@ def train(name, folder, flags):
     assert main(name, *(dqn.SMALL + flags).split(), *own) == 0
     text = (folder / "metrics.jsonl").read_text()
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # no NaN
+
+
+# === A signal ===================================================================================
+def test_a_stopped_run_says_by_which_signal(tmp_path, monkeypatch):
+    """SAC's run log is the same to the letter."""
+    write = dqn_linen.RunLog.write
+
+    def write_and_stop(log, *args):
+        write(log, *args)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(dqn_linen.RunLog, "write", write_and_stop)
+    own = ["--runs-dir", tmp_path, "--run-name", "run"]
+    assert main("dqn_linen", *dqn.SMALL.split(), *own) == 128 + signal.SIGTERM
+    assert (info(tmp_path / "run")["status"], len(rows(tmp_path / "run"))) == ("stopped", 1)
 
 
 # === An iteration ===============================================================================

@@ -77,7 +77,7 @@ def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
     """Trained, stopped, gone on with, evaluated and drawn."""
     sys.path.remove(str(here))  # the script looks there itself
     _, (_, *train_it), evaluate_it = words_of(1)
-    (resume_it,) = words_of(3)
+    (resume_it,) = words_of(4)
     run_log = importlib.import_module("ppo_linen").RunLog  # that which main has: tests import anew
     write = run_log.write
 

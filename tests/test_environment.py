@@ -14,6 +14,7 @@ from frameworks import make_learner
 from sections import stand_ins
 
 import ppo_linen
+import ppo_rnn_linen
 
 ROLLOUTS = stand_ins("Rollout")
 ENV_IDS = {
@@ -121,3 +122,15 @@ def test_an_episode_that_is_cut_off_is_truncated_and_not_terminated(name):
     cut = np.arange(16)[:, None] % 2 * np.ones(4) == 1
     np.testing.assert_array_equal(storage.truncated, cut)
     np.testing.assert_array_equal(storage.episode_length, cut + 1)
+
+
+def test_a_memory_is_fed_with_its_episodes_last_action_and_reward():
+    env = ppo_rnn_linen.VecEnv("ProbeSignal-v0", 4, feed_back=True)  # episodes of two steps
+    obs, state = env.reset(jax.random.key(0))
+    assert env.obs_dim == 1 + 2 + 1 and not obs[:, 1:].any()
+    action = jnp.array([0, 1, 0, 1])
+    for is_last in (False, True, False, True):
+        obs, state, result = env.step(state, action)
+        fed = np.column_stack([np.eye(2)[action], result["reward"]])
+        np.testing.assert_array_equal(result["next_obs"][:, 1:], fed)
+        np.testing.assert_array_equal(obs[:, 1:], 0 * fed if is_last else fed)

@@ -83,6 +83,11 @@ def test_a_seed_shuffles_whole_blocks(env, tmp_path):
     assert [name[:6] == "warmup" for name in full] == [True] * 3 + [False] * 2 * 228
 
 
+def test_a_row_keeps_iterations_of_its_own(env):
+    cells = map(cell_of, names_of(ROOT, "dqn", "--iterations", "7", env=env))
+    assert {(x["label"] == "warmup", x["iterations"]) for x in cells} == {(True, 1), (False, 7)}
+
+
 @pytest.mark.parametrize("study", ["full", "dqn", "doors", "agents", "minatar", "gpu"])
 def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
     """As they parse them, the commands say what the names of the runs do."""
