@@ -30,8 +30,7 @@ def forkserver():
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
-    """What async sets is as before afterwards; what other tests imported anew is as it was here."""
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    """What other tests imported anew is as it was here."""
     monkeypatch.setitem(sys.modules, script.__name__, script)
 
 

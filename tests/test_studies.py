@@ -221,8 +221,7 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
 
 # === Vectorization ==============================================================================
 @pytest.mark.parametrize("way", [x for x in step.WAYS if x != "envpool"])
-def test_every_way_takes_all_steps(way, monkeypatch):
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # which async sets; as before afterwards
+def test_every_way_takes_all_steps(way):
     actions = np.zeros((300, 2), np.int32)  # always to the left: episodes end
     make = step.in_gymnax if way.startswith("gymnax") else step.in_gymnasium
     run = make(way, 2, actions)

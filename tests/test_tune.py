@@ -58,6 +58,7 @@ def begin(project, words, env, patch):
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(project / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(project)
+    os.environ.pop("PYTHONSAFEPATH", None)  # which the server has, if an async test started it
     os.environ.update(env)
     sys.argv = ["tune.py", *words]
     tune.HERE = project  # where the stand-in judges
