@@ -135,7 +135,7 @@ def parse_args() -> Args:
 class VecEnv:
     """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
 
-    All of it is NumPy's, on the host. options are the environment's own, as render_mode.
+    All of it is NumPy's, on the host. options, such as render_mode, are the environment's own.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class VecEnv:
         wrappers: list[Any] = [WithoutInfo]
         if vectorization == "async":
             vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # else random.py here would pass for Python's
-            # Imported once, by the server that processes are forked from, and not by each of them.
+            os.environ["PYTHONSAFEPATH"] = "1"  # else a file here could pass for a library
+            # The server, from which processes are forked, imports these once for all of them.
             packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
             loaded = [name for name in packages if name in sys.modules]
             multiprocessing.set_forkserver_preload(loaded)

@@ -46,46 +46,45 @@ def ratio(times: pd.DataFrame, pair: tuple[str, str]) -> Interval:
     return races.ratio_of(times[pair[0]], times[pair[1]])
 
 
-def step_name(row: pd.Series) -> str:
-    return f"{'waits' if row['waits'] else 'computes'} {row['microseconds']:,} µs"
+def ratio_table(
+    path: Path,
+    algorithm: str,
+    pairs: dict[str, tuple[str, str]],
+    rates: dict[str, tuple[str, int]],
+) -> Table:
+    """A row per step of the simulator: ratios of two programs, and one program's steps a second.
+
+    A rate is by a program, and by the environment steps of its iteration.
+    """
+    frame = read(path)
+    frame = frame[frame["algorithm"] == algorithm]
+    cells = []
+    for _, row in frame.iterrows():
+        times = row["times"]
+        what = "waits" if row["waits"] else "computes"
+        shown = {"a step": f"{what} {row['microseconds']:,} µs"}
+        for title, pair in pairs.items():
+            if pair[0] in times:
+                shown[title] = interval(*ratio(times, pair))
+        for title, (program, steps) in rates.items():
+            shown[title] = number(steps / times[program].median())
+        cells.append(shown)
+    return Table("simulators", algorithm, frame.drop(columns="times"), pd.DataFrame(cells))
 
 
 def ppo_table(path: Path) -> Table:
-    """A row per step of the simulator: PyTorch over Linen."""
-    return ppo_ratios(path, {f"{name}, over Linen": pair for name, pair in OVER_LINEN.items()})
+    pairs = {f"{name}, over Linen": pair for name, pair in OVER_LINEN.items()}
+    return ratio_table(path, "PPO", pairs, {})
 
 
 def async_table(path: Path) -> Table:
-    """A row per step of the simulator: what async brings."""
-    return ppo_ratios(path, GAINS)
-
-
-def ppo_ratios(path: Path, pairs: dict[str, tuple[str, str]]) -> Table:
-    frame = read(path)
-    cells = []
-    for _, row in frame[frame["algorithm"] == "PPO"].iterrows():
-        times = row["times"]
-        shown = {"a step": step_name(row)}
-        shown |= {name: interval(*ratio(times, pair)) for name, pair in pairs.items()}
-        if pairs == GAINS:
-            shown["steps/s, Linen, sync"] = number(NUM_STEPS / times[LINEN].median())
-            shown["async"] = number(NUM_STEPS / times[LINEN + ASYNC].median())
-        cells.append(shown)
-    return Table("simulators", "PPO", frame.drop(columns="times"), pd.DataFrame(cells))
+    rates = {"steps/s, Linen, sync": (LINEN, NUM_STEPS), "async": (LINEN + ASYNC, NUM_STEPS)}
+    return ratio_table(path, "PPO", GAINS, rates)
 
 
 def sac_table(path: Path) -> Table:
-    frame = read(path)
-    cells = []
-    for _, row in frame[frame["algorithm"] == "SAC"].iterrows():
-        times = row["times"]
-        shown = {"a step": step_name(row)}
-        for name in (TORCH, COMPILED):
-            if name in times:
-                shown[f"{name}, over Linen"] = interval(*ratio(times, (name, LINEN)))
-        shown["steps/s, Linen"] = number(SAC_STEPS / times[LINEN].median())
-        cells.append(shown)
-    return Table("simulators", "SAC", frame.drop(columns="times"), pd.DataFrame(cells))
+    pairs = {f"{name}, over Linen": (name, LINEN) for name in (TORCH, COMPILED)}
+    return ratio_table(path, "SAC", pairs, {"steps/s, Linen": (LINEN, SAC_STEPS)})
 
 
 def steps_table(path: Path) -> Table:
