@@ -112,7 +112,7 @@ class VecEnv:
     def __init__(
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
-        namespace = env_id.partition("/")[0]  # MinAtar of MinAtar/Breakout-v0
+        namespace = env_id.partition("/")[0]  # my_plugin/MyEnv-v0: Gymnasium loads no plugin
         for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
         sys.path.append(os.getcwd())  # where my_module lies
