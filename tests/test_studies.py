@@ -335,7 +335,7 @@ def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
     for network in devices.NETWORKS:
         listed_race(path, network, **seconds)
     gain = devices.gain_table(path)
-    assert gain.cells["times one"].tolist() == ["0.500 [0.500, 0.500]", "1.00 [1.00, 1.00]"] * 2
+    assert gain.cells["two / one"].tolist() == ["0.500 [0.500, 0.500]", "1.00 [1.00, 1.00]"] * 2
     estimate = devices.estimate_table(path).frame.set_index("network")
     size = ppo_linen.Args(hidden_sizes=devices.NETWORKS["3 x 256"])
     env = ppo_linen.VecEnv(size.env_id, 1)

@@ -73,7 +73,7 @@ def intel_table(path: Path) -> Table:
         rows.append((script, precision, 1000 * times[name].median(), *ratio))
     names = ["mode", "precision", "ms", *Interval._fields]
     columns = {
-        "--matmul-precision": text("precision"),
+        "matmul precision": text("precision"),
         "time per iteration (ms)": value("ms"),
         "time / Linen time": lambda row: span()(row) if row["precision"] else "1.00",
     }
