@@ -297,7 +297,7 @@ def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
     lines = [{"seed": x, "ms_per_learning_frame": 4 * x} for x in runs["seed"].unique().tolist()]
     (tmp_path / "example.jsonl").write_text("\n".join(map(json.dumps, lines)))
     parts = minatar.frames(tmp_path).frame.set_index("way")
-    found = parts.loc[["PyTorch on Gymnasium's copy", "MinAtar's own example"], ["low", "high"]]
+    found = parts.loc[["PyTorch with Gymnasium", "MinAtar's example"], ["low", "high"]]
     np.testing.assert_allclose(found, [[0.5, 0.5], [0.25, 0.25]])
 
 
@@ -315,7 +315,7 @@ def test_brax_compares_pairs_within_a_round(tmp_path):
                 lines.append(row | {"steps_per_second": steps * speed})
     path.write_text("\n".join(map(json.dumps, lines)))
     cells = brax.many_table(path).cells
-    assert list(cells["ours, times as many"]) == ["2.00 [2.00, 2.00]", "0.500 [0.500, 0.500]"]
+    assert list(cells["ours / library"]) == ["2.00 [2.00, 2.00]", "0.500 [0.500, 0.500]"]
     assert list(cells["our script (steps/s)"]) == ["1,200", "1,400"]
     assert list(cells["environments"]) == ["64", "2,048"]
     assert brax.speed_table(path).cells.iloc[-1].to_list() == [
@@ -325,8 +325,8 @@ def test_brax_compares_pairs_within_a_round(tmp_path):
         "4,200",
     ]
     said = brax.gain(path).text
-    assert "With 2,048 environments our script trains 1.17 [1.17, 1.17] times" in said
-    assert said.endswith("as with 64, and brax's agent 4.67 [4.67, 4.67] times as many.")
+    assert "With 2,048 environments our script reaches 1.17 [1.17, 1.17]x" in said
+    assert said.endswith("of 64 environments, and brax 4.67 [4.67, 4.67]x.")
 
 
 def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
