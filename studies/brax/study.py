@@ -64,8 +64,8 @@ def gain(path: Path) -> Text:
         steps = pairs.pivot(index="round", columns="num_envs", values=name)
         gains[name] = interval(*stats.geometric_mean((steps[most] / steps[fewest]).to_numpy()))
     return Text(
-        f"With {most:,} environments our script reaches {gains['ours']}x the steps per second of "
-        f"{fewest} environments, and brax {gains['others']}x."
+        f"Going from {fewest} to {most:,} environments multiplies the steps per second of our "
+        f"script by {gains['ours']} and those of brax by {gains['others']}."
     )
 
 
