@@ -120,9 +120,7 @@ def robot_table(path: Path) -> Table:
         "training": text("what"),
         "time per iteration (ms)": value("ms"),
         "steps/s": value("steps"),
-        "time / Linen time": lambda row: (
-            "1.00" if "linen" in row["mode"] else span("linen_")(row)
-        ),
+        "time / Linen time": lambda row: "1.00" if "linen" in row["mode"] else span("linen_")(row),
         "uncompiled / compiled time": span("eager_"),
     }
     table = table_of("gpu_robots", "Robots", pd.DataFrame(rows), columns)

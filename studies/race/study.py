@@ -1,4 +1,4 @@
-"""Accuracy of race.py: races of a script against its copies, and of two scripts, in four conditions."""
+"""Accuracy of race.py: races of copies and of two scripts, in four conditions."""
 
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,7 @@ WAYS = {
 
 
 def copies_table(folder: Path) -> Table:
-    """Return a row per condition: pairs of copies, intervals that contain 1, and their half-width."""
+    """Return a row per condition: how many intervals contain 1, and their half-width."""
     rows = []
     for way, name in WAYS.items():
         held, widths, turns = [], [], []

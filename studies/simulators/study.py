@@ -78,7 +78,8 @@ def ppo_table(path: Path) -> Table:
 
 
 def async_table(path: Path) -> Table:
-    rates = {"Linen, sync (steps/s)": (LINEN, NUM_STEPS), "Linen, async (steps/s)": (LINEN + ASYNC, NUM_STEPS)}
+    rates = {"Linen, sync (steps/s)": (LINEN, NUM_STEPS)}
+    rates |= {"Linen, async (steps/s)": (LINEN + ASYNC, NUM_STEPS)}
     return ratio_table(path, "PPO", GAINS, rates)
 
 
