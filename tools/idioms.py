@@ -5,6 +5,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,11 +60,12 @@ def markdown(root: Path) -> str:
     for idiom in idioms:
         parts += [f"## {idiom['title']}", idiom["note"]]
         for framework, title in FRAMEWORKS.items():
-            sources = idiom[framework]
-            files = dict.fromkeys(x["file"] for x in sources)  # each once, in order
-            links = ", ".join(f"[{x}](../{x})" for x in files)
-            code = "\n\n".join(excerpt(root, x).code for x in sources)
-            parts += [f"**{title}**, from {links}:", f"```python\n{code}\n```"]
+            begin = f"**{title}**,"
+            places = groupby(idiom[framework], key=lambda x: (x["file"], x["name"]))
+            for (file, name), sources in places:
+                code = "\n\n".join(excerpt(root, x).code for x in sources)
+                parts += [f"{begin} `{name}` in [{file}](../{file}):", f"```python\n{code}\n```"]
+                begin = "and"
     return "\n\n".join(parts)
 
 
