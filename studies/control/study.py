@@ -51,11 +51,13 @@ def sac_table(path: Path) -> Table:
 
 
 def intel_table(path: Path) -> Table:
-    """Return a row per algorithm: PyTorch time / Linen time, on an Intel Xeon and on an AMD EPYC.
+    """Return a row per program: its time / Linen time, on an Intel Xeon and on an AMD EPYC.
 
-    path is the race of PPO on Intel. The race of SAC on Intel is in the study mkl.
+    path is the race of PPO on Intel. The races of SAC on Intel, and with medium on AMD, are in the
+    study mkl.
     """
-    files = {"PPO": path, "SAC": path.parent.parent / "mkl/intel_sac.jsonl"}
+    mkl = path.parent.parent / "mkl"
+    files = {"PPO": path, "SAC": mkl / "intel_sac.jsonl"}
     rows = []
     for title, file in files.items():
         times = races.read(file)[-1].times()
@@ -66,6 +68,16 @@ def intel_table(path: Path) -> Table:
             row = {"algorithm": title, "program": program}
             row |= {f"intel_{x}": y for x, y in intel._asdict().items()}
             rows.append(row | {f"amd_{x}": amd.loc[program, x] for x in Interval._fields})
+    medium = {"algorithm": "SAC", "program": "compiled PyTorch, medium"}
+    for machine, race in (
+        ("intel", races.read(mkl / "intel_sac.jsonl")[-1]),
+        ("amd", races.read(mkl / "races.jsonl")[0]),
+    ):
+        times = race.times()
+        [name] = [x for x in times if "sac_torch_compile" in x and "medium" in x]
+        ratio = races.ratio_of(times[name], times.iloc[:, 0])
+        medium |= {f"{machine}_{x}": y for x, y in ratio._asdict().items()}
+    rows.append(medium)
     columns = {
         "algorithm": text("algorithm"),
         "program": text("program"),
