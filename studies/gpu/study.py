@@ -1,4 +1,4 @@
-"""What differs on a GPU: races by turns. products.json is what products.py wrote."""
+"""PyTorch and JAX on a GPU, from interleaved races. products.py wrote products.json."""
 
 import json
 from pathlib import Path
@@ -79,7 +79,7 @@ def agents(framework: str, number_of_agents: int) -> str:
 
 
 def ratio_table(path: Path) -> Table:
-    """A row per environment and network, a column per script."""
+    """Return a row per environment and network, and a column per script."""
     times = Times(path)
     rows, found = [], []
     for env in ENVS:
@@ -94,7 +94,7 @@ def ratio_table(path: Path) -> Table:
             frame = pd.DataFrame(ratios.values())
             rows.append(cells | dict(zip(map("ppo_{}".format, ratios), texts(frame), strict=True)))
     frame = pd.DataFrame(found, columns=["env_id", "size", "mode", *Interval._fields])
-    return Table("gpu_ratios", "Times as long as ppo_linen", frame, pd.DataFrame(rows))
+    return Table("gpu_ratios", "Time / ppo_linen time", frame, pd.DataFrame(rows))
 
 
 def robot_table(path: Path) -> Table:
@@ -117,16 +117,14 @@ def robot_table(path: Path) -> Table:
                 | dict(zip(ends, (*over_linen, *gain), strict=True))
             )
     columns = {
-        "HalfCheetah by": text("what"),
-        "an iteration (ms)": value("ms"),
+        "training": text("what"),
+        "time per iteration (ms)": value("ms"),
         "steps/s": value("steps"),
-        "times as long as Linen": lambda row: (
-            "1.00" if "linen" in row["mode"] else span("linen_")(row)
-        ),
-        "uncompiled takes, times as long": span("eager_"),
+        "time / Linen time": lambda row: "1.00" if "linen" in row["mode"] else span("linen_")(row),
+        "uncompiled / compiled time": span("eager_"),
     }
     table = table_of("gpu_robots", "Robots", pd.DataFrame(rows), columns)
-    return table._replace(cells=table.cells[["HalfCheetah by", "script", *list(columns)[1:]]])
+    return table._replace(cells=table.cells[["training", "script", *list(columns)[1:]]])
 
 
 def agent_table(path: Path) -> Table:
@@ -143,12 +141,12 @@ def agent_table(path: Path) -> Table:
         both = times.ratio(agents("torch", many), agents("linen", many))
         rows.append(row | both._asdict())
     columns = {"agents": lambda row: f"{row['agents']:.0f}"}
-    for name in ("linen", "torch"):
+    for name, title in (("linen", "Linen"), ("torch", "PyTorch")):
         columns[f"ppo_{name}_vmap (ms)"] = value(f"{name}_ms")
-        columns[f"{name}: as long as one"] = lambda row, name=name: (
+        columns[f"{title}: time / time of 1 agent"] = lambda row, name=name: (
             "1.00" if row["agents"] == 1 else span(f"{name}_")(row)
         )
-    columns["torch, times as long as linen"] = span()
+    columns["PyTorch time / Linen time"] = span()
     return table_of("gpu_agents", "Agents in one program", pd.DataFrame(rows), columns)
 
 
@@ -169,7 +167,7 @@ def share_table(path: Path) -> Table:
     rows = [{"rate": x, **share_of_products(path, y)._asdict()} for x, y in rates.items()]
     columns = {
         "products at the rate of": text("rate"),
-        "share of ppo_linen's iteration": span(),
+        "fraction of ppo_linen's iteration": span(),
     }
     return table_of("gpu_shares", "Products in the large network", pd.DataFrame(rows), columns)
 
@@ -212,5 +210,5 @@ def update(source: Path, out: Path) -> None:
     ratios = {name: times.ratios(*pair) for name, pair in pairs.items()}
     drawn = pd.DataFrame({name: x for name, x in ratios.items() if x is not None})
     intervals = {name: times.ratio(*pairs[name]) for name in drawn}
-    label = "an iteration of PyTorch, times as long as one of Linen"
+    label = "time per iteration: PyTorch / Linen"
     (out / "answer.png").write_bytes(figures.png(figures.spread(drawn, intervals, label)))

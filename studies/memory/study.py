@@ -44,7 +44,7 @@ def cost_table(source: Path) -> Table:
         part = shown[shown["size"] == units].set_index("script")
         parts.append((part["steady"] * 1000).map(number).rename(f"{units} units (ms)"))
         ratios = texts(part.rename(columns=lambda x: x.removeprefix("steady_")))
-        parts.append(ratios.rename(f"{units} units, times {BASELINE}"))
+        parts.append(ratios.rename(f"{units} units, time / {BASELINE} time"))
     cells = pd.concat(parts, axis=1).fillna("-").reset_index()
     return Table("memory_costs", "What memory costs: an iteration", frame, cells)
 
