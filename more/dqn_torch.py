@@ -77,7 +77,7 @@ class Args:
     double_q: bool = False  # Double DQN: the online network chooses the target's action
     start_e: float = 1.0  # initial epsilon, the probability of a random action
     end_e: float = 0.05  # final epsilon
-    exploration_steps: int = 250_000  # steps of epsilon's decay after learning_starts; 0: none
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
     loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
     optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
