@@ -511,7 +511,7 @@ def train(args: Args) -> None:
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Set by hand: a schedule would count updates, and none are due before learning_starts.
+        # Set by hand: a schedule counts updates, which do not start before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
         first = iteration * log.steps_per_iteration

@@ -489,7 +489,7 @@ def train(args: Args) -> None:
     step_fn = jax.jit(env.step)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Set by hand: a scheduler would count updates, and none are due before learning_starts.
+        # Set by hand: a scheduler counts updates, which do not start before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         # Drawing the random numbers of all steps at once is faster than drawing them in every step.
