@@ -503,12 +503,12 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
     return train_state, jax.tree.map(jnp.add, losses, new_losses)
 
 
-def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
+def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, float]:
     """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
     If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
-    metrics = {"charts/episodes": len(returns)}
+    metrics: dict[str, float] = {"charts/episodes": len(returns)}
     for name, x in [("return", returns), ("length", lengths)]:
         metrics[f"charts/episodic_{name}"] = sum(x) / len(x) if x else math.nan
         metrics[f"charts/episodic_{name}_min"] = min(x, default=math.inf)
