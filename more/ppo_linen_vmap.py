@@ -103,10 +103,9 @@ class Args:
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
 
 
-# --resume cannot change these: the arrays of a checkpoint, the learning rate or the names of the
-# folders depend on them.
-FIXED = ("seed", "num_agents", "env_id", "num_envs", "num_steps", "num_minibatches")
-FIXED += ("update_epochs", "hidden_sizes")
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
+FIXED += ("seed", "num_agents")  # the folders of the agents depend on these two
 
 
 def parse_args() -> Args:
@@ -443,7 +442,7 @@ def train(args: Args) -> None:
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1
-        if log.must_save(iteration):
+        if log.run.must_save(iteration):
             save_checkpoints(log, Checkpoint(iteration, train_state, obs, env_state))
             log.update_info(iteration=iteration)
             if log.run.stopped_by:  # only right after saving, so that no iteration is lost
@@ -518,20 +517,15 @@ class RunLogs:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folders, or continue those of the run to resume."""
         self.run = RunLog(args, iteration, packages, **info)
         self.run.steps_per_iteration *= args.num_agents
         self.dir = self.run.dir
         self.agents = []
         for k in range(args.num_agents):
             folder = self.dir / f"seed{args.seed + k}"
-            agent_args = replace(
-                args,
-                seed=args.seed + k,
-                runs_dir=str(self.dir),
-                run_name=folder.name,
-                resume=str(folder) if folder.exists() else "",
-            )
+            agent_args = replace(args, seed=args.seed + k, runs_dir=str(self.dir))
+            agent_args.run_name = folder.name
+            agent_args.resume = str(folder) if folder.exists() else ""
             with redirect_stdout(None):  # self.run prints one line for all agents
                 agent = RunLog(agent_args, iteration, packages, agent=k, **info)
             if agent.wandb:
@@ -547,21 +541,17 @@ class RunLogs:
         for k, agent in enumerate(self.agents):
             had_diverged = agent.has_diverged
             delay = time.perf_counter() - end  # logging the other agents is not part of the times
+            row = {name: x[k] for name, x in metrics.items()}
             with redirect_stdout(None):
-                row = {name: x[k] for name, x in metrics.items()}
                 agent.write(iteration, row, start + delay, middle and middle + delay)
             if agent.has_diverged and not had_diverged:
-                text = f"the losses of iteration {iteration} are NaN or infinite"
-                print(f"{agent.dir.name} diverged: {text}.", flush=True)
+                print(f"{agent.dir.name} diverged in iteration {iteration}.", flush=True)
                 self.run.has_diverged = True
         values = np.array(list(metrics.values()), float)  # (metrics, num_agents)
         means = np.ma.masked_invalid(values).mean(1).filled(math.nan)
         delay = time.perf_counter() - end
         row = dict(zip(metrics, means, strict=True))
         self.run.write(iteration, row, start + delay, middle and middle + delay)
-
-    def must_save(self, iteration: int) -> bool:
-        return self.run.must_save(iteration)
 
     def update_info(self, **changes: Any) -> None:
         for log in (*self.agents, self.run):

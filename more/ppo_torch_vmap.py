@@ -103,10 +103,9 @@ class Args:
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
 
 
-# --resume cannot change these: the arrays of a checkpoint, the learning rate or the names of the
-# folders depend on them.
-FIXED = ("seed", "num_agents", "env_id", "num_envs", "num_steps", "num_minibatches")
-FIXED += ("update_epochs", "hidden_sizes")
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
+FIXED += ("seed", "num_agents")  # the folders of the agents depend on these two
 
 
 def parse_args() -> Args:
@@ -242,7 +241,7 @@ class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
     It treats all P parameters as one vector: fewer kernels, which compile in a third less time.
-    Each of the A = num_agents agents has its row in all tensors.
+    Each agent has a row in all tensors.
     """
 
     count: torch.Tensor
@@ -258,7 +257,7 @@ class Adam(nn.Module):
         self.register_buffer("square", torch.zeros(num_agents, num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Update the parameters in place, given their gradient (A, P)."""
+        """Update the parameters in place, given their gradient (num_agents, P)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -339,10 +338,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: Args):
-    """Act for num_steps. Return the last obs, the environments' state and the Storage.
-
-    All tensors have the agents as their first axis, A = num_agents.
-    """
+    """Act for num_steps. Return the last obs, the environments' state and the Storage."""
     # Drawing the noise of all steps at once is faster than drawing it in every step. A
     # torch.distributions.Categorical in every step would wait for the device to check its inputs.
     shape = (args.num_agents, args.num_steps, args.num_envs, env.num_actions)
@@ -359,7 +355,7 @@ def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: A
         results.append(result)  # shared with PyTorch after the loop: 6 arrays, not 6 per step
         obs = to_torch(new_obs)  # sync on a CPU
 
-    # From one tuple per step to one tensor per field, (A, T, N, ...).
+    # From one tuple per step to one tensor per field, (num_agents, T, N, ...).
     all_obs, action, logits = (torch.stack(x, 1) for x in zip(*steps, strict=True))
     logprob = logprob_of(action, logits.log_softmax(-1))
     results = to_torch(stack(results))
@@ -368,7 +364,7 @@ def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: A
 
 @jax.jit
 def stack(results):
-    """Stack the results of num_steps calls of VecEnv.step: (A, N, ...) -> (A, T, N, ...)."""
+    """Stack the results of VecEnv.step, on the axis after the agents: (num_agents, T, N, ...)."""
     return jax.tree.map(lambda *steps: jnp.stack(steps, 1), *results)
 
 
@@ -467,8 +463,8 @@ def update(agent, optimizer, epoch_fn, storage: Storage, generators, args: Args)
 
 
 def epoch(minibatch_fn, args: Args, order, *batch):
-    """Train in place on a Batch in this order. Return the metrics, (num_minibatches, A) each."""
-    # One gather per epoch, not one per minibatch. order (A, B) permutes the row of each agent.
+    """Train in place on a Batch in this order. Return metrics, (num_minibatches, num_agents)."""
+    # One gather per epoch, not one per minibatch. order has a row for each agent.
     rows = torch.arange(args.num_agents, device=order.device)[:, None]
     shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
@@ -476,7 +472,7 @@ def epoch(minibatch_fn, args: Args, order, *batch):
 
 
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
-    """Train each agent in place on its minibatch. Return the metrics of the losses, (A,) each.
+    """Train each agent in place on its minibatch. Return metrics, (num_agents,) each.
 
     All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
     and 1.2x the CPU time. backward() would compile twice, because .grad is None at first.
@@ -625,7 +621,7 @@ def train(args: Args) -> None:
         metrics = dict(zip(metrics, values.tolist(), strict=True))  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1
-        if log.must_save(iteration):
+        if log.run.must_save(iteration):
             checkpoint = {
                 "iteration": iteration,
                 "agent": agent.state_dict(),
@@ -704,20 +700,15 @@ class RunLogs:
     """
 
     def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
-        """Create the folders, or continue those of the run to resume."""
         self.run = RunLog(args, iteration, packages, **info)
         self.run.steps_per_iteration *= args.num_agents
         self.dir = self.run.dir
         self.agents = []
         for k in range(args.num_agents):
             folder = self.dir / f"seed{args.seed + k}"
-            agent_args = replace(
-                args,
-                seed=args.seed + k,
-                runs_dir=str(self.dir),
-                run_name=folder.name,
-                resume=str(folder) if folder.exists() else "",
-            )
+            agent_args = replace(args, seed=args.seed + k, runs_dir=str(self.dir))
+            agent_args.run_name = folder.name
+            agent_args.resume = str(folder) if folder.exists() else ""
             with redirect_stdout(None):  # self.run prints one line for all agents
                 agent = RunLog(agent_args, iteration, packages, agent=k, **info)
             if agent.wandb:
@@ -733,21 +724,17 @@ class RunLogs:
         for k, agent in enumerate(self.agents):
             had_diverged = agent.has_diverged
             delay = time.perf_counter() - end  # logging the other agents is not part of the times
+            row = {name: x[k] for name, x in metrics.items()}
             with redirect_stdout(None):
-                row = {name: x[k] for name, x in metrics.items()}
                 agent.write(iteration, row, start + delay, middle and middle + delay)
             if agent.has_diverged and not had_diverged:
-                text = f"the losses of iteration {iteration} are NaN or infinite"
-                print(f"{agent.dir.name} diverged: {text}.", flush=True)
+                print(f"{agent.dir.name} diverged in iteration {iteration}.", flush=True)
                 self.run.has_diverged = True
         values = np.array(list(metrics.values()), float)  # (metrics, num_agents)
         means = np.ma.masked_invalid(values).mean(1).filled(math.nan)
         delay = time.perf_counter() - end
         row = dict(zip(metrics, means, strict=True))
         self.run.write(iteration, row, start + delay, middle and middle + delay)
-
-    def must_save(self, iteration: int) -> bool:
-        return self.run.must_save(iteration)
 
     def update_info(self, **changes: Any) -> None:
         for log in (*self.agents, self.run):
