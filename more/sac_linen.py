@@ -251,7 +251,7 @@ def dense(x, num_outputs: int):
 
 @struct.dataclass
 class TrainState:
-    params: dict[str, Any]  # of "actor" and "critics", and "log_alpha", the log of entropy's weight
+    params: dict[str, Any]  # of "actor" and "critics", and "log_alpha"; alpha weights the entropy
     target_params: Any  # a moving average of the critics' parameters
     opt_state: Any
     actor_fn: Callable = struct.field(pytree_node=False)
@@ -271,9 +271,8 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
         "critics": jax.jit(critics.init)(critics_key, obs, action),
         "log_alpha": jnp.zeros(()),
     }
-    target_params = jax.tree.map(
-        jnp.copy, params["critics"]
-    )  # a copy, since each buffer is donated once
+    # A copy, because jax.jit cannot donate the same buffer twice.
+    target_params = jax.tree.map(jnp.copy, params["critics"])
     tx = optax.scale_by_adam()  # without a learning rate, which update() applies
     return TrainState(params, target_params, tx.init(params), actor.apply, critics.apply, tx)
 

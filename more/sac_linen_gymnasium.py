@@ -321,7 +321,7 @@ def dense(x, num_outputs: int):
 
 @struct.dataclass
 class TrainState:
-    params: dict[str, Any]  # of "actor" and "critics", and "log_alpha", the log of entropy's weight
+    params: dict[str, Any]  # of "actor" and "critics", and "log_alpha"; alpha weights the entropy
     target_params: Any  # a moving average of the critics' parameters
     opt_state: Any
     actor_fn: Callable = struct.field(pytree_node=False)
@@ -341,9 +341,8 @@ def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> 
         "critics": jax.jit(critics.init)(critics_key, obs, action),
         "log_alpha": jnp.zeros(()),
     }
-    target_params = jax.tree.map(
-        jnp.copy, params["critics"]
-    )  # a copy, since each buffer is donated once
+    # A copy, because jax.jit cannot donate the same buffer twice.
+    target_params = jax.tree.map(jnp.copy, params["critics"])
     # flatten joins all parameters in one vector: updates of small networks take a fifth less time.
     # scale_by_adam has no learning rate, which update() applies.
     tx = optax.flatten(optax.scale_by_adam())
