@@ -152,7 +152,7 @@ class VecEnv:
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
         sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
-        if env_id.startswith("MinAtar/"):
+        if env_id.startswith("MinAtar/") and env_id not in gymnasium.registry:
             import minatar.gym  # pip install minatar==1.0.15
 
             minatar.gym.register_envs()

@@ -564,8 +564,8 @@ def train(args: Args) -> None:
     optimizer.load_state_dict(saved[1])
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Set by hand: a scheduler counts updates, which do not start before learning_starts. It is
-        # a tensor, because a number would be a constant to the compiler.
+        # Set by hand: a scheduler counts updates, which do not start before learning_starts.
+        # The rate is a tensor, because a number would be a constant to the compiler.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = torch.tensor(args.learning_rate * decay, device=device)
         # Drawing the random numbers of all steps at once is faster than drawing them in every step.
