@@ -186,7 +186,7 @@ def test_all_is_the_packages_until_an_episode_ends(env_id):
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_it_is_as_the_scripts_need_it(env_id):
-    assert check.check_gymnax(make(env_id)) == "continuous"
+    assert check.check_gymnax(make(env_id)).is_continuous
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
