@@ -281,11 +281,15 @@ def single(tmp_path, monkeypatch):
     gymnasium.registry.pop("Single-v0", None)
 
 
-def test_one_simulator_per_process(single, tmp_path):
-    flags: dict[str, Any] = {"episodes": 6, "num_envs": 2, "vectorization": "async"}
-    for _ in range(2):  # the first evaluation has closed its environments
-        result = play(single, **flags)
-        assert result["returns"] == [10.0] * 6
+ONE: dict[str, Any] = {"episodes": 2, "num_envs": 1}
+PROCESSES: dict[str, Any] = {"episodes": 6, "num_envs": 2, "vectorization": "async"}
+
+
+@pytest.mark.parametrize("flags", [ONE, PROCESSES])
+def test_one_simulator_per_process(flags, single, tmp_path):
+    """Every instance is closed before the next one is made."""
+    result = play(single, **flags)
+    assert result["returns"] == [10.0] * flags["episodes"]
     evaluate.draw([single], evaluate.Args(runs=("some",), **flags), tmp_path / "single.gif")
     with Image.open(tmp_path / "single.gif") as file:
         assert getattr(file, "n_frames", 1) == 10
