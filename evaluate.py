@@ -173,7 +173,11 @@ def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Any:
     values["vectorization"] = args.vectorization
     names = inspect.signature(run.script.VecEnv).parameters
     given = {name: values[name] for name in names if name in values}
-    return run.script.VecEnv(**given, **options)
+    try:
+        return run.script.VecEnv(**given, **options)
+    except ModuleNotFoundError as error:
+        reason = str(error).partition(". ")[0]
+        fail(f"{run.args.env_id} cannot be imported in {os.getcwd()}: {reason}")
 
 
 class JaxEnvs:

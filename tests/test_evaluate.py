@@ -459,6 +459,13 @@ def test_a_damaged_run_folder(name, whole_run, command, tmp_path):
     assert command(folder) == (2, "", message)
 
 
+@pytest.mark.parametrize("script", [ppo_linen, ppo_linen_gymnasium])
+def test_a_module_in_another_folder(script, capsys):
+    with pytest.raises(SystemExit):
+        play(stand_in("absent:Env-v0", script=script), episodes=1)
+    assert capsys.readouterr().err.endswith(": No module named 'absent'\n")
+
+
 @pytest.mark.parametrize("text", ["import nowhere", "x = ["])
 def test_a_script_that_cannot_be_imported(text, copied_run, command, tmp_path):
     change(copied_run, script="broken")
