@@ -186,7 +186,7 @@ def test_steps_equal_those_of_the_package_until_an_episode_ends(env_id):
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_check_accepts_it(env_id):
-    assert check.check_gymnax(make(env_id)) == "continuous"
+    assert check.check_gymnax(make(env_id)).is_continuous
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
