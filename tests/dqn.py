@@ -374,8 +374,11 @@ def make_faulty(monkeypatch: Any, kind: Any, what: str, value: float) -> None:
     monkeypatch.setattr(kind, "step", faulty_step)
 
 
-def assert_counts_are_checked(name: str, flags: list[str], capfd: Any, folder: Path) -> None:
+def assert_counts_are_checked(
+    name: str, flags: list[str], monkeypatch: Any, capfd: Any, folder: Path
+) -> None:
     """Counts below the least allowed value are usage errors, and no run folder is created."""
+    monkeypatch.setenv("COLUMNS", "200")  # width of the box around the message
     flags = ["num-envs", "num-steps", "buffer-size", "batch-size", "train-frequency", *flags]
     for flag in flags:
         least = 0 if flag in ("learning-starts", "exploration-steps") else 1
