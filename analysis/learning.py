@@ -1,17 +1,16 @@
 """What the agents learned: returns, their equivalence, and when they reached a target."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis import stats
+from analysis.catalog import ENVIRONMENTS
 from analysis.measures import Experiment, in_order, timed
 from analysis.runs import running_return
 from analysis.stats import Interval
 
-ENVIRONMENTS = Path(__file__).with_name("environments.csv")
 CELL = ["size", "env_id", "mode"]
 # Algorithms in whose iterations few episodes end, so that the last 100 are counted.
 OFF_POLICY = ("dqn", "sac")
@@ -26,9 +25,10 @@ class Environment(NamedTuple):
 
 
 def load_environments() -> dict[str, Environment]:
-    table = pd.read_csv(ENVIRONMENTS)
-    rows = zip(table["env_id"], table["target"], table["margin"], strict=True)
-    return {env: Environment(target, margin) for env, target, margin in rows}
+    return {
+        env_id: Environment(float(row["target"] or "nan"), float(row["margin"] or "nan"))
+        for env_id, row in ENVIRONMENTS.items()
+    }
 
 
 def learned(runs: pd.DataFrame) -> pd.DataFrame:

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 
 from analysis import schema, stats
+from analysis.catalog import SCRIPTS, SIZES
 from analysis.runs import OP_BY_OP, PARTS, Data, is_untimed
-from analysis.schema import SCRIPTS, SIZES
 
-BASELINES: dict[tuple, str] = {}  # algorithm and family -> their first script
+BASELINES: dict[tuple, str] = {}  # algorithm and setting -> the first script
 for name, row in SCRIPTS.items():
-    BASELINES.setdefault((row["algorithm"], row["family"]), name)
+    BASELINES.setdefault((row["algorithm"], row["setting"]), name)
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
     *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", x)),  # the compiled one first

@@ -1,26 +1,15 @@
-"""What a table of runs and one of iterations hold: columns.csv says it, and this file checks it.
+"""Check that tables of runs and of iterations hold what columns.csv says."""
 
-The project's scripts are those of scripts.toml; a table may have others.
-"""
-
-import csv
 import math
-import tomllib
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.catalog import COLUMNS
+
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
 MOST_TEXT = 4000  # characters: settings have some 600
-# The frameworks' names, by what scripts.toml calls them.
-FRAMEWORKS = {
-    "torch": "PyTorch",
-    "linen": "Flax Linen",
-    "nnx": "Flax NNX",
-    "equinox": "Equinox",
-}
 VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -56,35 +45,13 @@ class Column(NamedTuple):
     source: str  # where run.json has it: "args.seed"; "" if it is worked out
 
 
-def read_columns(table: str) -> tuple[Column, ...]:
-    with open(Path(__file__).with_name("columns.csv"), newline="") as file:
-        rows = list(csv.DictReader(file))
-    return tuple(Column(*(x[y] for y in Column._fields)) for x in rows if x["table"] == table)
+def columns_of(table: str) -> tuple[Column, ...]:
+    rows = [row for row in COLUMNS if row["table"] == table]
+    return tuple(Column(*(row[name] for name in Column._fields)) for row in rows)
 
 
-def read_scripts() -> dict[str, dict[str, Any]]:
-    """Return the rows of scripts.toml by the scripts' names; a wheel has it beside this file."""
-    here = Path(__file__).parent
-    path = here / "scripts.toml"
-    if not path.exists():
-        path = here.parent / "scripts.toml"
-    return tomllib.loads(path.read_text())
-
-
-def read_sizes() -> dict[str, list[int]]:
-    """Return the networks that runs are named after: how many units each hidden layer has."""
-    return tomllib.loads(Path(__file__).with_name("sizes.toml").read_text())
-
-
-def file_of(script: str) -> str:
-    """Return where a script of this project lies, from the project's root on."""
-    return str(Path(SCRIPTS[script]["folder"], f"{script}.py"))
-
-
-RUNS = read_columns("runs")
-ITERATIONS = read_columns("iterations")
-SCRIPTS = read_scripts()
-SIZES = read_sizes()
+RUNS = columns_of("runs")
+ITERATIONS = columns_of("iterations")
 
 
 def clean(text: object) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import __main__, measures, runs, schema
+from analysis import __main__, catalog, measures, runs, schema
 
 LINEN, NNX, CACHED = "ppo_linen", "ppo_nnx", "ppo_nnx_cached"
 COMPILE, TORCH = "ppo_torch_compile", "ppo_torch"
@@ -147,7 +147,7 @@ def run_info(
     name = f"{env_id}__{mode.replace(' ', '_')}__{size}__{'sync__' if sync else ''}{seed}"
     own: dict[str, Any] = {"seed": seed, "env_id": env_id}
     own |= {"total_timesteps": 8192 * 12, "num_envs": 32, "num_steps": 256}
-    own |= {"hidden_sizes": schema.SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
+    own |= {"hidden_sizes": catalog.SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
     own |= {"run_name": name, "runs_dir": "runs", "track": False, "save_every": 0, "resume": ""}
     info: dict[str, Any] = {"args": own | (args or {}), "script": script, "framework": framework}
     info |= {"compile_mode": compile_mode, "resumed": [], "wandb_id": None}

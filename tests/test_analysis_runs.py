@@ -37,6 +37,11 @@ def test_an_installed_analysis_has_the_scripts(tmp_path):
     assert said.split() == list(ROWS)
 
 
+def test_the_scripts_are_read_without_pandas():
+    code = "import sys, analysis.catalog; print([x for x in ('numpy', 'pandas') if x in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
+
+
 # === One run ====================================================================================
 def test_a_run_becomes_a_row_with_the_columns_of_the_schema(tmp_path):
     info = run_info(sync=True, seed=3, python="3.11.7", unknown=1)

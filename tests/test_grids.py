@@ -12,7 +12,7 @@ from conftest import ROOT
 from driving import bench, environment, names_of, succeed
 from sections import ROWS, path_of
 
-from analysis.schema import SIZES
+from analysis.catalog import SIZES
 from studies.doors import run as doors_run
 
 PROMISED = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231}

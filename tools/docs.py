@@ -20,11 +20,12 @@ from itertools import takewhile
 from pathlib import Path
 
 from analysis import page, tables
+from analysis.catalog import SCRIPTS, file_of
 from analysis.formatting import join
 from analysis.measures import Experiment, experiments
 from analysis.page import Table, Text
 from analysis.runs import load
-from analysis.schema import SCRIPTS, SourceError, file_of
+from analysis.schema import SourceError
 from tools.sections import changed_lines, function, read
 
 ROOT = Path(__file__).parent.parent
@@ -95,10 +96,11 @@ def scripts_matrix() -> str:
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     settings: dict[tuple[str, str], list[str]] = {}
     for name, row in SCRIPTS.items():
-        settings.setdefault((row["algorithm"], row["family"]), []).append(name)
-    for (algorithm, family), names in settings.items():
-        kind = "" if family == "plain" else f", {family}"
-        setting = algorithm.upper() + kind.replace("continuous", "continuous actions")
+        settings.setdefault((row["algorithm"], row["setting"]), []).append(name)
+    for (algorithm, kind), names in settings.items():
+        setting = algorithm.upper()
+        if kind != "plain":
+            setting += f", {kind.replace('continuous', 'continuous actions')}"
         # A link says what lies between the words that all names of the row begin and end with.
         words = [name.split("_") for name in names]
         begin = "".join(f"{x}_" for x in shared(words))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import figures, races
+from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
-from analysis.schema import SIZES
 from analysis.stats import Interval
 from analysis.tables import span, table_of, text, texts, value
 

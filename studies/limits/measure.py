@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from analysis.schema import SIZES
+from analysis.catalog import SIZES
 from studies.machine import describe, git_commit
 
 ROUNDS = {"small": 10, "medium": 5, "large": 2}

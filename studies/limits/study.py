@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import figures, races, stats
+from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
-from analysis.schema import SIZES
 from analysis.tables import across, span, table_of, text, texts, value
 
 # Part -> its name in the table; those of an update begin where products do.
