@@ -7,8 +7,8 @@ import pandas as pd
 
 from analysis import stats
 from analysis.catalog import ENVIRONMENTS
+from analysis.describe import running_return
 from analysis.measures import Experiment, in_order, timed
-from analysis.runs import running_return
 from analysis.stats import Interval
 
 CELL = ["size", "env_id", "mode"]

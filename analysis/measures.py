@@ -16,7 +16,8 @@ import pandas as pd
 
 from analysis import schema, stats
 from analysis.catalog import SCRIPTS, SIZES
-from analysis.runs import OP_BY_OP, PARTS, Data, is_untimed
+from analysis.describe import WITHOUT_JIT
+from analysis.runs import Data, is_untimed
 
 BASELINES: dict[tuple, str] = {}  # algorithm and setting -> the first script
 for name, row in SCRIPTS.items():
@@ -24,11 +25,12 @@ for name, row in SCRIPTS.items():
 # The order of tables and figures; what is not here comes after it, by name.
 MODES = (
     *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", x)),  # the compiled one first
-    *(f"{x}{OP_BY_OP}" for x in SCRIPTS),
+    *(f"{x}{WITHOUT_JIT}" for x in SCRIPTS),
 )
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
 # Of a framework's compile modes, the first that was run is what the others are compared with.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")
+PARTS = ("imports", "setup", "first")  # parts of the startup
 FARTHEST = 10  # times the measured length: beyond it nothing is extrapolated
 
 

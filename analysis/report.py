@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -11,7 +11,7 @@ from analysis.figures import Look
 from analysis.formatting import join, number, pluralize, some
 from analysis.measures import Experiment, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
-from analysis.runs import Data
+from analysis.runs import Data, load
 
 MOST_CHAPTERS = 8  # experiments that have one each
 # What is answered -> unit, how many in a second, and its name.
@@ -265,3 +265,26 @@ def write_report(
     answers = [x for x in sections if x.title == "The answer"]
     parts = [block for x in answers for block in x.blocks if isinstance(block, Text | Table)]
     return "\n\n".join(page.brief(x) for x in parts)
+
+
+# === In notebooks ===============================================================================
+def show(source: Any, *names: str, baseline: str | None = None) -> None:
+    """Show sections of the report in a notebook: names are keys of SECTIONS, or "platforms".
+
+    source is one source, or several, as runs.load() takes them.
+    """
+    data = load(source)
+    several = measures.experiments(data, baseline)
+    lines = [tables.scope(data.runs)]
+    lines += [f"Left out: {name}: {reason}." for name, reason in list(data.left_out.items())[:10]]
+    page.show(Section("", [Text(" ".join(lines))]))
+    if "platforms" in names:
+        same = Section("", [Text("All runs are from one platform.")])
+        page.show(platform_section(several) or same)
+        return
+    for experiment in several:
+        if len(several) > 1:
+            page.show(Section(experiment.title, []))
+        for name in names:
+            absent = Section("", [Text(f"These runs have no data on {name}.")])
+            page.show(section(name, experiment) or absent)

@@ -26,9 +26,10 @@ from made_up import (
     write_table,
 )
 
-from analysis import checks, figures, formatting, measures, notebooks, page, report, tables
+from analysis import checks, figures, formatting, measures, page, report, tables
 from analysis.page import Text
 from analysis.runs import load
+from tools import notebooks
 
 WHOLE = ["The answer", "Learning", "By environment", "Startup", "Rollout and update"]
 WHOLE += ["Compile modes", "Memory", "The runs"]
@@ -240,7 +241,7 @@ def test_only_the_runs_that_were_asked_for_count(tmp_path, quick):
     names = [x.name for x in runs.iterdir() if "linen" in x.name or "nnx" in x.name]
     (tmp_path / "names").write_text("\n".join(names))
     text = report_of(runs, "--only-runs", tmp_path / "names", "--out", tmp_path / "out")
-    assert "since the grid does not list them: 2 of the runs in" in text
+    assert "Ignored: 2 runs in" in text
     assert "1 run left out" in text
     assert "torch" not in section(text, "The answer")
 
@@ -272,7 +273,7 @@ def test_a_reader_who_stops_reading_ends_the_command_quietly(tmp_path):
 # === Notebooks ==================================================================================
 SHOWN = {
     "platforms": (">Platforms</h", "1 run stopped and resumed"),
-    "phases": (">WSL2, Fast, 2 cores</h", "These runs have nothing on phases."),
+    "phases": (">WSL2, Fast, 2 cores</h", "These runs have no data on phases."),
 }
 
 

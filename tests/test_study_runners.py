@@ -23,7 +23,8 @@ from sections import path_of
 import ppo_linen_vmap
 import ppo_rnn_torch
 import ppo_torch
-from analysis.runs import NOT_SETTINGS, load
+from analysis.describe import NOT_SETTINGS
+from analysis.runs import load
 from studies.agents import one_scan, side_by_side
 from studies.doors import run as doors_run
 from studies.doors.study import gather
