@@ -50,7 +50,7 @@ from rich.text import Text
 from analysis import races
 from analysis.races import Race, Turn, is_known
 from analysis.schema import clean
-from studies import machine
+from bench import machine
 
 THROWN_AWAY = 2  # turns of each program that do not count: caches fill, clocks of the CPU settle
 MIN_TURNS = 10  # that count, before a race may end

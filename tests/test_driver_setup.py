@@ -1,4 +1,4 @@
-"""setup.sh, with a stand-in for Python that only notes what it is to install; and machine.py."""
+"""setup.sh, with a stand-in for Python that only notes what to install; and bench/machine.py."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, start_process
 from driving import add_tool
 
-from studies import machine
+from bench import machine
 
 PYTHON = """#!/bin/bash
 case "$*" in
@@ -130,7 +130,7 @@ def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
     def said(text):
         add_tool(tmp_path, "nvidia-smi", f"#!/bin/sh\n{text}\n")
         env = os.environ | {"PATH": f"{tmp_path}/tools:{os.environ['PATH']}"}
-        command = [sys.executable, "-I", ROOT / "studies/machine.py", script]
+        command = [sys.executable, ROOT / "bench/machine.py", script]
         done = subprocess.run(command, env=env, check=True, capture_output=True)
         return json.loads(done.stdout)
 

@@ -126,8 +126,10 @@ def test_without_an_environment_scripts_race_in_one_that_takes_their_actions(env
     (line, _) = succeed(ROOT, *scripts, "--list", env=env).splitlines()
     assert " --total-timesteps 409600 " in line
     driver = bench(ROOT, "--scripts", "linen,dqn_linen,continuous_torch", env=env)
-    said = "benchmark.sh: --scripts: continuous_torch takes continuous actions and linen discrete "
-    assert (driver.returncode, driver.stderr) == (2, f"{said}ones, so no environment is for both\n")
+    both = "continuous_torch needs continuous actions and linen discrete ones"
+    why = "so they have no environment in common"
+    assert driver.returncode == 2
+    assert driver.stderr == f"benchmark.sh: --scripts: {both}, {why}\n"
 
 
 def test_tracked_are_all_runs_but_those_side_by_side(env):
@@ -155,8 +157,8 @@ def test_devices_start_one_training_on_as_many(env):
     assert torch[1:6] == [*launch, "more/ppo_torch_ddp.py"]
     assert all("__2devices__" in words[words.index("--run-name") + 1] for words in (jax, torch))
     for others, said in [
-        (("--scripts", "linen"), "linen trains on one device"),
-        (("--scripts", "torch_ddp", "--gpus", "0"), "leave out --gpus"),
+        (("--scripts", "linen"), "--devices is for linen_sharded and torch_ddp, not for linen"),
+        (("--scripts", "torch_ddp", "--gpus", "0"), "omit --gpus"),
     ]:
         process = bench(ROOT, "--devices", "2", *others, "--list", env=env)
         assert process.returncode == 2 and said in process.stderr

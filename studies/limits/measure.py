@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from analysis.catalog import SIZES
-from studies.machine import describe, git_commit
+from bench.machine import describe, git_commit
 
 ROUNDS = {"small": 10, "medium": 5, "large": 2}
 EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten of the others would take hours
