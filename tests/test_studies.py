@@ -69,7 +69,7 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
 # === Races ======================================================================================
 def listed_race(path, name, **seconds):
     """A race as a study lists it: ten turns, in which each program has so many seconds a line."""
-    info = {"programs": list(seconds), "thrown_away": 0, "args": {}, "listed": {"name": name}}
+    info = {"programs": list(seconds), "discarded": 0, "args": {}, "listed": {"name": name}}
     lines: list[Any] = [info]
     for turn, (program, each) in product(range(10), enumerate(seconds.values())):
         speed = 1 + turn  # of the machine
@@ -168,7 +168,7 @@ def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monk
 def made_up_race(path, programs, *rounds):
     """Seconds of an iteration of each program, in each round; the first round does not count."""
     lines: list[dict[str, Any]] = [
-        {"programs": [f"short {x}" for x in programs], "thrown_away": 1},
+        {"programs": [f"short {x}" for x in programs], "discarded": 1},
     ]
     lines[0]["args"] = {"programs": programs}
     for turn, seconds in enumerate(rounds):
