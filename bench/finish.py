@@ -24,8 +24,8 @@ def run_python(words: list[str], names: str = "") -> bool:
 def write_report(plan: Plan) -> None:
     out = Path(plan.runs_dir, "report")
     out.mkdir(parents=True, exist_ok=True)
-    for command in plan.end:
-        words = [x.replace("RUNS", plan.runs_dir) for x in command.split()]
+    if plan.end:
+        words = [x.replace("RUNS", plan.runs_dir) for x in plan.end.split()]
         if not run_python(words):
             print(f"This command failed: {shlex.join(['python', *words])}")
     renamed = sorted(map(str, Path("studies").glob("*/names.toml")))

@@ -117,7 +117,6 @@ class Study(Options):
     shuffle: Literal["blocks", "repeats"] = Field("blocks", description="'blocks' or 'repeats'")
     begin: Text = ""
     end: Text = ""
-    include: Texts = []
     programs: dict[Name, Text] = Field({}, description="a table of commands by name")
     presets: dict[str, Flags] = Field({}, description="a table of tables of flags")
     runs: list[dict[str, Any]] = Field([], description="tables, each below a line [[runs]]")
@@ -136,8 +135,8 @@ class Grid:
     repeats: int
     rows: list[Row] = field(default_factory=list)
     programs: dict[str, list[str]] = field(default_factory=dict)  # arguments of Python, by name
-    begin: list[str] = field(default_factory=list)
-    end: list[str] = field(default_factory=list)
+    begin: str = ""
+    end: str = ""
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -154,35 +153,22 @@ def check(where: str, table: dict[str, Any], model: type[Model]) -> Model:
     fail(f"{where}: {key} must be {model.model_fields[key].description}, not {table[key]!r}")
 
 
-def read_study(study: str, args: argparse.Namespace, including: tuple[str, ...] = ()) -> Grid:
-    """Return the grid of a study and of the studies that it includes."""
+def read_study(study: str, args: argparse.Namespace) -> Grid:
     name = f"studies/{study}/grid.toml"
     if not os.path.isfile(ROOT / name):
         fail(f"there is no study '{study}'; see ./benchmark.sh --help")
-    if study in including:
-        fail(f"{name} includes itself")
     try:
         table = read_toml(ROOT / name)
     except CatalogError as error:
         fail(f"studies/{study}/{error}")
     found = check(name, table, Study)
-    grid = Grid(args.repeats or found.repeats)
+    grid = Grid(args.repeats or found.repeats, begin=found.begin, end=found.end)
     for number, run in enumerate(found.runs, 1):
         where = f"{name}, [[runs]] {number}"
         options = check(where, run, Options).model_dump(exclude_unset=True)
         grid.rows.append(make_row(f"{where}: ", options, found, args))
     for program, text in found.programs.items():
         grid.programs[program] = text.split()
-    if found.begin:
-        grid.begin.append(found.begin)
-    if found.end:
-        grid.end.append(found.end)
-    for other in found.include:
-        included = read_study(other, args, (*including, study))
-        grid.rows += included.rows
-        grid.programs = included.programs | grid.programs
-        grid.begin += included.begin
-        grid.end += included.end
     if not grid.rows:
         fail(f"{name} has no [[runs]]")
     return grid
@@ -247,7 +233,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("study", nargs="?")
     for name in ("scripts", "envs", "sizes"):
         parser.add_argument(f"--{name}", type=items)
-    parser.add_argument("--sync", action="store_true")
+    parser.add_argument("--phases", action="store_true")
     for name in ("iterations", "repeats", "to", "devices"):
         parser.add_argument(f"--{name}", type=positive)
     parser.add_argument("--timeout", type=positive, default=86400)
@@ -260,7 +246,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs-dir", type=folder, default=folder("runs"))
     parser.add_argument("--notes", default="")
     args = parser.parse_args(words)
-    custom = [f"--{x}" for x in ("scripts", "envs", "sizes", "sync", "devices") if getattr(args, x)]
+    custom = [
+        f"--{x}" for x in ("scripts", "envs", "sizes", "phases", "devices") if getattr(args, x)
+    ]
     if custom and args.study:
         fail(f"{custom[0]} describes runs of your choice: omit '{args.study}', or use --only")
     if args.devices and args.gpus:
@@ -291,7 +279,7 @@ def check_runs_dir(folder: Path) -> None:
 
 
 def custom_grid(args: argparse.Namespace) -> Grid:
-    """Return the grid that --scripts, --envs, --sizes, --devices and --sync describe."""
+    """Return the grid that --scripts, --envs, --sizes, --devices and --phases describe."""
     grid = Grid(args.repeats or 1)
     scripts = [name_of(x, grid.programs) for x in args.scripts or DEFAULT_SCRIPTS]
     options = {
@@ -305,8 +293,8 @@ def custom_grid(args: argparse.Namespace) -> Grid:
             if not row or row["setting"] != "many devices":
                 fail(f"--devices is for linen_sharded and torch_ddp, not for {script}")
         options["devices"] = args.devices
-    if args.sync:
-        options["label"] = "sync"
+    if args.phases:
+        options["label"] = "phases"
         options["flags"] = {"sync-for-timing": True}
     grid.rows.append(make_row("--", options, Study(), args))
     return grid
@@ -515,8 +503,9 @@ def begin(args: argparse.Namespace, grid: Grid, runs: list[Run], invocation: str
         duration = f"{in_words(seconds)} on two idle cores"
         print(f"This takes {duration}: {len(missing)} runs. You can stop it and continue later.")
     sys.stdout.flush()
-    for command in grid.begin:
-        if subprocess.run([sys.executable, *command.split()], cwd=ROOT).returncode != 0:
+    if grid.begin:
+        command = [sys.executable, *grid.begin.split()]
+        if subprocess.run(command, cwd=ROOT).returncode != 0:
             sys.exit(2)
     return Plan(
         invocation=invocation,

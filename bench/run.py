@@ -84,7 +84,7 @@ class Plan:
     invocation: str  # the command that continues it
     runs_dir: str
     started: float  # time.time()
-    end: list[str]  # what Python runs at the end, RUNS standing for the folder of runs
+    end: str  # arguments of Python at the end, in which RUNS is the folder of the runs
     track: bool
     report: bool
     notes: str

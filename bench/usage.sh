@@ -37,7 +37,7 @@ More flags:
                     linen-none, nnx-none and equinox-none, in which JAX compiles nothing
   --iterations N    scripts.toml has the steps per iteration of each script
   --devices N       train on N devices; only for linen_sharded and torch_ddp
-  --sync            wait for the device after each rollout, to time rollout and update
+  --phases          wait for the device after each rollout, to time rollout and update
   --seed N          seed of the random order within a block (environment, size); default 1
   --from I, --to I  first and last line of --list to run
   --timeout S       end a run after S seconds; default 86400, a day

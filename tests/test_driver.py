@@ -84,7 +84,7 @@ def project(tmp_path):
     ("flags", "word"),
     [
         ("fast", "there is no study 'fast'"),
-        ("async --sizes small", "--sizes"),
+        ("throughput --sizes small", "--sizes"),
         ("--envs @CartPole-v1", "--envs must be among"),
         (f"--scripts {'linen,' * 60}own", "'own' is neither a script of this project nor"),
         ("--envs ,", "--envs: must name one or more, not ','"),
@@ -137,7 +137,6 @@ def refuse(project, study):
         ),
         (LINEN.replace('sizes = ["own"]', ""), "[[runs]] 1: sizes is missing"),
         (f"{LINEN}preset = 'mine'", "[[runs]] 1: there is no preset 'mine'"),
-        (f"include = ['mine']{LINEN}", "grid.toml includes itself"),
         ("repeats = 3", "grid.toml has no [[runs]]"),
     ],
 )

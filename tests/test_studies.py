@@ -43,7 +43,7 @@ PNG = b"\x89PNG"
 
 @pytest.mark.parametrize(
     "name",
-    ["agents", "control", "doors", "gpu", "limits", "memory", "peers", "simulators", "tuning"],
+    ["agents", "control", "doors", "gpu", "limits", "recurrent", "peers", "simulators", "tuning"],
 )
 def test_a_studys_figures_are_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")

@@ -225,7 +225,7 @@ def run_peer(file, tmp_path, *flags):
     return load(tmp_path / "runs"), json.loads((tmp_path / "called.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "memory/ppo_sb3_recurrent"])
+@pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "recurrent/ppo_sb3_recurrent"])
 def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, tmp_path):
     script = name.partition("ppo_")[2]
     args = asdict(ppo_torch.Args(run_name="usual"))

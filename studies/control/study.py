@@ -1,4 +1,4 @@
-"""What an iteration of PPO and SAC costs in a robot, ours and others', by races."""
+"""Time per environment step of PPO and SAC in MuJoCo, in this project and in other libraries."""
 
 from pathlib import Path
 
@@ -10,25 +10,24 @@ from analysis.stats import Interval
 from analysis.tables import span, table_of, text, value
 
 LINEN = "Linen"
-# The table's title -> its races, and how many steps of the environment a line of theirs stands for.
-TABLES = {"PPO": (("PPO", "PPO beside LeanRL"), 2048), "SAC": (("SAC",), 100)}
-LINES = {("PPO beside LeanRL", "LeanRL"): 10, ("PPO beside LeanRL", "LeanRL, compiled"): 10}
+TABLES = {"PPO": ("PPO", "PPO beside LeanRL"), "SAC": ("SAC",)}  # the races of each table
 OURS = (LINEN, "compiled PyTorch", "PyTorch")
 
 
 def costs(path: Path, title: str) -> pd.DataFrame:
-    """Return a row per program: microseconds of a step with its share of updates, over Linen's.
+    """Return a row per program: microseconds per environment step, and the ratio to Linen.
 
-    The microseconds are Linen's in the first race, times the ratio, so that all are of one race.
+    The microseconds are those of Linen in the first race times the ratio, so that all rows refer
+    to the same race.
     """
-    names, steps = TABLES[title]
     found = races.named(path)
-    linen = 1e6 * found[names[0]].times()[LINEN].median() / steps
+    first, *_ = TABLES[title]
+    linen = 1e6 * found[first].compared_times()[LINEN].median()
     rows: dict[str, tuple[object, ...]] = {}
-    for name in names:
-        times = found[name].times()
+    for name in TABLES[title]:
+        times = found[name].compared_times()
         for program in times:
-            ratio = races.ratio_of(times[program] / LINES.get((name, program), 1), times[LINEN])
+            ratio = races.ratio_of(times[program], times[LINEN])
             rows.setdefault(program, (program, linen * ratio.estimate, *ratio))
     return pd.DataFrame(rows.values(), columns=["program", "step", *Interval._fields])
 
@@ -36,8 +35,8 @@ def costs(path: Path, title: str) -> pd.DataFrame:
 def cost_table(path: Path, title: str) -> Table:
     columns = {
         "program": text("program"),
-        "a step (µs)": value("step"),
-        "times as long as Linen": lambda row: "1.00" if row["program"] == LINEN else span()(row),
+        "µs per step": value("step"),
+        "time / Linen time": lambda row: "1.00" if row["program"] == LINEN else span()(row),
     }
     return table_of("control_cost", title, costs(path, title), columns)
 
@@ -54,8 +53,8 @@ BLOCKS = {"control_ppo": ppo_table, "control_sac": sac_table}
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     found = {title: costs(source / "races.jsonl", title) for title in TABLES}
     panels = {f"{title} in HalfCheetah": frame for title, frame in found.items()}
-    label = "a step, times as long as in Linen"
+    label = "time per step / Linen time per step"
     (out / "answer.png").write_bytes(figures.png(figures.ratios(panels, OURS, label)))

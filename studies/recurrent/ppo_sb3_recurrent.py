@@ -13,8 +13,8 @@
 # ///
 """A peer: sb3-contrib's RecurrentPPO, used as its documentation says, with our sizes.
 
-    uv run studies/memory/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
-    ./benchmark.sh memory
+    uv run studies/recurrent/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
+    ./benchmark.sh recurrent
 
 README.md says where it is not the same algorithm.
 """
