@@ -246,9 +246,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs-dir", type=folder, default=folder("runs"))
     parser.add_argument("--notes", default="")
     args = parser.parse_args(words)
-    custom = [
-        f"--{x}" for x in ("scripts", "envs", "sizes", "phases", "devices") if getattr(args, x)
-    ]
+    names = ("scripts", "envs", "sizes", "phases", "devices")
+    custom = [f"--{name}" for name in names if getattr(args, name)]
     if custom and args.study:
         fail(f"{custom[0]} describes runs of your choice: omit '{args.study}', or use --only")
     if args.devices and args.gpus:

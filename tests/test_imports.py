@@ -9,13 +9,14 @@ from conftest import ROOT
 BELOW = {
     "scripts": set(),
     "analysis": set(),
-    "programs": {"analysis"},
-    "studies": {"analysis", "programs", "scripts"},
-    "tools": {"analysis", "programs", "scripts", "studies"},
+    "bench": {"analysis"},
+    "commands": {"analysis", "bench"},
+    "studies": {"analysis", "bench", "scripts"},
+    "tools": {"analysis", "bench", "scripts", "studies"},
 }
 # These studies use the code of another study that runs other libraries.
 BESIDE = {("studies/control", "studies/peers"), ("studies/recurrent", "studies/peers")}
-FOLDERS = {"analysis": "analysis", "envs": "scripts", "more": "scripts"}
+FOLDERS = {"analysis": "analysis", "bench": "bench", "envs": "scripts", "more": "scripts"}
 FOLDERS |= {"site": "tools", "tools": "tools"}
 
 
@@ -24,7 +25,7 @@ def package_of(path: Path) -> str:
     first, *rest = path.relative_to(ROOT).parts
     if first == "studies" and len(rest) > 1:
         return f"studies/{rest[0]}"
-    return FOLDERS.get(first, "scripts" if first.startswith("ppo_") else "programs")
+    return FOLDERS.get(first, "scripts" if first.startswith("ppo_") else "commands")
 
 
 def file_of(name: str, importer: Path) -> Path | None:

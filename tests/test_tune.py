@@ -367,7 +367,7 @@ def test_failures_are_told_and_the_study_goes_on(project):
     said = tune.plain("RuntimeError: shapes do not match \N{SNOWMAN} \x1b[31m")
     crash = f"fake.py ended with status 1: {said}"
     assert (status, err) == (1, crash + "\n") and "\x1b" not in out
-    told = {1: crash, 2: "fake.py ended with status -9: it said nothing", 3: "no end after 3 s"}
+    told = {1: crash, 2: "fake.py ended with status -9: no output", 3: "not finished after 3 s"}
     for trial in load(project).trials:
         assert (trial.state == TrialState.FAIL) == (trial.number in told)
         assert trial.user_attrs.get("error") == told.get(trial.number)

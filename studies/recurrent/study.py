@@ -50,7 +50,7 @@ def cost_table(source: Path) -> Table:
 
 
 def learning_table(source: Path) -> Table:
-    """Return a row per script, and a column per environment: the mean and the minimum over seeds."""
+    """Return a row per script, a column per environment: the mean and the minimum over seeds."""
     experiment = read(source)
     rows = experiment.iterations.sort_values("iteration")
     last = rows.groupby("run").tail(LAST).groupby("run")["charts/episodic_return"].mean()
