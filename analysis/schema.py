@@ -21,12 +21,12 @@ class SourceError(ValueError):
 
 
 class Kind(NamedTuple):
-    """What a column may hold."""
+    """The values allowed in a column."""
 
     dtype: str
-    description: str = ""  # in a sentence on a value that is not of the kind
-    low: float = math.nan  # numbers lie above it
-    high: float = math.nan  # and below this
+    description: str = ""  # for error messages
+    low: float = math.nan  # exclusive
+    high: float = math.nan  # exclusive
 
 
 KINDS = {
@@ -41,8 +41,8 @@ KINDS = {
 class Column(NamedTuple):
     name: str
     kind: str  # a key of KINDS
-    must: str  # "table" if no table can be without it
-    source: str  # where run.json has it: "args.seed"; "" if it is worked out
+    must: str  # "table" if a table must have it
+    source: str  # its place in run.json, such as "args.seed"; "" if it is computed
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
@@ -55,16 +55,16 @@ ITERATIONS = columns_of("iterations")
 
 
 def clean(text: object) -> str:
-    """Return text without what a terminal or a reader could be misled by: control characters."""
+    """Return text without control characters, which could mislead a terminal or a reader."""
     start = str(text)[:MOST_TEXT]
     return "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in start)
 
 
 # === Foreign values =============================================================================
 def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, pd.Series]:
-    """Return a foreign table with every column, in one order and with one type each.
+    """Return a foreign table with all columns in order and with their types.
 
-    With it, for each row, why it cannot be, or "".
+    Also return the fault of each row, or "".
     """
     table = table.reset_index(drop=True)
     reasons = pd.Series("", table.index, dtype=object)
@@ -83,7 +83,7 @@ def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFra
 
 
 def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
-    """Return foreign values as the kind has them, and which of them it does not allow."""
+    """Return the values converted to a kind, and which of them are not allowed."""
     if kind == "text":
         texts = given.astype(object).where(given.notna(), "")
         return texts.map(clean).astype("str"), pd.Series(False, given.index)
@@ -92,7 +92,7 @@ def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
         flags = texts.map(lambda x: FLAGS.get(str(x).strip().lower()))
         return flags.astype("bool"), flags.isna()
     numbers = given.astype(object).where(given.notna(), math.nan)
-    if not set(map(type, numbers)) <= {float}:  # an int may be too large for one
+    if not set(map(type, numbers)) <= {float}:  # an int may be too large for a float
         numbers = numbers.map(to_number)
     numbers = numbers.astype("float64")
     fits = numbers.between(KINDS[kind].low, KINDS[kind].high, inclusive="neither")
@@ -102,7 +102,7 @@ def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
 
 
 def to_number(cell: object) -> float:
-    """Return a cell as a number; one without any is missing, and infinite what is no number."""
+    """Return a cell as a number: NaN if it is empty, and infinity if it is not a number."""
     try:
         return float(str(cell).strip() or "nan")
     except ValueError:

@@ -78,8 +78,8 @@ def draw(experiment: Experiment) -> Figure:
         found = stats.mean(part["return"].to_numpy())._asdict() | {"mode": part["mode"].iloc[0]}
         points.append({"panel": "against steps", "x": part["steps"].iloc[0]} | found)
         points.append({"panel": "against seconds", "x": part["seconds"].mean()} | found)
-    looks = figures.looks(in_order(runs).drop_duplicates("mode"))
-    figure = figures.bands(pd.DataFrame(points), looks, "", "mean return in an iteration")
+    styles = figures.styles(in_order(runs).drop_duplicates("mode"))
+    figure = figures.bands(pd.DataFrame(points), styles, "", "mean return in an iteration")
     for axes in figure.axes:
         axes.set_ylim(0, 510)  # returns are between 0 and 500
     return figure

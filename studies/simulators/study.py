@@ -127,7 +127,7 @@ def draw(path: Path) -> Figure:
     entries: list[tuple[Any, str]] = [
         (Line2D([], [], color=colour), name) for name, colour in COLOURS.items()
     ]
-    styles: dict[str, figures.Look] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
+    styles: dict[str, figures.Style] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
     styles |= {"it computes": {"linestyle": "", "marker": "o"}}
     styles |= {"it waits": {"linestyle": "", "marker": "s", "markerfacecolor": "white"}}
     entries += [(Line2D([], [], color=figures.GREY, **x), name) for name, x in styles.items()]
