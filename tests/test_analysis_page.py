@@ -179,9 +179,9 @@ def test_an_interval_that_leaves_the_bars_is_cut_and_marked():
     assert axes.get_xlim()[1] < 2 * 10
     marks = [x for x in axes.lines if x.get_marker() == ">"]
     assert [list(np.asarray(x.get_xydata()).ravel()) for x in marks] == [[15, 1]]
-    assert figure.legends[0].get_texts()[-1].get_text() == figures.GOES_ON
+    assert figure.legends[0].get_texts()[-1].get_text() == figures.BEYOND
     calm = figures.bars(frame.assign(high=[np.nan, 8.0, 10.5]), styles(frame["mode"]), PARTS, "s")
-    assert figures.GOES_ON not in [x.get_text() for x in calm.legends[0].get_texts()]
+    assert figures.BEYOND not in [x.get_text() for x in calm.legends[0].get_texts()]
 
 
 def test_a_band_that_leaves_what_was_seen_is_cut_and_marked_once_a_stretch():
@@ -196,4 +196,4 @@ def test_a_band_that_leaves_what_was_seen_is_cut_and_marked_once_a_stretch():
     assert axes.get_ylim() == (-3, 63)
     [marks] = [x for x in axes.lines if x.get_marker() == "^"]
     assert list(np.asarray(marks.get_xdata())) == [3, 7]
-    assert figure.legends[0].get_texts()[-1].get_text() == figures.GOES_ON
+    assert figure.legends[0].get_texts()[-1].get_text() == figures.BEYOND

@@ -208,8 +208,8 @@ def test_each_platform_has_a_chapter_and_they_are_compared(two_platforms, tmp_pa
     assert titles(text, 3).count("The answer") == 2
     assert steady_of(tmp_path / "tables/platforms.csv") == pytest.approx([3, 3], rel=0.1)
     text = report_of(two_platforms, "--baseline", "ppo_torch_compile", "--out", tmp_path)
-    assert "times as long as ppo_torch_compile" in text
-    assert "times as long as ppo_linen" not in text
+    assert "| time / ppo_torch_compile time |" in text
+    assert "| time / ppo_linen time |" not in text
 
 
 def test_of_two_results_the_slower_one_is_found(tmp_path, quick):
@@ -218,7 +218,7 @@ def test_of_two_results_the_slower_one_is_found(tmp_path, quick):
     write_grid(tmp_path / "new", modes, repeats=4, slowdown=2.0, cores=64)  # on another machine
     out = tmp_path / "out"
     text = report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
-    assert "slower" in section(text, "Against the other results")
+    assert "slower" in section(text, "Comparison with the other results")
     assert steady_of(out / "tables/against.csv") == pytest.approx(2, rel=0.1)
     # A faster GPU beside the processor is no progress on either.
     write_grid(tmp_path / "new" / "gpu", modes, repeats=4, slowdown=0.1, device="H200")
@@ -227,7 +227,7 @@ def test_of_two_results_the_slower_one_is_found(tmp_path, quick):
     assert steady_of(out / "tables/against.csv") == pytest.approx(1, rel=0.1)
     write_grid(tmp_path / "other", modes, envs=("CartPole-v0",))
     text = report_of(tmp_path / "new", "--against", tmp_path / "other", "--out", out)
-    assert "No cell with the same settings is in both." in text
+    assert "They have no runs with the same settings in common." in text
 
 
 def test_only_the_runs_that_were_asked_for_count(tmp_path, quick):
@@ -267,7 +267,7 @@ def test_a_reader_who_stops_reading_ends_the_command_quietly(tmp_path):
 
 # === Notebooks ==================================================================================
 SHOWN = {
-    "platforms": (">Platforms</h", "1 run stopped and resumed"),
+    "platforms": (">Platforms</h", "1 run resumed"),
     "phases": (">WSL2, Fast, 2 cores</h", "These runs have no data on phases."),
 }
 
