@@ -16,8 +16,8 @@ FRAMEWORKS = {
     "nnx": "Flax NNX",
     "equinox": "Equinox",
 }
-FIELDS = {"folder": str, "algorithm": str, "framework": str, "compile": str, "setting": str}
-FIELDS |= {"steps": int, "teaches": str}
+FIELDS: dict[str, type] = {"folder": str, "algorithm": str, "framework": str, "compile": str}
+FIELDS |= {"setting": str, "steps": int, "teaches": str}
 
 
 class CatalogError(ValueError):
@@ -51,7 +51,7 @@ def read_scripts() -> dict[str, dict[str, Any]]:
             raise CatalogError(f"scripts.toml, {name} must be a table, not {row!r}")
         for field, kind in FIELDS.items():
             if not isinstance(row.get(field), kind):
-                raise CatalogError(f"scripts.toml, {name}: {field} is missing or not {kind}")
+                raise CatalogError(f"scripts.toml, {name}: {field} is missing or not {kind.__name__}")
     return rows
 
 
