@@ -8,15 +8,13 @@ that scripts share is held once. The page itself compares scripts and counts sec
 """
 
 import argparse
-import ast
 import base64
 import hashlib
 import os
 import re
 import sys
-import textwrap
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +33,8 @@ try:
     from scipy.stats import t as student
 
     from analysis import measures, page, runs, stats
-    from analysis.catalog import FRAMEWORKS, SCRIPTS, file_of
+    from analysis.schema import FRAMEWORKS, SCRIPTS, SourceError, file_of
+    from tools.idioms import excerpt, read_idioms
     from tools.sections import BANNER
 except ModuleNotFoundError as error:
     print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
@@ -141,47 +140,6 @@ def prose(text: str) -> Markup:
 
 
 # === Idioms =====================================================================================
-class Excerpt(NamedTuple):
-    code: str
-    start: int  # its first line in the file
-    end: int
-
-
-def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
-    """Return lines of a file: a function or class by name, or of it those from one text to another.
-
-    source has the keys file and name (as "Agent.get_value"), and may have from and to.
-    """
-    code = (root / source["file"]).read_text()
-    where = f"{source['file']}: {source['name']}"
-    node: Any = ast.parse(code)
-    for name in source["name"].split("."):
-        walk: Iterator[Any] = ast.walk(node)
-        inside = [x for x in walk if getattr(x, "name", None) == name and x is not node]
-        if not inside:
-            raise BuildError(f"{where} is not there")
-        node = inside[0]
-    start = min(x.lineno for x in [node, *node.decorator_list])
-    end = node.end_lineno
-    lines = code.splitlines()
-    if "from" in source:
-        start = find(lines, source["from"], range(start, end + 1), where)
-        end = find(lines, source.get("to", source["from"]), range(start, end + 1), where)
-    return Excerpt(textwrap.dedent("\n".join(lines[start - 1 : end])), start, end)
-
-
-def find(lines: Sequence[str], text: str, within: range, where: str) -> int:
-    """Return the number of the first line that has the text."""
-    for i in within:
-        if text in lines[i - 1]:
-            return i
-    raise BuildError(f"{where} has no line with {text!r}")
-
-
-def read_idioms(root: Path) -> list[dict[str, Any]]:
-    return tomllib.loads((root / "site/idioms.toml").read_text())["idiom"]
-
-
 def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[dict[str, Any]]:
     """Return what idioms.html shows of a framework: excerpts, each with a link to its file.
 
@@ -359,7 +317,7 @@ def main() -> None:
     link = args.link or os.path.relpath(ROOT, args.out.resolve().parent)
     try:
         content = build(ROOT, link)
-    except BuildError as error:
+    except (BuildError, SourceError) as error:
         sys.exit(f"site: {error}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(content)

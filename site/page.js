@@ -150,7 +150,9 @@ function showAnswer() {
   if (!cell || isFar) {
     const why = `That is over ${DATA.farthest} times as long as what was measured with this network, so nothing is claimed.`;
     const elsewhere = [...new Set(DATA.cells.filter((x) => x.size === size).map((x) => x.device))];
-    const missing = elsewhere.length
+    const missing = $("device").value === "none"
+      ? `On an NVIDIA H100 iterations were measured, but not entire runs: see <a href="${DATA.link}/studies/gpu">studies/gpu</a>.`
+      : elsewhere.length
       ? `No study has measured this yet on this device. This network was measured on ${elsewhere.join("; ")}.`
       : "No study has measured this yet.";
     $("sentence").innerHTML = `${isFar ? why : missing} <small>This command measures it on your machine:
@@ -198,7 +200,7 @@ function startOutside() {
 
 function startAnswer() {
   const devices = [...new Map(DATA.cells.map((x) => [x.device, x.device]))];
-  if (!DATA.cells.some((x) => x.on_gpu)) devices.push(["none", "an NVIDIA GPU: not measured yet"]);
+  if (!DATA.cells.some((x) => x.on_gpu)) devices.push(["none", "an NVIDIA GPU: only iterations measured"]);
   choices($("device"), devices);
   $("controls").addEventListener("input", showAnswer);
   showAnswer();

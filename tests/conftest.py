@@ -82,13 +82,6 @@ def whole_run(session_dir):
     return whole_run
 
 
-@pytest.fixture(autouse=True)
-def safe_path():
-    """Scripts set it for their processes with --vectorization async, and tests share a process."""
-    yield
-    os.environ.pop("PYTHONSAFEPATH", None)
-
-
 def wait_for(condition):
     for _ in range(1200):
         if condition():

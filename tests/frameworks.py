@@ -20,6 +20,7 @@ import pytest
 import torch
 from flax import nnx
 from running import arrays, info
+from sections import ROWS
 
 Weights = dict[str, list[tuple[np.ndarray, ...]]]
 Metrics = dict[str, float]
@@ -69,13 +70,14 @@ def weights_in(folder: Path) -> Weights:
     any, then the agent's, in its order.
     """
     found, run = arrays(folder), info(folder)
-    if run["framework"] == "equinox":
+    framework = ROWS[run["script"]]["framework"]
+    if framework == "equinox":
         number = 4 * (1 + len(run["args"]["hidden_sizes"])) + ("action_dim" in run)
         first = 7 if "action_dim" in run else 1
         return to_weights([found[str(first + i)] for i in range(number)])
     beginnings = ("train_state/params/", "train_state/agent/", "agent/")  # Linen, NNX, PyTorch
     names = sorted(name for name in found if name.startswith(beginnings))
-    return to_weights([found[x].T if run["framework"] == "torch" else found[x] for x in names])
+    return to_weights([found[x].T if framework == "torch" else found[x] for x in names])
 
 
 def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
@@ -141,7 +143,7 @@ class Linen:
         self.make_agent(jax.random.PRNGKey(args.seed))
         self.stats: list[Any] = []  # where a script has them
         if hasattr(script, "make_stats"):
-            self.stats.append(script.make_stats(self.env.obs_dim))
+            self.stats.append(script.make_stats(self.env.obs_shape))
         self.update_fn = self.jit(partial(script.update, args=args))
 
     def make_env(self) -> None:
@@ -267,7 +269,7 @@ class Torch:
         self.policy_fn = partial(script.policy, self.agent)
         self.stats: list[Any] = []  # where a script has them
         if hasattr(script, "Stats"):
-            self.stats.append(script.Stats(self.env.obs_dim))
+            self.stats.append(script.Stats(self.env.obs_shape))
             self.policy_fn = partial(script.policy, self.agent, self.stats[0].obs, args=args)
 
     def make_env(self) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import shutil
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -39,12 +40,19 @@ def parse(name, *flags):
 
 
 def main(name, *flags):
-    """Run a script as from a command line, but in this process; its exit status."""
+    """Run a script as from a command line, but in this process. Return its exit status."""
     try:
         importlib.import_module(name).train(parse(name, *flags))
     except SystemExit as stopped:
         return stopped.code
     return 0
+
+
+def stop(log):
+    """Do to a log what SIGTERM does to that of a script, which only then has signal handlers."""
+    handler = signal.getsignal(signal.SIGTERM)
+    getattr(log, "run", log).stop(signal.SIGTERM, None)
+    signal.signal(signal.SIGTERM, handler)
 
 
 def train(name, runs_dir, run_name, *flags, iterations=6):

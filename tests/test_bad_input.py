@@ -5,27 +5,25 @@ import shutil
 import textwrap
 
 import pytest
-import torch
 from running import content, main
 from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, function, group_of
-from torch._inductor import cpp_builder
-
-import ppo_torch_compile
 
 CONTINUOUS, CONTINUOUS_GYMNASIUM = "ppo_continuous_linen", "ppo_continuous_linen_gymnasium"
 BAD = [
-    ("ppo_linen", "--seed 4294967296", "--seed must lie between 0 and 2**32 - 1"),
+    ("ppo_linen", "--seed 4294967296", "--seed must be between 0 and 2**32 - 1"),
     ("ppo_linen", "--num-envs many", "invalid literal for int"),
-    ("ppo_linen", "--num-minibatches 7", "--num-minibatches must divide the batch, 8192 steps"),
-    ("ppo_linen", "--total-timesteps 8191", "--total-timesteps must be at least a batch, 8192"),
-    ("ppo_linen", "--env-id CartPole-v7", "--env-id: CartPole-v7"),
-    ("ppo_linen", "--env-id Pendulum-v1", "see more/ppo_continuous_linen.py"),
+    ("ppo_linen", "--num-minibatches 7", "--num-minibatches must divide the batch size, 8192"),
+    ("ppo_linen", "--total-timesteps 8191", "--total-timesteps must be at least one batch, 8192"),
+    ("ppo_linen", "--env-id LunarLander-v3", "more/ppo_linen_gymnasium.py"),
+    ("ppo_linen", "--num-envs 0", "--num-envs must be at least 1"),
+    ("ppo_torch", "--update-epochs 0", "--update-epochs must be at least 1"),
+    ("ppo_linen", "--env-id Pendulum-v1", "use more/ppo_continuous_linen.py"),
     ("ppo_rnn_linen", "--num-minibatches 64", "--num-minibatches must divide --num-envs"),
-    ("ppo_linen_vmap", "--num-agents 0", "--num-agents must be 1 or more"),
+    ("ppo_linen_vmap", "--num-agents 0", "--num-agents must be at least 1"),
     ("ppo_linen_vmap", "--seed 4294967295", "--seed"),
-    (CONTINUOUS, "--env-id CartPole-v1", "see ppo_linen.py"),
+    (CONTINUOUS, "--env-id CartPole-v1", "use ppo_linen.py"),
     (CONTINUOUS, "--env-id Unbounded-v0", "bounds"),
-    (CONTINUOUS_GYMNASIUM, "--env-id CartPole-v1", "see more/ppo_linen_gymnasium.py"),
+    (CONTINUOUS_GYMNASIUM, "--env-id CartPole-v1", "use more/ppo_linen_gymnasium.py"),
     (CONTINUOUS_GYMNASIUM, "--env-id Unbounded-v0", "bounds"),
     (CONTINUOUS_GYMNASIUM, "--env-id Integers-v0", "a Box of floats"),
 ]
@@ -50,22 +48,18 @@ def test_the_other_scripts_check_their_flags_in_the_same_way():
 
 
 FOLDERS = [
-    ("--runs-dir . --run-name complete", "--resume complete"),
-    ("--resume nowhere", "nowhere"),
-    ("--resume other", "a run of 'ppo_linen'"),
-    # With others the first rollout would fail, or count its steps wrong.
-    ("--resume complete --num-envs 8", "num_envs stays as it was, 4"),
-    ("--resume complete --env-id Acrobot-v1", "env_id stays as it was, 'CartPole-v1'"),
-    ("--resume complete --run-name other", "run_name stays as it was, 'whole'"),
-    ("--resume complete", "the run is complete; a larger --total-timesteps trains it on"),
+    ("--runs-dir . --run-name complete", "complete exists"),
+    ("--resume complete --num-envs 8", "--resume cannot change num_envs, which is 4"),
+    ("--resume complete --update-epochs 3", "--resume cannot change update_epochs, which is 2"),
+    ("--resume complete --env-id Acrobot-v1", "--resume cannot change env_id"),
+    ("--resume complete", "The run is complete"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "sentence"), FOLDERS)
 def test_folders(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
-    """That of a run is neither begun anew by chance nor gone on with by another script."""
+    """A run folder is neither overwritten nor resumed with arguments that do not fit."""
     shutil.copytree(whole_run("ppo_torch").folder, tmp_path / "complete")
-    shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "other")
     monkeypatch.chdir(tmp_path)
     before = content(tmp_path)
     capfd.readouterr()
@@ -75,12 +69,13 @@ def test_folders(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
     assert content(tmp_path) == before
 
 
-def test_without_a_cpp_compiler(monkeypatch, capfd):
-    """As in a slim container; PyTorch itself prints 69 lines."""
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    search = cpp_builder.cpp_compiler_search.__wrapped__  # which remembers nothing
-    monkeypatch.setattr(cpp_builder, "cpp_compiler_search", search)
-    with pytest.raises(SystemExit) as stopped:
-        ppo_torch_compile.compile_graph(len, torch.device("cpu"))
-    assert stopped.value.code == 2 and "C++ compiler" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("folder", "error"), [("nowhere", FileNotFoundError), ("other", ValueError)]
+)
+def test_what_is_not_a_run_of_this_script_cannot_be_resumed(
+    folder, error, whole_run, tmp_path, monkeypatch
+):
+    shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=r"nowhere|a run of ppo_linen.py"):
+        main("ppo_torch", "--resume", folder)

@@ -10,8 +10,8 @@ from sections import ROWS
 
 from analysis.checks import problems
 from analysis.runs import load
-from analysis.schema import SourceError
-from tools import docs
+from analysis.schema import FRAMEWORKS, SourceError
+from tools import docs, idioms
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
@@ -74,6 +74,17 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
     assert table[-2] == "| `more/ppo_yours.py` | nothing |"
     with pytest.raises(SourceError, match="no block is called"):
         docs.renewed("<!-- nothing of studies/peers -->\n<!-- end -->")
+
+
+def test_the_page_of_idioms_has_every_excerpt_and_its_links_lead_to_headings():
+    """docs.write, above, checks that it is up to date."""
+    page = ROOT / "docs/idioms.md"
+    text = page.read_text()
+    for idiom in idioms.read_idioms(ROOT):
+        assert f"](#{idioms.anchor(idiom['title'])})" in text
+        assert idioms.anchor(idiom["title"]) in anchors(page)
+        for framework in FRAMEWORKS:
+            assert all(idioms.excerpt(ROOT, x).code in text for x in idiom[framework])
 
 
 def test_the_matrix_has_each_script_once_in_the_column_of_its_framework():

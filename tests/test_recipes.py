@@ -1,4 +1,4 @@
-"""The recipes of docs/: their code stands on the pages, and is run here as a reader would."""
+"""The recipes in docs/: their code is read from the pages and run as a reader would run it."""
 
 import ast
 import csv
@@ -84,8 +84,9 @@ def copy_of(tmp_path, monkeypatch):
         return name
 
     yield copy_of
-    for name in ("cnn_linen", "cnn_torch", "kl_linen", "kl_torch", "warm_linen", "warm_torch"):
-        sys.modules.pop(name, None)
+    for kind in ("cnn", "kl", "warm", "small", "metric"):
+        for framework in ("linen", "torch"):
+            sys.modules.pop(f"{kind}_{framework}", None)
 
 
 FRAMEWORKS = [("linen", 0), ("torch", 1)]
@@ -100,7 +101,33 @@ def test_a_network_of_ones_own_trains(framework, place, copy_of, tmp_path):
     assert all(row["losses/value_loss"] > 0 for row in rows(folder))
     convolution = [x for name, x in arrays(folder).items() if "conv" in name]
     assert sorted(x.size for x in convolution if x.ndim)[-1] == 3 * 3 * 4 * 16
-    assert all(x.any() for x in convolution)  # weights, biases that began as 0, and Adam's moments
+    assert all(x.any() for x in convolution)  # weights, biases that started as 0, Adam's moments
+
+
+def without_run_log(text, code):
+    return text.partition("# === Run log")[0] + code
+
+
+@pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
+def test_a_copy_without_the_run_log_trains(framework, place, copy_of, tmp_path, capsys):
+    [code] = blocks("extend", "Make it smaller", "python")
+    name = copy_of(f"ppo_{framework}", f"small_{framework}", without_run_log, code)
+    script = importlib.import_module(name)
+    sizes = {"num_envs": 4, "num_steps": 32, "num_minibatches": 2, "hidden_sizes": (8,)}
+    script.train(script.Args(total_timesteps=3 * BATCH, runs_dir=str(tmp_path / "runs"), **sizes))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_metric_and_a_schedule(place, copy_of, tmp_path):
+    code = blocks("extend", "Add a metric, or a schedule", "diff")[place]
+    copy = copy_of("ppo_linen", "metric_linen", edited, code)
+    logged = rows(train(copy, tmp_path, "run", iterations=20))
+    if place == 0:
+        assert all(row["charts/value_mean"] is not None for row in logged)
+    else:
+        rates = [row["charts/learning_rate"] for row in logged]
+        assert rates[0] == 0 and rates.index(max(rates)) == 2 and 0 < rates[-1] < 1e-4 / 4
 
 
 def test_a_flag_makes_a_wider_network(tmp_path):
@@ -142,7 +169,7 @@ def test_a_new_run_begins_with_the_weights_of_another(
     framework, place, copy_of, tmp_path, whole_run
 ):
     """With a learning rate of 0 it ends with them, too; and it counts its own iterations."""
-    code = blocks("extend", "Begin a new run with the weights of another", "diff")[place]
+    code = blocks("extend", "Start a new run from trained weights", "diff")[place]
     copy = copy_of(f"ppo_{framework}", f"warm_{framework}", edited, code)
     other = whole_run(f"ppo_{framework}").folder
     flags = ("--start-from", other, "--learning-rate", 0, "--num-envs", 8)
@@ -160,7 +187,7 @@ def weights(folder):
 def test_a_copy_of_a_finished_run_is_trained_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = train("ppo_linen", "runs", "mine", iterations=2)
-    copy_it, resume_it = blocks("extend", "Train a finished run on", "bash")[0].splitlines()
+    copy_it, resume_it = blocks("extend", "Train a finished run for longer", "bash")[0].splitlines()
     subprocess.run(copy_it.split(), check=True)
     words = resume_it.replace("2000000", "512").split()[2:]
     with pytest.MonkeyPatch.context() as patch:
@@ -182,8 +209,8 @@ def test_a_program_plays_an_episode_outside_the_projects_folder(tmp_path):
     assert 1 <= float(said) <= 500
 
 
-# === A policy elsewhere =========================================================================
-PLACE = "Take a policy elsewhere"
+# === Export ====================================================================================
+PLACE = "Export a policy"
 PAIRS = [
     ("ppo_linen", "ppo_torch"),
     ("ppo_continuous_linen", "ppo_continuous_torch"),
@@ -205,8 +232,8 @@ def test_the_tables_expressions_are_a_checkpoints_arrays(column, whole_run):
             continue
         root = '`saved["stats"]`' if "`saved" in label else roots[column]
         found[label] = np.shape(eval((root + cells[column]).replace("`", ""), {"saved": saved}))
-    [obs_dim] = found['mean of observations, below `saved["stats"]`']
-    [action_dim] = found["log of the actions' standard deviation"]
+    [obs_dim] = found['mean of observations, prefix `saved["stats"]`']
+    [action_dim] = found["log standard deviation of the actions"]
     shapes = [(obs_dim, 8), (8, 8), (8, action_dim), (8, 1)]
     order = found.pop("order")
     if order == "(outputs, inputs)":
@@ -231,7 +258,7 @@ def elsewhere(linen, pytorch):
     program += discrete
     if "continuous" in linen:
         program = program.replace("from ppo_linen", f"from more.{linen}")
-        more = "import Agent, RunningMeanStd, normalise, to_bounds"
+        more = "import Agent, RunningMeanStd, normalize, to_bounds"
         program = program.replace("from ppo_torch import Agent", f"from more.{pytorch} {more}")
         program += continuous
     names: dict[str, Any] = {}
@@ -253,12 +280,12 @@ def load_info(folder):
 def test_a_run_in_linen_is_an_agent_of_pytorch(linen, pytorch, whole_run):
     """Logits or means, values and log_std, to 1e-6."""
     folder = whole_run(linen).folder
-    obs = observations(folder, 300).reshape(300, -1)
+    obs = observations(folder, 300)
     with torch.no_grad():
         theirs = elsewhere(linen, pytorch)["to_torch"](folder)(torch.from_numpy(obs))
     script, info = importlib.import_module(linen), load_info(folder)
     actions = info.get("num_actions") or info["action_dim"]
-    agent = script.Agent(info["obs_shape"], (8, 8), actions)
+    agent = script.Agent((8, 8), actions)
     with jax.default_matmul_precision("highest"):
         ours = agent.apply(read(folder)["train_state"]["params"], obs)
     assert len(ours) == len(theirs) == (3 if "continuous" in linen else 2)

@@ -22,6 +22,7 @@ from flax import nnx
 from sections import CONTINUOUS_SECTIONS, ROWS, SECTIONS, read, sections
 
 from analysis import runs, stats
+from analysis.schema import SourceError
 
 spec = importlib.util.spec_from_file_location("site_build", ROOT / "site/build.py")
 assert spec and spec.loader
@@ -65,7 +66,7 @@ def test_an_excerpt_that_goes_is_an_error(tmp_path):
     assert found.splitlines()[1].strip() == code.splitlines()[end - 1].strip()
     for gone in ("update", "loss_fn", "grad"):
         (tmp_path / "ppo_linen.py").write_text(code.replace(gone, "other"))
-        with pytest.raises(site.BuildError):
+        with pytest.raises(SourceError):
             site.excerpt(tmp_path, source)
 
 

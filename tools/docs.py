@@ -1,12 +1,13 @@
-"""Write the numbers of README.md, docs/ and studies/ from the studies, and what is of the scripts.
+"""Generate the tables of README.md, docs/ and studies/ from data and scripts.
 
-    python -m tools.docs            # write them
-    python -m tools.docs --check    # write nothing; status 1 if it would
+    python -m tools.docs            # update the pages
+    python -m tools.docs --check    # only check; exit 1 if a page is out of date
 
-A block begins with a comment such as <!-- answer of studies/cpu in CartPole-v1 --> and ends with
-<!-- end -->: what lies between comes from the data, and is not written by hand. A race of a
-study is race of studies/x/races.jsonl in NAME. A study may have blocks of its own, in the dict
-BLOCKS of its study.py. Of the scripts are their matrix and tables, by scripts.toml, and diffs.
+A generated block starts with a comment such as <!-- answer of studies/cpu in CartPole-v1 --> and
+ends with <!-- end -->. Do not edit the text between them. The block for a race of a study is
+<!-- race of studies/x/races.jsonl in NAME -->. A study can define more blocks in the dict BLOCKS of
+its study.py. The remaining blocks come from scripts.toml (matrix, tables), from scripts (diffs) and
+from site/idioms.toml.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from analysis.formatting import join
 from analysis.measures import Experiment, experiments
 from analysis.page import Table, Text
 from analysis.runs import load
-from analysis.schema import SourceError
+from analysis.schema import SCRIPTS, SourceError, file_of
+from tools import idioms
 from tools.sections import changed_lines, function, read
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +64,8 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return lines_table(where.split(), baseline)
     if source == "scripts.toml" and name in ("table", "matrix"):
         return scripts_table() if name == "table" else scripts_matrix()
+    if name == "idioms":
+        return idioms.markdown(ROOT)
     if name == "race" and where:
         return page.markdown_table(tables.race_table(ROOT / source, where, baseline).cells)
     if name in tables.TABLES:

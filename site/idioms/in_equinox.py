@@ -1,4 +1,4 @@
-"""Equinox's idioms that no script has a use for; tests/test_site.py runs them."""
+"""Equinox idioms that appear in no script; tests/test_site.py runs them."""
 
 import equinox as eqx
 import jax
@@ -6,11 +6,11 @@ import numpy as np
 
 
 def make_many(make_agent, keys) -> eqx.Module:
-    return eqx.filter_vmap(make_agent)(keys)  # each array gets an axis of agents
+    return eqx.filter_vmap(make_agent)(keys)  # adds an agent axis to each array
 
 
 def call_many(agents, obs) -> jax.Array:
-    @eqx.filter_vmap(in_axes=(eqx.if_array(0), None))  # each agent, and the same obs for all
+    @eqx.filter_vmap(in_axes=(eqx.if_array(0), None))  # map over agents, not over obs
     def call(agent, obs):
         return agent(obs)
 
@@ -18,11 +18,11 @@ def call_many(agents, obs) -> jax.Array:
 
 
 def with_bias(linear: eqx.nn.Linear, bias: jax.Array) -> eqx.nn.Linear:
-    return eqx.tree_at(lambda x: x.bias, linear, bias)  # a copy: modules never change
+    return eqx.tree_at(lambda x: x.bias, linear, bias)  # a modified copy; modules are immutable
 
 
 def to_device(array: np.ndarray) -> jax.Array:
-    return jax.device_put(array)  # a GPU if JAX sees one
+    return jax.device_put(array)  # to the GPU, if JAX finds one
 
 
 def to_host(array: jax.Array) -> np.ndarray:
@@ -35,6 +35,6 @@ def count_parameters(agent: eqx.Module) -> int:
 
 @eqx.filter_jit
 def mean_square(x):
-    print(x.shape)  # once, while it is compiled
-    jax.debug.print("{}", x.mean())  # at every call, with the values
+    print(x.shape)  # printed once, while JAX traces the function
+    jax.debug.print("{}", x.mean())  # printed at every call
     return (x**2).mean()

@@ -1,4 +1,4 @@
-"""Flax NNX's idioms that no script has a use for; tests/test_site.py runs them."""
+"""Flax NNX idioms that appear in no script; tests/test_site.py runs them."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ from flax import nnx
 
 
 def to_device(array: np.ndarray) -> jax.Array:
-    return jax.device_put(array)  # a GPU if JAX sees one
+    return jax.device_put(array)  # to the GPU, if JAX finds one
 
 
 def to_host(array: jax.Array) -> np.ndarray:
@@ -19,6 +19,6 @@ def count_parameters(agent: nnx.Module) -> int:
 
 @nnx.jit
 def mean_square(x):
-    print(x.shape)  # once, while it is compiled
-    jax.debug.print("{}", x.mean())  # at every call, with the values
+    print(x.shape)  # printed once, while JAX traces the function
+    jax.debug.print("{}", x.mean())  # printed at every call
     return (x**2).mean()

@@ -1,4 +1,4 @@
-"""PyTorch's idioms that no script has a use for; tests/test_site.py runs them."""
+"""PyTorch idioms that appear in no script; tests/test_site.py runs them."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ def count_parameters(agent: nn.Module) -> int:
     return sum(x.numel() for x in agent.parameters())
 
 
-@torch.compile(backend="eager")  # the default backend would need a C++ compiler
+@torch.compile(backend="eager")  # the default backend needs a C++ compiler
 def mean_square(x):
-    print(x.shape)  # at every call: it breaks the graph in two, which fullgraph=True forbids
+    print(x.shape)  # printed at every call; a graph break, so fullgraph=True rejects it
     return (x**2).mean()

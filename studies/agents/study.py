@@ -110,9 +110,10 @@ def ratio_table(table: pd.DataFrame) -> Table:
     if not parts:
         raise SourceError("no two ways were run, so there is no ratio")
     frame = pd.concat(parts).replace({"framework": FRAMEWORKS})
-    frame = frame.rename(columns={"other": "times as long as"})
+    frame = frame.rename(columns={"other": "divided by"})
     shown = frame.assign(agents=frame["agents"].map("{:,.0f}".format))
-    cells = across(shown, texts(frame), ["framework", "way", "times as long as"], "agents")
+    cells = across(shown, texts(frame), ["framework", "way", "divided by"], "agents")
+    cells = cells.rename(columns={"way": "method"})
     return Table("agents_ratios", "Seconds to train N agents, as a ratio", frame, cells)
 
 

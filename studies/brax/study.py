@@ -1,4 +1,4 @@
-"""How many steps a second our scripts and others train in brax's HalfCheetah, on a CPU."""
+"""Training speed of our scripts and other libraries in brax's HalfCheetah, on a CPU."""
 
 import json
 from pathlib import Path
@@ -48,9 +48,9 @@ def many_table(path: Path) -> Table:
     cells = frame[["training"]].copy()
     cells["environments"] = frame["num_envs"].map("{:,}".format)
     cells["our script (steps/s)"] = frame["ours"].map(number)
-    cells["beside it"] = frame["other"]
-    cells["steps/s"] = frame["others"].map(number)
-    cells["ours, times as many"] = texts(frame)
+    cells["library"] = frame["other"]
+    cells["library (steps/s)"] = frame["others"].map(number)
+    cells["ours / library"] = texts(frame)
     return Table("brax_many", "Steps a second in HalfCheetahSpring", frame, cells)
 
 
@@ -64,8 +64,8 @@ def gain(path: Path) -> Text:
         steps = pairs.pivot(index="round", columns="num_envs", values=name)
         gains[name] = interval(*stats.geometric_mean((steps[most] / steps[fewest]).to_numpy()))
     return Text(
-        f"With {most:,} environments our script trains {gains['ours']} times as many steps a "
-        f"second as with {fewest}, and brax's agent {gains['others']} times as many."
+        f"Going from {fewest} to {most:,} environments multiplies the steps per second of our "
+        f"script by {gains['ours']} and those of brax by {gains['others']}."
     )
 
 
@@ -75,7 +75,7 @@ def speed_table(path: Path) -> Table:
     frame = pd.DataFrame([row for row in rows if "script" in row])
     cells = pd.DataFrame({"robot": frame["env_id"].str.replace("envs.", "")})
     cells["environments"] = frame["num_envs"].map("{:,}".format)
-    cells["start (s)"] = frame["start_seconds"].map(number)
+    cells["startup (s)"] = frame["start_seconds"].map(number)
     cells["steps/s"] = frame["steps_per_second"].map(number)
     return Table("brax_speed", "Steps a second in other robots", frame, cells)
 

@@ -1,4 +1,4 @@
-"""Time per environment step of PPO and SAC in MuJoCo, in this project and in other libraries."""
+"""Time per step of PPO and SAC in HalfCheetah, for our scripts and other libraries, from races."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def costs(path: Path, title: str) -> pd.DataFrame:
 def cost_table(path: Path, title: str) -> Table:
     columns = {
         "program": text("program"),
-        "µs per step": value("step"),
+        "time per step (µs)": value("step"),
         "time / Linen time": lambda row: "1.00" if row["program"] == LINEN else span()(row),
     }
     return table_of("control_cost", title, costs(path, title), columns)
@@ -49,7 +49,44 @@ def sac_table(path: Path) -> Table:
     return cost_table(path, "SAC")
 
 
-BLOCKS = {"control_ppo": ppo_table, "control_sac": sac_table}
+def intel_table(path: Path) -> Table:
+    """Return a row per program: its time / Linen time, on an Intel Xeon and on an AMD EPYC.
+
+    path is the race of PPO on Intel. The races of SAC on Intel, and with medium on AMD, are in the
+    study mkl.
+    """
+    mkl = path.parent.parent / "mkl"
+    files = {"PPO": path, "SAC": mkl / "intel_sac.jsonl"}
+    rows = []
+    for title, file in files.items():
+        times = races.read(file)[-1].times()
+        amd = costs(path.parent / "races.jsonl", title).set_index("program")
+        for program, script in (("compiled PyTorch", "torch_compile"), ("PyTorch", "torch")):
+            [name] = [x for x in times if f"{script}_gymnasium" in x and "medium" not in x]
+            intel = races.ratio_of(times[name], times.iloc[:, 0])
+            row = {"algorithm": title, "program": program}
+            row |= {f"intel_{x}": y for x, y in intel._asdict().items()}
+            rows.append(row | {f"amd_{x}": amd.loc[program, x] for x in Interval._fields})
+    medium = {"algorithm": "SAC", "program": "compiled PyTorch, medium"}
+    for machine, race in (
+        ("intel", races.read(mkl / "intel_sac.jsonl")[-1]),
+        ("amd", races.read(mkl / "races.jsonl")[0]),
+    ):
+        times = race.times()
+        [name] = [x for x in times if "sac_torch_compile" in x and "medium" in x]
+        ratio = races.ratio_of(times[name], times.iloc[:, 0])
+        medium |= {f"{machine}_{x}": y for x, y in ratio._asdict().items()}
+    rows.append(medium)
+    columns = {
+        "algorithm": text("algorithm"),
+        "program": text("program"),
+        "Intel Xeon: time / Linen time": span("intel_"),
+        "AMD EPYC: time / Linen time": span("amd_"),
+    }
+    return table_of("control_intel", "Processors", pd.DataFrame(rows), columns)
+
+
+BLOCKS = {"control_ppo": ppo_table, "control_sac": sac_table, "control_intel": intel_table}
 
 
 def update(source: Path, out: Path) -> None:

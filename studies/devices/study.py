@@ -1,4 +1,4 @@
-"""What two devices bring one training, and from which step on two GPUs may be worth it."""
+"""Speedup of one training run on two devices, and the step time from which two GPUs may gain."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -32,9 +32,9 @@ def gain_table(path: Path) -> Table:
     columns = {
         "network": text("network"),
         "script": text("script"),
-        "an iteration on one (ms)": value("one"),
-        "on two (ms)": value("two"),
-        "times one": span(),
+        "one device (ms)": value("one"),
+        "two devices (ms)": value("two"),
+        "two / one": span(),
     }
     return table_of("devices_gain", "Two devices", pd.DataFrame(rows, columns=names), columns)
 
@@ -53,10 +53,10 @@ def estimate_table(path: Path) -> Table:
         rows.append((network, size, 1e6 * reduce, 2e6 * reduce, 1e6 * step))
     frame = pd.DataFrame(rows, columns=["network", "bytes", "reduce", "least", "step"])
     cells = frame[["network"]].copy()
-    cells["bytes of the gradient"] = frame["bytes"].map(number)
-    cells["all-reduce, estimated (µs)"] = frame["reduce"].map(number)
-    cells["two gain from a step of (µs)"] = frame["least"].map(number)
-    cells["step here, ppo_linen_sharded (µs)"] = frame["step"].map(number)
+    cells["gradient size (bytes)"] = frame["bytes"].map(number)
+    cells["estimated all-reduce (µs)"] = frame["reduce"].map(number)
+    cells["break-even step time on a GPU (µs)"] = frame["least"].map(number)
+    cells["step time of ppo_linen_sharded on this CPU (µs)"] = frame["step"].map(number)
     return Table("devices_estimate", "Estimate for two GPUs", frame, cells)
 
 

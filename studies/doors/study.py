@@ -83,17 +83,17 @@ def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
 
 def contrast_table(source: Path) -> Table:
     columns = {
-        "first": text("first"),
-        "second": text("second"),
-        "a step, first / second": span("pace_"),
-        "the run, first / second": span("whole_"),
+        "A": text("first"),
+        "B": text("second"),
+        "time per step, A / B": span("pace_"),
+        "time of the run, A / B": span("whole_"),
     }
     frame = contrasts(pd.read_csv(source))
     return table_of("doors_contrasts", "Doors: what a difference costs", frame, columns)
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """Plot the mean share of layouts solved against steps, with Student's interval."""
+    """Plot the mean fraction of layouts solved against steps, with Student's interval."""
     number = rows["cell"].str.partition("-")[2].astype(int)
     rows = rows.assign(number=number, share=rows["solved"] / LAYOUTS).sort_values("number")
     keys = ["number", "script", "global_step"]
@@ -101,9 +101,9 @@ def draw(rows: pd.DataFrame) -> Figure:
     points = points.rename(columns={"script": "mode", "global_step": "x"})
     points["panel"] = points["number"].map("{:,} environments".format)
     frameworks = [x.split("_")[1] for x in MODES]
-    styles = figures.styles(pd.DataFrame({"mode": MODES, "framework": frameworks}))
-    label = "share of layouts solved"
-    return figures.bands(points, styles, "environment steps", label)
+    looks = figures.looks(pd.DataFrame({"mode": MODES, "framework": frameworks}))
+    label = "fraction of layouts solved"
+    return figures.bands(points, looks, "environment steps", label)
 
 
 BLOCKS = {"doors_contrasts": contrast_table}

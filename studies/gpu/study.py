@@ -1,4 +1,4 @@
-"""Races on a GPU. products.py wrote products.json."""
+"""PyTorch and JAX on a GPU, from interleaved races. products.py wrote products.json."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def agents(framework: str, number_of_agents: int) -> str:
 
 
 def ratio_table(path: Path) -> Table:
-    """Return a row per environment and network, a column per script."""
+    """Return a row per environment and network, and a column per script."""
     times = Times(path)
     rows, found = [], []
     for env in ENVS:
@@ -119,14 +119,14 @@ def robot_table(path: Path) -> Table:
                 | dict(zip(ends, (*over_linen, *gain), strict=True))
             )
     columns = {
-        "HalfCheetah with": text("what"),
-        "ms per iteration": value("ms"),
+        "training": text("what"),
+        "time per iteration (ms)": value("ms"),
         "steps/s": value("steps"),
         "time / Linen time": lambda row: "1.00" if "linen" in row["mode"] else span("linen_")(row),
-        "uncompiled time / compiled time": span("eager_"),
+        "uncompiled / compiled time": span("eager_"),
     }
     table = table_of("gpu_robots", "Robots", pd.DataFrame(rows), columns)
-    return table._replace(cells=table.cells[["HalfCheetah with", "script", *list(columns)[1:]]])
+    return table._replace(cells=table.cells[["training", "script", *list(columns)[1:]]])
 
 
 def agent_table(path: Path) -> Table:
@@ -143,12 +143,12 @@ def agent_table(path: Path) -> Table:
         both = times.ratio(agents("torch", many), agents("linen", many))
         rows.append(row | both._asdict())
     columns = {"agents": lambda row: f"{row['agents']:.0f}"}
-    for name in ("linen", "torch"):
+    for name, title in (("linen", "Linen"), ("torch", "PyTorch")):
         columns[f"ppo_{name}_vmap (ms)"] = value(f"{name}_ms")
-        columns[f"{name}: time / time of one"] = lambda row, name=name: (
+        columns[f"{title}: time / time of 1 agent"] = lambda row, name=name: (
             "1.00" if row["agents"] == 1 else span(f"{name}_")(row)
         )
-    columns["torch time / linen time"] = span()
+    columns["PyTorch time / Linen time"] = span()
     return table_of("gpu_agents", "Agents in one program", pd.DataFrame(rows), columns)
 
 
@@ -168,8 +168,8 @@ def share_table(path: Path) -> Table:
     rates = {"the faster of the two": ("jax", "torch"), "JAX": ("jax",)}
     rows = [{"rate": x, **fraction_of_products(path, y)._asdict()} for x, y in rates.items()]
     columns = {
-        "rate of the products": text("rate"),
-        "fraction of an iteration of ppo_linen": span(),
+        "products at the rate of": text("rate"),
+        "fraction of ppo_linen's iteration": span(),
     }
     return table_of("gpu_shares", "Products in the large network", pd.DataFrame(rows), columns)
 
@@ -212,5 +212,5 @@ def update(source: Path, out: Path) -> None:
     ratios = {name: times.ratios(*pair) for name, pair in pairs.items()}
     drawn = pd.DataFrame({name: x for name, x in ratios.items() if x is not None})
     intervals = {name: times.ratio(*pairs[name]) for name in drawn}
-    label = "PyTorch time / Linen time"
+    label = "time per iteration: PyTorch / Linen"
     (out / "answer.png").write_bytes(figures.png(figures.spread(drawn, intervals, label)))

@@ -17,17 +17,17 @@ PARTS = {
     "rollout": "rollout",
     "environment": "rollout: environment",
     "policy": "rollout: policy",
-    "compiled_policy": "rollout: policy, if it were compiled",
-    "crossing": "rollout: crossing to JAX and back",
+    "compiled_policy": "rollout: policy, if compiled",
+    "crossing": "rollout: transfers to JAX and back",
     "update": "update",
     "products": "update: products",
-    "tanh": "update: tanh and its derivative",
+    "tanh": "update: tanh and its gradient",
     "Adam": "update: clipping and Adam",
     "gathers": "update: shuffles and gathers",
     "values": "update: values and GAE",
     "rest": "update: rest",
-    "log": "log, between iterations",
-    "calls": "update of minibatches of one row",
+    "log": "logging, between iterations",
+    "calls": "update with minibatches of one row",
 }
 OF_UPDATE = ("products", "tanh", "Adam", "gathers", "values")
 DRAWN = {"rollout": "rollout", "products": "products", "tanh": "tanh", "other": "other"}
@@ -89,14 +89,14 @@ def cartpole_table(path: Path) -> Table:
         for name in times
     ]
     frame = pd.DataFrame(rows, columns=["mode", "ms", *stats.Interval._fields])
-    columns = {"an iteration (ms)": value("ms"), "times as long as ppo_torch": span()}
+    columns = {"time per iteration (ms)": value("ms"), "time / ppo_torch time": span()}
     return table_of("limits_cartpole", "CartPole in PyTorch", frame, columns)
 
 
 def sac_table(path: Path) -> Table:
     """A row per part of a step of SAC in Linen: its microseconds."""
     rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
-    columns = {"part of a step of SAC": text("part"), "µs": value("microseconds")}
+    columns = {"part of an SAC step": text("part"), "time (µs)": value("microseconds")}
     return table_of("limits_sac", "A step of SAC in Linen", rows, columns)
 
 

@@ -12,9 +12,9 @@ from analysis.tables import span, table_of, text
 
 JAX = "dqn_linen"
 NAMES = {
-    "dqn_torch_gymnasium --compile": "PyTorch on Gymnasium's copy",  # of runs until 990f22a
+    "dqn_torch_gymnasium --compile": "PyTorch with Gymnasium",  # of runs until 990f22a
     "dqn_torch_compile": "PyTorch",
-    "example": "MinAtar's own example",
+    "example": "MinAtar's example",
     JAX: "JAX",
 }
 
@@ -40,7 +40,8 @@ def frames(source: Path) -> Table:
         part = stats.geometric_mean((table[JAX] / table[way]).to_numpy())
         row |= dict(zip(stats.Interval._fields, part, strict=True))
         rows.append(row)
-    columns = {"way": text("way"), "a learning frame (ms)": span("frame_"), "JAX's part": span()}
+    columns = {"implementation": text("way"), "time per frame (ms)": span("frame_")}
+    columns |= {"JAX time / time": span()}
     return table_of("minatar_frames", "A frame of Breakout", pd.DataFrame(rows), columns)
 
 

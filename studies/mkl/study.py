@@ -1,4 +1,4 @@
-"""PyTorch's float32 products on AMD: what products.py and races with and without the line found."""
+"""Speed of float32 matrix products in PyTorch on AMD, and of training with and without the line."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pandas as pd
 from analysis import races
 from analysis.formatting import number
 from analysis.page import Table
+from analysis.stats import Interval
 from analysis.tables import span, table_of, text, value
 
 LINE = " --matmul-precision medium"
@@ -27,8 +28,8 @@ def product_table(path: Path) -> Table:
         row = {"width": f"{width}"}
         for _, each in group.iterrows():
             rows = f"{each['rows']:,.0f} rows"
-            row[f"{rows}: as it is (µs)"] = number(each["high"])
-            row[f"{rows}: with the line (µs)"] = number(each["medium"])
+            row[f"{rows}: high (µs)"] = number(each["high"])
+            row[f"{rows}: medium (µs)"] = number(each["medium"])
         cells.append(row)
     return Table("mkl_products", "Products", products, pd.DataFrame(cells))
 
@@ -53,17 +54,42 @@ def race_table(path: Path) -> Table:
             rows.append(cells | {f"gain_{x}": y for x, y in gain._asdict().items()})
     columns = {"training": text("what")}
     columns |= {
-        "as it is, over Linen": span("without_"),
-        "with the line, over Linen": span("with_"),
+        "high / Linen time": span("without_"),
+        "medium / Linen time": span("with_"),
     }
-    columns |= {"as it is, over with the line": span("gain_")}
+    columns |= {"high / medium time": span("gain_")}
     return table_of("mkl_races", "Races", pd.DataFrame(rows), columns)
+
+
+def intel_table(path: Path) -> Table:
+    """Return a row per program of the race on Intel: its time, and that time over Linen's."""
+    race = races.read(path)[-1]
+    times = race.times()
+    rows = []
+    for name in times:
+        script = Path(name.split()[0]).stem
+        precision = "" if "linen" in script else "medium" if LINE in name else "high"
+        ratio = races.ratio_of(times[name], times.iloc[:, 0])
+        rows.append((script, precision, 1000 * times[name].median(), *ratio))
+    names = ["mode", "precision", "ms", *Interval._fields]
+    columns = {
+        "matmul precision": text("precision"),
+        "time per iteration (ms)": value("ms"),
+        "time / Linen time": lambda row: span()(row) if row["precision"] else "1.00",
+    }
+    return table_of("mkl_intel", "Intel", pd.DataFrame(rows, columns=names), columns)
 
 
 def tanh_table(path: Path) -> Table:
     found = pd.read_csv(path)
-    columns = {"tanh of": text("way"), "µs": value("microseconds"), "largest error": text("error")}
+    columns = {"implementation": text("way"), "time (µs)": value("microseconds")}
+    columns |= {"largest error": text("error")}
     return table_of("mkl_tanh", "tanh", found, columns)
 
 
-BLOCKS = {"mkl_products": product_table, "mkl_races": race_table, "mkl_tanh": tanh_table}
+BLOCKS = {
+    "mkl_products": product_table,
+    "mkl_races": race_table,
+    "mkl_intel": intel_table,
+    "mkl_tanh": tanh_table,
+}

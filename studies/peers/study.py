@@ -1,4 +1,4 @@
-"""Our scripts beside libraries that a user would pick instead."""
+"""Comparison of our scripts with other PPO libraries."""
 
 from pathlib import Path
 
@@ -40,12 +40,12 @@ def peer_table(source: Path) -> Table:
         "runs": text("runs"),
         "startup (s)": value("startup"),
         "iteration (ms)": value("steady", 1000),
-        f"times as long as {LINEN}": span("steady_"),
-        f"as {LIBRARY}": span("library_"),
-        "whole training (s)": value("process"),
+        f"iteration: time / {LINEN} time": span("steady_"),
+        f"iteration: time / {LIBRARY} time": span("library_"),
+        "100 iterations (s)": value("process"),
         "median final return": span("return_"),
     }
-    caption = "Libraries that a user would pick instead"
+    caption = "Other PPO libraries"
     return table_of("peers", caption, peers(experiments(load(source))[0]), columns)
 
 
@@ -60,6 +60,6 @@ def update(source: Path, out: Path) -> None:
     (out / "answer.png").write_bytes(figures.png(plot.figure))
     race = tables.race_table(source / "races.jsonl", "CartPole-v1").frame
     ours = [x for x in race["program"] if x in MODES]
-    label = f"an iteration, times as long as {LINEN}"
+    label = f"time per iteration / {LINEN} time"
     figure = figures.ratios({"PPO in CartPole-v1": race}, ours, label)
     (out / "race.png").write_bytes(figures.png(figure))

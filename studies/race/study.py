@@ -1,4 +1,4 @@
-"""Does race.py tell the truth? Races of a script against its copies, and of a pair, four ways."""
+"""Accuracy of race.py: races of copies and of two scripts, in four conditions."""
 
 from itertools import combinations
 from pathlib import Path
@@ -15,13 +15,13 @@ from analysis.tables import span, table_of, text, value
 WAYS = {
     "idle, two cores": "quiet",
     "idle, one core": "quiet_one_core",
-    "other work, two cores": "busy",
-    "other work, one core": "busy_one_core",
+    "other load, two cores": "busy",
+    "other load, one core": "busy_one_core",
 }
 
 
 def copies_table(folder: Path) -> Table:
-    """A row per way: how many pairs of copies, how many intervals hold 1, how wide they are."""
+    """Return a row per condition: how many intervals contain 1, and their half-width."""
     rows = []
     for way, name in WAYS.items():
         held, widths, turns = [], [], []
@@ -39,10 +39,10 @@ def copies_table(folder: Path) -> Table:
     columns = {
         "machine": text("way"),
         "races": text("races"),
-        "turns": text("turns"),
+        "rounds": text("turns"),
         "pairs of copies": text("pairs"),
-        "intervals that hold 1": text("held"),
-        "an interval reaches": text("width"),
+        "intervals that contain 1": text("held"),
+        "median half-width": text("width"),
     }
     return table_of("race_copies", "Copies", pd.DataFrame(rows, columns=names), columns)
 
@@ -57,9 +57,9 @@ def pair_table(folder: Path) -> Table:
     names = ["way", "load", "turns", *Interval._fields]
     columns = {
         "machine": text("way"),
-        "load at the start": value("load"),
-        "turns": text("turns"),
-        "ppo_torch over ppo_linen": span(),
+        "initial load": value("load"),
+        "rounds": text("turns"),
+        "ppo_torch / ppo_linen time": span(),
     }
     return table_of("race_pair", "Pair", pd.DataFrame(rows, columns=names), columns)
 

@@ -15,7 +15,7 @@ from analysis.tables import across, texts
 ENVIRONMENTS = ["Pendulum-v1", "InvertedPendulum-v5", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
 PANELS = ("Pendulum-v1", "HalfCheetah-v5")  # in the figure
 ABLATIONS = {
-    "norm_obs": "observations not normalised",
+    "norm_obs": "observations not normalized",
     "norm_reward": "rewards not scaled",
 }
 ABLATED = {  # environment -> the script in which the switches were tried
@@ -60,8 +60,8 @@ def sac_table(source: Path) -> Table:
     frame = runs.sort_values("seed").groupby(keys, sort=False)[columns].agg(list).reset_index()
     cells = frame[["mode", "env_id"]].rename(columns={"mode": "script", "env_id": "environment"})
     cells["steps"] = frame["steps"].map("{:,.0f}".format)
-    cells["greedy, by seed"] = frame["greedy_return"].map(listed)
-    cells["last iteration of training, by seed"] = frame["final_return"].map(listed)
+    cells["greedy return, by seed"] = frame["greedy_return"].map(listed)
+    cells["return in the last training iteration, by seed"] = frame["final_return"].map(listed)
     return Table("robots_sac", "What SAC's agents return", frame, cells)
 
 
@@ -83,7 +83,7 @@ def ablation_table(source: Path) -> Table:
             rows.append(row | {"with": whole.mean(), "without": without.mean()} | found)
     frame = pd.DataFrame(rows)
     cells = frame[["environment", "change", "seeds"]].astype(str)
-    cells["with all"] = frame["with"].map(number)
+    cells["with both"] = frame["with"].map(number)
     cells["without"] = frame["without"].map(number)
     cells["difference"] = texts(frame)
     return Table("robots_ablations", "What the running statistics bring", frame, cells)

@@ -1,4 +1,4 @@
-"""What is left of the frameworks' difference where a step is slow, and what async brings."""
+"""Effect of the framework and of async vectorization with slow environment steps."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def ratio_table(
     for _, row in frame.iterrows():
         times = row["times"]
         what = "waits" if row["waits"] else "computes"
-        shown = {"a step": f"{what} {row['microseconds']:,} µs"}
+        shown = {"environment step": f"{what} {row['microseconds']:,} µs"}
         for title, pair in pairs.items():
             if pair[0] in times:
                 shown[title] = interval(*ratio(times, pair))
@@ -73,18 +73,19 @@ def ratio_table(
 
 
 def ppo_table(path: Path) -> Table:
-    pairs = {f"{name}, over Linen": pair for name, pair in OVER_LINEN.items()}
+    pairs = {f"{name} / Linen": pair for name, pair in OVER_LINEN.items()}
     return ratio_table(path, "PPO", pairs, {})
 
 
 def async_table(path: Path) -> Table:
-    rates = {"steps/s, Linen, sync": (LINEN, NUM_STEPS), "async": (LINEN + ASYNC, NUM_STEPS)}
+    rates = {"Linen, sync (steps/s)": (LINEN, NUM_STEPS)}
+    rates |= {"Linen, async (steps/s)": (LINEN + ASYNC, NUM_STEPS)}
     return ratio_table(path, "PPO", GAINS, rates)
 
 
 def sac_table(path: Path) -> Table:
-    pairs = {f"{name}, over Linen": (name, LINEN) for name in (TORCH, COMPILED)}
-    return ratio_table(path, "SAC", pairs, {"steps/s, Linen": (LINEN, SAC_STEPS)})
+    pairs = {f"{name} / Linen": (name, LINEN) for name in (TORCH, COMPILED)}
+    return ratio_table(path, "SAC", pairs, {"Linen (steps/s)": (LINEN, SAC_STEPS)})
 
 
 def steps_table(path: Path) -> Table:
@@ -92,7 +93,7 @@ def steps_table(path: Path) -> Table:
     rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
     by_env = rows.groupby("env_id", sort=False, as_index=False)
     frame = by_env.agg(microseconds=("microseconds", "median")).sort_values("microseconds")
-    columns = {"environment": text("env_id"), "a step (µs)": value("microseconds")}
+    columns = {"environment": text("env_id"), "time per step (µs)": value("microseconds")}
     return table_of("simulators_steps", "What a step of a robot takes", frame, columns)
 
 
@@ -101,7 +102,7 @@ def draw(path: Path) -> Figure:
     """Plot PPO's ratios against the step of the simulator, and what async brings."""
     frame = read(path)
     frame = frame[(frame["algorithm"] == "PPO") & (frame["microseconds"] > 0)]
-    titles = ["PyTorch over Linen", "What async brings"]
+    titles = ["PyTorch time / Linen time", "Speedup from async"]
     figure, panels = figures.make_panels(titles, 2, 3.6, figures.WIDTH, sharey=False)
     for axes, pairs in zip(panels, (OVER_LINEN, GAINS), strict=True):
         for name, pair in pairs.items():
@@ -121,15 +122,15 @@ def draw(path: Path) -> Figure:
                 )
         axes.axhline(1, color=figures.GREY, linewidth=1)
         figures.set_log(axes, sorted(set(frame["microseconds"] / 1000)))
-        axes.set_xlabel("a step of the simulator (ms)")
-    panels[0].set_ylabel("an iteration, times as long")
-    panels[1].set_ylabel("an iteration, times as fast")
+        axes.set_xlabel("time per environment step (ms)")
+    panels[0].set_ylabel("PyTorch time / Linen time")
+    panels[1].set_ylabel("sync time / async time")
     entries: list[tuple[Any, str]] = [
         (Line2D([], [], color=colour), name) for name, colour in COLOURS.items()
     ]
-    styles: dict[str, figures.Style] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
-    styles |= {"it computes": {"linestyle": "", "marker": "o"}}
-    styles |= {"it waits": {"linestyle": "", "marker": "s", "markerfacecolor": "white"}}
+    styles: dict[str, figures.Look] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
+    styles |= {"computes": {"linestyle": "", "marker": "o"}}
+    styles |= {"waits": {"linestyle": "", "marker": "s", "markerfacecolor": "white"}}
     entries += [(Line2D([], [], color=figures.GREY, **x), name) for name, x in styles.items()]
     figures.add_legend(figure, entries)
     return figure

@@ -31,7 +31,7 @@ def verdicts(folder: Path) -> pd.DataFrame:
         own = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
         claim = best["value_in_study"]
         parts = (
-            ("the script's own", best["own"], own),
+            ("defaults", best["own"], own),
             (f"trial {best['best_trial']}", best["best"], claim),
             ("difference, by seed", best["best_minus_own"], claim - own),
         )
@@ -49,11 +49,11 @@ def verdict_table(folder: Path) -> Table:
     columns = {
         "study": text("study"),
         "settings": text("name"),
-        "value in the study": value("claim"),
-        "fresh seeds, interquartile mean": span("iqm_"),
-        "mean": span("mean_"),
+        "value in the search": value("claim"),
+        "held-out seeds: IQM": span("iqm_"),
+        "held-out seeds: mean": span("mean_"),
     }
-    caption = "What a search claimed, and what fresh seeds give"
+    caption = "Value in the search, and returns of held-out seeds"
     return table_of("verdicts", caption, verdicts(folder), columns)
 
 
@@ -67,13 +67,13 @@ def draw(frame: pd.DataFrame) -> Figure:
         offsets = np.linspace(-0.18, 0.18, len(sides["returns"].iloc[0]))
         seeds = [place + offsets for place in (0, 1)]
         returns = np.concatenate(list(sides["returns"]))
-        axes.plot(np.ravel(seeds), returns, "o", color=SEED, ms=4, label="fresh seeds, in order")
+        axes.plot(np.ravel(seeds), returns, "o", color=SEED, ms=4, label="held-out seeds, sorted")
         axes.vlines([0, 1], sides["iqm_low"], sides["iqm_high"], color="black")
-        label = "their interquartile mean, 95% interval"
+        label = "their interquartile mean (IQM), 95% CI"
         axes.plot([0, 1], sides["iqm_estimate"], "_", color="black", ms=22, label=label)
-        label = "the value in the study"
+        label = "value in the search"
         axes.plot([0.3, 1.3], sides["claim"], "D", color=CLAIM, ms=8, label=label)
-        axes.set_xticks([0, 1], ["the script's own settings", "the best trial's"])
+        axes.set_xticks([0, 1], ["defaults", "best trial"])
         axes.set_xlim(-0.5, 1.5)
         axes.set_ylabel("greedy return")
     entries = zip(*panels[0].get_legend_handles_labels(), strict=True)

@@ -1,4 +1,4 @@
-"""A figure of what many environments at once cost, from races of the ways to step them."""
+"""Time to step many environments at once, from races of several methods."""
 
 from pathlib import Path
 
@@ -19,9 +19,9 @@ def table(path: Path) -> Table:
         times = race.times()
         for way in times:
             ratio = races.ratio_of(times[way], times[FIRST])
-            row = cells.setdefault(way, {"way": way})
+            row = cells.setdefault(way, {"method": way})
             row[f"{name} (ms)"] = number(1000 * times[way].median())
-            row[f"{name}: as long as {FIRST}"] = "1.00" if way == FIRST else interval(*ratio)
+            row[f"{name}: time / {FIRST} time"] = "1.00" if way == FIRST else interval(*ratio)
             rows.append({"name": name, "way": way} | ratio._asdict())
     shown = pd.DataFrame(cells.values()).fillna("-")
     return Table("vectorization", "512 steps of all environments", pd.DataFrame(rows), shown)
@@ -34,6 +34,6 @@ def update(source: Path, out: Path) -> None:
     """Draw the study's figure."""
     frame = table(source / "races.jsonl").frame.rename(columns={"way": "program"})
     panels = {str(name): part for name, part in frame.groupby("name", sort=False)}
-    label = f"512 steps, times as long as by {FIRST}"
+    label = f"time of 512 steps / {FIRST} time"
     ours = [x for x in frame["program"] if x not in ("vector", "envpool")]
     (out / "answer.png").write_bytes(figures.png(figures.ratios(panels, ours, label)))

@@ -1,0 +1,912 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium==1.3.0",
+#   "ale-py==0.12.1", "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO from images in JAX with Flax Linen: Atari, or an image environment of Gymnasium.
+
+    python more/ppo_cnn_linen_gymnasium.py --env-id ALE/Breakout-v5 --seed 1
+    python more/ppo_cnn_linen_gymnasium.py --env-id my_module:MyEnv-v0
+
+Start reading at Agent:
+- The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
+- VecEnv runs Atari games in threads of ale-py. Rewards are clipped and lost lives end episodes, but
+  only for learning: the log has the returns of whole games.
+- convolve() makes nn.Conv fast on a CPU. On a GPU nn.Conv is used as it is.
+Lines marked "# sync" wait for the device.
+
+Compare with ppo_linen_gymnasium.py to see what images change, or with ppo_cnn_torch_gymnasium.py to
+see PyTorch.
+"""
+
+import argparse
+import atexit
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from shlex import quote
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # speeds up orthogonal() of wide layers 10x
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import linen as nn
+from flax.serialization import from_bytes, msgpack_restore, to_bytes
+from flax.training.train_state import TrainState
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from jax.nn.initializers import orthogonal
+from tensorboard.summary import Writer
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    seed: int = 1  # random seed
+    env_id: str = (
+        "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with images and discrete actions
+    )
+    image_size: int = 84  # height and width to which Atari frames are scaled
+    sticky_actions: float = 0.0  # probability that an Atari game repeats the previous action
+    terminal_on_life_loss: bool = True  # a lost life ends the episode for learning, not the game
+    channels_first: bool = False  # images of a custom environment are (C, H, W), not (H, W, C)
+    total_timesteps: int = 10_000_000  # environment steps, rounded down to whole rollouts
+    learning_rate: float = 2.5e-4  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    num_envs: int = 8  # parallel environments
+    num_steps: int = 128  # steps per environment and rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # normalize advantages in each minibatch
+    clip_coef: float = 0.1  # clipping range of the ratio and of the value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # maximum global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
+    conv_channels: tuple[int, ...] = (32, 64, 64)  # output channels of the convolutions
+    conv_kernels: tuple[int, ...] = (8, 4, 3)  # kernel sizes of the convolutions
+    conv_strides: tuple[int, ...] = (4, 2, 1)  # strides of the convolutions
+    hidden_sizes: tuple[int, ...] = (512,)  # layers between the convolutions and the outputs
+    precision: Literal["float32", "bfloat16"] = "float32"  # of these layers; parameters are float32
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
+    vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    resume: str = ""  # run folder to continue; its arguments become the defaults
+
+    def __post_init__(self) -> None:
+        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
+        if self.seed not in range(2**32):
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
+        if self.num_iterations < 1:
+            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+        if not len(self.conv_channels) == len(self.conv_kernels) == len(self.conv_strides):
+            raise ValueError("--conv-channels, --conv-kernels and --conv-strides: one per layer")
+        for name in ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes"):
+            setattr(self, name, tuple(getattr(self, name)))  # a list when loaded from run.json
+        layers = zip(self.conv_channels, self.conv_kernels, self.conv_strides, strict=True)
+        self.conv_layers = tuple(layers)
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
+FIXED += ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
+
+
+def parse_args() -> Args:
+    """Parse the command line, which may start with the name of a preset."""
+    saved = args_to_resume()  # with --resume, the run's arguments are the defaults
+    if saved:
+        return tyro.cli(Args, default=saved)
+    presets = {"atari": ("The settings of CleanRL's ppo_atari.py, which are the defaults.", Args())}
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["atari", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
+
+
+# === Environment ================================================================================
+class VecEnv:
+    """N = num_envs image environments stepped together. Finished ones restart automatically.
+
+    Runs in NumPy, on the CPU. Atari games run in threads of ale-py, custom environments as in
+    ppo_*_gymnasium.py; options are their keyword arguments, like render_mode.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        vectorization: str,
+        seed: int,
+        image_size: int = 84,
+        sticky_actions: float = 0.0,
+        terminal_on_life_loss: bool = True,
+        channels_first: bool = False,
+        **options: Any,
+    ) -> None:
+        sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
+        vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+        wrappers: list[Any] = [DropInfo]
+        if vectorization == "async":
+            vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
+            vector_options["daemon"] = False  # so that an environment may start processes, too
+            wrappers.append(isolate_worker)
+        atexit.register(terminate_workers)
+        self.is_atari = env_id.startswith("ALE/")
+        if self.is_atari:
+            vectorization = "vector_entry_point"
+            vector_options = {}
+            wrappers = []
+            env_id = f"ale_py:{env_id}"  # imports ale_py, which registers its games
+            if importlib.util.find_spec("ale_py") is None:
+                hint = "pip install ale-py==0.12.1 (GPL-2.0, so not among our requirements)"
+                fail(f"--env-id: Atari games need the package ale-py: {hint}")
+            options |= {"img_height": image_size, "img_width": image_size}
+            options |= {"repeat_action_probability": sticky_actions, "reward_clipping": False}
+            # Not ale-py's episodic_life, which restarts the game after every lost life.
+            options["life_loss_info"] = terminal_on_life_loss
+        try:
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
+        except gymnasium.error.Error as error:
+            fail(f"--env-id: {error}")
+        except (ConnectionError, EOFError):
+            sys.exit(1)  # a worker process failed, and has printed why
+        atexit.register(self.envs.close, terminate=True)
+        space = self.envs.single_action_space
+        if not isinstance(space, Discrete) or space.start != 0:
+            hint = "for a Box, use more/ppo_continuous_linen_gymnasium.py or the one in PyTorch"
+            fail(f"--env-id: the action space must be Discrete from 0, not {space}; {hint}")
+        obs_space = self.envs.single_observation_space
+        if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
+            hint = "gymnasium.wrappers.TransformObservation can pick out the image"
+            fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
+        if obs_space.dtype != np.uint8:
+            hint = "gymnasium.wrappers.TransformObservation can scale and convert it"
+            fail(f"--env-id: the image must be uint8 from 0 to 255, not {obs_space.dtype}; {hint}")
+        self.num_envs = num_envs
+        self.seed = seed
+        self.action_space = space
+        self.num_actions = int(space.n)
+        self.obs_shape = obs_space.shape
+        self.channels_first = self.is_atari or channels_first
+
+    def reset(self, iteration: int = 0) -> np.ndarray:
+        """Start all environments. Return obs (N, *obs_shape).
+
+        Gymnasium environments cannot be saved, so a run that resumes after an iteration starts
+        new episodes, with seeds that it has not used before.
+        """
+        if iteration > 0:
+            print("Starting new episodes: Gymnasium environments cannot be saved.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. Some
+        # simulators require 31 bits.
+        sequence = np.random.SeedSequence([self.seed, iteration])
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        obs, _ = self.envs.reset(seed=np.array(seeds) if self.is_atari else seeds)
+        self.step_count = 0
+        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_length = np.zeros(self.num_envs, np.float32)
+        return obs.copy()
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Step with integer action (N,). Return obs (after any restart) and the results."""
+        obs, reward, terminated, truncated, info = self.envs.step(action.astype(np.int64))
+        self.step_count += 1
+        self.check_finite("a reward", reward)
+        next_obs = obs.copy()  # Gymnasium reuses obs
+        episode_return = self.episode_return + reward
+        episode_length = self.episode_length + 1
+        restart = terminated | truncated
+        if self.is_atari:
+            # A lost life counts as terminated. The game is over when no life is left.
+            restart = terminated & (info["lives"] == 0) | truncated
+            reward = np.sign(reward)  # for learning only; episode_return has the score
+        results = {
+            "reward": reward.astype(np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+            "restart": restart,
+            "next_obs": next_obs,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        self.episode_return = np.where(restart, 0, episode_return)
+        self.episode_length = np.where(restart, 0, episode_length)
+        if not restart.any():
+            return next_obs, results
+        # Restart now; by default Gymnasium would use up the next step.
+        obs, _ = self.envs.reset(options={"reset_mask": restart})
+        return obs.copy(), results
+
+    def check_finite(self, what: str, x: np.ndarray) -> None:
+        """Stop at NaN and infinity, which would ruin the parameters."""
+        if not np.isfinite(x).all():
+            env, *_ = np.argwhere(~np.isfinite(x))[0]
+            step = f"step {self.step_count} since the run started or resumed"
+            raise FloatingPointError(
+                f"environment {env} returned {what} of NaN or infinity, {step}"
+            )
+
+
+class DropInfo(gymnasium.Wrapper):
+    """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        returned = self.env.reset(seed=seed, options=options or None)
+        if not (
+            isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
+        ):
+            raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
+        return returned[0], {}
+
+    def step(self, action: Any) -> tuple:
+        *results, _ = self.env.step(action)
+        return *results, {}
+
+
+def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep the terminal's Ctrl-C from a worker process, so that training can end its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium also creates an environment in this process
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
+    return env
+
+
+def terminate_workers() -> None:
+    """End all worker processes; otherwise Python would wait for them at exit."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+
+
+# === Agent ======================================================================================
+class Agent(nn.Module):
+    """Convolutions and hidden layers (Mnih et al. 2015), shared by the actor and the critic."""
+
+    conv_layers: tuple[tuple[int, int, int], ...]  # output channels, kernel size, stride
+    hidden_sizes: tuple[int, ...]
+    num_actions: int
+    channels_first: bool  # images are (C, H, W)
+    dtype: str  # of these layers; parameters are always float32
+
+    def setup(self):
+        init = orthogonal(math.sqrt(2))
+        on_cpu = jax.default_backend() == "cpu"
+        conv = partial(
+            nn.Conv,
+            padding="VALID",
+            dtype=self.dtype,
+            kernel_init=init,
+            conv_general_dilated=convolve if on_cpu else None,
+        )
+        self.convs = [conv(n, (size, size), stride) for n, size, stride in self.conv_layers]
+        self.hidden = [nn.Dense(n, dtype=self.dtype, kernel_init=init) for n in self.hidden_sizes]
+        self.actor = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
+        self.critic = nn.Dense(1, kernel_init=orthogonal(1.0))
+
+    def get_features(self, obs):
+        """Features (B, hidden_sizes[-1]) of obs (B, *obs_shape) uint8."""
+        images = obs[..., None] if obs.ndim == 3 else obs
+        if self.channels_first:
+            images = images.transpose(0, 2, 3, 1)
+        if jax.default_backend() == "cpu" and len(images) > 8 and len(images) % 8 == 0:
+            # Eight images at a time fit a core's cache, which makes training 2.5x as fast.
+            chunks = images.reshape(-1, 8, *images.shape[1:])
+            scan = nn.scan(
+                Agent.convolve_images, variable_broadcast="params", split_rngs={"params": False}
+            )
+            _, x = scan(self, None, chunks)
+        else:
+            _, x = self.convolve_images(None, images)
+        # Flattened in the order (H, W, C). PyTorch flattens in the order (C, H, W), so weights of
+        # the first hidden layer must be permuted to move them between frameworks.
+        x = x.reshape(len(obs), -1)
+        for layer in self.hidden:
+            x = nn.relu(layer(x))
+        return x.astype(jnp.float32)
+
+    def convolve_images(self, carry, images):
+        x = images.astype(jnp.float32) / 255
+        for conv in self.convs:
+            x = nn.relu(conv(x))
+        return carry, x
+
+    def get_logits(self, obs):
+        return self.actor(self.get_features(obs))  # (B, *obs_shape) -> (B, num_actions)
+
+    def get_value(self, obs):
+        return self.critic(self.get_features(obs)).squeeze(-1)  # (B, *obs_shape) -> (B,)
+
+    def __call__(self, obs):
+        features = self.get_features(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+
+def convolve(images, kernel, strides, padding, **unused):
+    """Convolve (B, H, W, C) with (k, k, C, features), without padding, for nn.Conv.
+
+    In a compiled loop on a CPU, XLA's own gradient of the kernel takes 40 to 90 times as long
+    (jax-ml/jax#12868). Written as a convolution in another order of axes, it is fast.
+    """
+    return strided_convolution(images, kernel, strides[0])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def strided_convolution(images, kernel, stride: int):
+    return jax.lax.conv_general_dilated(
+        images, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def convolution_forward(images, kernel, stride):
+    return strided_convolution(images, kernel, stride), (images, kernel)
+
+
+def convolution_gradients(stride, inputs, grad):
+    """Gradients of the images and of the kernel."""
+    images, kernel = inputs
+    size = kernel.shape[0]
+    axes = ("NHWC", "HWIO", "NHWC")
+    # The barriers keep XLA from undoing the transposes.
+    x, g = jax.lax.optimization_barrier((images.transpose(3, 1, 2, 0), grad.transpose(1, 2, 0, 3)))
+    kernel_grad = jax.lax.conv_general_dilated(
+        x, g, (1, 1), "VALID", rhs_dilation=(stride, stride), dimension_numbers=axes
+    )
+    kernel_grad = kernel_grad[:, :size, :size].transpose(1, 2, 0, 3)
+    flipped = jax.lax.optimization_barrier(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
+    # Rows and columns that the last stride did not reach get a gradient of 0.
+    padding = [(size - 1, size - 1 + (n - size) % stride) for n in images.shape[1:3]]
+    image_grad = jax.lax.conv_general_dilated(
+        grad, flipped, (1, 1), padding, lhs_dilation=(stride, stride), dimension_numbers=axes
+    )
+    return image_grad, kernel_grad
+
+
+strided_convolution.defvjp(convolution_forward, convolution_gradients)
+
+
+def image_size_of(obs_shape, channels_first: bool) -> tuple[int, int, int]:
+    """Height, width and number of channels of an image (H, W), (H, W, C) or (C, H, W)."""
+    if len(obs_shape) == 2:
+        return (*obs_shape, 1)
+    if channels_first:
+        channels, height, width = obs_shape
+        return height, width, channels
+    return obs_shape
+
+
+def check_image_size(args: Args, height: int, width: int) -> None:
+    """Exit if images of this size are too small for the convolutions."""
+    size = 1
+    for _, kernel, stride in reversed(args.conv_layers):
+        size = (size - 1) * stride + kernel
+    if min(height, width) < size:
+        print("For small images: --conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 1")
+        print("For images of shape (C, H, W): --channels-first")
+        fail(f"The convolutions need images of at least {size} x {size}, not {height} x {width}")
+
+
+def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, key) -> TrainState:
+    """Initialize the parameters and the optimizer."""
+    height, width, _ = image_size_of(obs_shape, channels_first)
+    check_image_size(args, height, width)
+    sizes = (args.conv_layers, args.hidden_sizes, num_actions)
+    agent = Agent(*sizes, channels_first, dtype=args.precision)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, *obs_shape), jnp.uint8))  # init calls __call__
+    adam = optax.adam(make_schedule(args), eps=args.adam_eps)
+    tx = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), adam)
+    train_state = TrainState.create(apply_fn=agent.apply, params=params, tx=tx)
+    return train_state.replace(step=jnp.int32(0))  # a Python int would compile update twice
+
+
+def make_schedule(args: Args) -> optax.Schedule:
+    """Learning rate by optimizer step. CleanRL changes it once per iteration instead."""
+    if not args.anneal_lr:
+        return optax.constant_schedule(args.learning_rate)
+    return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout: T = num_steps steps in N = num_envs environments."""
+
+    obs: jax.Array  # (T, N, *obs_shape) uint8, what the policy saw
+    action: jax.Array  # (T, N) int32
+    logprob: jax.Array  # (T, N)
+    reward: jax.Array  # (T, N); this and the fields below result from the action
+    terminated: jax.Array  # (T, N) bool
+    truncated: jax.Array  # (T, N) bool
+    restart: jax.Array  # (T, N) bool; in Atari, terminated can also be a lost life
+    next_obs: jax.Array  # (T, N, *obs_shape) uint8, before any restart
+    episode_return: jax.Array  # (T, N), including this step
+    episode_length: jax.Array  # (T, N)
+
+
+class Batch(NamedTuple):
+    """Inputs of the loss; B is batch_size or minibatch_size."""
+
+    obs: jax.Array  # (B, *obs_shape) uint8
+    action: jax.Array  # (B,) int32
+    logprob: jax.Array  # (B,)
+    value: jax.Array  # (B,)
+    advantage: jax.Array  # (B,)
+    target: jax.Array  # (B,), the lambda-return that the critic learns
+
+
+# === Rollout ====================================================================================
+def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
+    """Act for num_steps. Return the last obs and the Storage, both in NumPy."""
+    # Drawing the noise of all steps at once is faster than drawing it in every step.
+    noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
+
+    steps = []
+    for step_noise in np.asarray(noise):  # sync
+        action, logprob = map(np.asarray, policy_fn(params, obs, step_noise))  # sync
+        new_obs, results = env.step(action)
+        steps.append((obs, action, logprob, results))
+        obs = new_obs
+
+    # From one tuple per step to one array per field, (T, N, ...).
+    all_obs, action, logprob, results = jax.tree.map(lambda *x: np.stack(x), *steps)
+    return obs, Storage(all_obs, action, logprob, **results)
+
+
+def policy(params, obs, noise, apply_fn):
+    """Sample actions: obs, noise (N, num_actions) -> action (N,) int32, logprob (N,)."""
+    logits = apply_fn(params, obs, method="get_logits")
+    action = (logits + noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
+    return action, logprob_of(action, jax.nn.log_softmax(logits))
+
+
+def logprob_of(action, logprobs):
+    """Log-probability of the actions taken: (...), (..., num_actions) -> (...)."""
+    return jnp.take_along_axis(logprobs, action[..., None], axis=-1).squeeze(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
+    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
+
+    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * jnp.where(no_future, 0.0, next_value) - value
+    decay = jnp.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    def step(next_advantage, inputs):
+        step_delta, step_decay = inputs
+        advantage = step_delta + step_decay * next_advantage
+        return advantage, advantage
+
+    last = jnp.zeros(args.num_envs)
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # backwards in time
+    return advantages
+
+
+# === Loss =======================================================================================
+def ppo_loss(params, apply_fn, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and the metrics to log."""
+    logits, value = apply_fn(params, batch.obs)
+    logprobs = jax.nn.log_softmax(logits)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
+    ratio = jnp.exp(log_ratio)
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        # correction=0 divides by n. CleanRL's PyTorch scripts divide by n - 1.
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = jnp.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).mean(),
+    }
+
+
+# === Update =====================================================================================
+def update(train_state, storage: Storage, key, args: Args):
+    """Train on a rollout for update_epochs. Return the new TrainState and the metrics."""
+    learning_rate = make_schedule(args)(train_state.step)
+    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
+    both_obs = jnp.concat([storage.obs, storage.next_obs]).reshape(-1, *storage.obs.shape[2:])
+    values = train_state.apply_fn(train_state.params, both_obs, method="get_value")
+    value, next_value = values.reshape(2, args.num_steps, args.num_envs)
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
+
+    def minibatch_step(train_state, minibatch):
+        loss_fn = partial(ppo_loss, apply_fn=train_state.apply_fn, batch=minibatch, args=args)
+        grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
+        return train_state.apply_gradients(grads=grads), losses
+
+    def epoch(train_state, key):
+        order = shuffle(key, args.batch_size)  # one gather per epoch, not one per minibatch
+        shape = (args.num_minibatches, args.minibatch_size)
+        minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
+        return jax.lax.scan(minibatch_step, train_state, minibatches)
+
+    keys = jax.random.split(key, args.update_epochs)
+    train_state, losses = jax.lax.scan(epoch, train_state, keys)
+    metrics = jax.tree.map(jnp.mean, losses) | episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return train_state, metrics
+
+
+def shuffle(key, size: int) -> jax.Array:
+    """A random permutation of 0 to size - 1, (size,) uint32, faster than jax.random.permutation.
+
+    Each index is stored in the low bits of a random number; sorting the numbers shuffles the
+    indices. For size 3, two bits hold the index: 1011_00, 0010_01, 0111_10 sort to 1, 2, 0.
+    Indices whose random bits are equal keep their order: about 64 pairs of 8192 indices.
+    """
+    index_bits = (size - 1).bit_length()
+    numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
+    return jnp.sort(numbers | jnp.arange(size, dtype=jnp.uint32)) & (2**index_bits - 1)
+
+
+def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
+
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
+    """
+    done = storage.restart
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = jnp.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = jnp.where(done, x, jnp.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = jnp.where(done, x, -jnp.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def train(args: Args) -> None:
+    """Train an agent, or continue a run."""
+    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
+    precision = "highest" if args.matmul_precision == "highest" else "default"
+    jax.config.update("jax_default_matmul_precision", precision)
+    # Import these once in the process that forks the workers of async, not once per worker.
+    multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
+    env = VecEnv(
+        args.env_id,
+        args.num_envs,
+        args.vectorization,
+        args.seed,
+        args.image_size,
+        args.sticky_actions,
+        args.terminal_on_life_loss,
+        args.channels_first,
+    )
+    gigabytes = 2 * args.batch_size * math.prod(env.obs_shape) / 1e9
+    if gigabytes > 1:
+        print(f"A rollout takes {gigabytes:.1f} GB for obs and next_obs.")
+
+    key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
+    iteration = 0
+    image = (env.obs_shape, env.channels_first)
+    train_state = make_agent(args, *image, env.num_actions, agent_key)
+    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+        like = Checkpoint(iteration, train_state)
+        iteration, train_state = load_checkpoint(args.resume, like)
+    obs = env.reset(iteration)
+    log = RunLog(
+        args,
+        iteration,
+        packages=["jax", "jaxlib", "flax", "optax", "gymnasium", "numpy"],
+        device=jax.devices()[0].device_kind,
+        obs_shape=env.obs_shape,
+        channels_first=env.channels_first,
+        num_actions=env.num_actions,
+    )
+
+    # args is constant to the compiler.
+    policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn))
+    update_fn = jax.jit(partial(update, args=args))
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        # Deriving each iteration's key from its number keeps keys out of the checkpoint.
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
+        middle = time.perf_counter() if args.sync_for_timing else 0.0
+        train_state, metrics = update_fn(train_state, storage, update_key)
+        metrics = jax.device_get(metrics)  # sync
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state))
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
+                break
+    log.close()
+
+
+# === Checkpoint =================================================================================
+class Checkpoint(NamedTuple):
+    """Everything a resumed run needs, except the environments."""
+
+    iteration: int  # number of completed iterations
+    train_state: TrainState
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
+    new = folder / "checkpoint.new"
+    new.write_bytes(to_bytes(checkpoint))  # sync
+    os.replace(new, folder / "checkpoint.msgpack")
+
+
+def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
+    """Read a checkpoint into the structure of `like`."""
+    return from_bytes(like, Path(folder, "checkpoint.msgpack").read_bytes())
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """Load a trained policy: policy(obs) returns the most likely action for each observation.
+
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) draws the
+    actions at random instead, as in training.
+    """
+    info, args = load_info(folder)
+    sizes = (args.conv_layers, args.hidden_sizes, info["num_actions"])
+    agent = Agent(*sizes, info["channels_first"], dtype=args.precision)
+    saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
+    get_logits = jax.jit(partial(agent.apply, saved["train_state"]["params"], method="get_logits"))
+    rng = np.random.default_rng(seed)
+
+    def policy(obs, sample=False):
+        logits = np.asarray(get_logits(obs))
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)
+        return logits.argmax(-1)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
+class RunLog:
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
+
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
+    """
+
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
+        self.args = args
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
+            "script": Path(__file__).stem,
+            "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
+            "args": asdict(args),
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
+        lines = self.metrics.readlines()[:iteration]
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        if lines:
+            self.start -= json.loads(lines[-1])["time/elapsed"]
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+            old.unlink()
+        self.tensorboard = Writer(str(self.dir))
+        for line in lines:
+            self.plot(json.loads(line))
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                resume="allow",
+                reinit="create_new",
+                dir=self.dir,
+                config=self.info,
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.stop)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        end = time.perf_counter()
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if middle:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
+        if self.wandb:
+            try:
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
+                self.wandb = None
+
+    def plot(self, row: dict[str, Any]) -> None:
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
+
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
+
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
+        self.metrics.close()
+        self.tensorboard.close()
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
+        if not is_complete:
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
+            sys.exit(128 + self.stopped_by)
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
+
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
+    if info["script"] != Path(__file__).stem:
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
+    return info, Args(**info["args"])
+
+
+def args_to_resume() -> Args | None:
+    """Return the arguments of the run that --resume names on the command line, if any."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume")
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    train(parse_args())

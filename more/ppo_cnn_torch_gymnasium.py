@@ -1,0 +1,879 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "gymnasium==1.3.0", "ale-py==0.12.1",
+#   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
+# ///
+"""PPO from images in eager PyTorch: Atari, or an image environment of Gymnasium.
+
+    python more/ppo_cnn_torch_gymnasium.py --env-id ALE/Breakout-v5 --seed 1
+    python more/ppo_cnn_torch_gymnasium.py --env-id my_module:MyEnv-v0
+
+Start reading at Agent:
+- The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
+- VecEnv runs Atari games in threads of ale-py. Rewards are clipped and lost lives end episodes, but
+  only for learning: the log has the returns of whole games.
+- channels_last stores images as (B, H, W, C), in which convolutions are faster.
+Lines marked "# sync" wait for the device.
+
+Compare with ppo_torch_gymnasium.py to see what images change, or with ppo_cnn_linen_gymnasium.py to
+see JAX.
+"""
+
+import argparse
+import atexit
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from shlex import quote
+from typing import Any, Literal, NamedTuple, NoReturn
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
+
+import gymnasium
+import numpy as np
+import torch
+import tyro
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from tensorboard.summary import Writer
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+
+# === Arguments ==================================================================================
+@dataclass
+class Args:
+    seed: int = 1  # random seed
+    env_id: str = (
+        "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with images and discrete actions
+    )
+    image_size: int = 84  # height and width to which Atari frames are scaled
+    sticky_actions: float = 0.0  # probability that an Atari game repeats the previous action
+    terminal_on_life_loss: bool = True  # a lost life ends the episode for learning, not the game
+    channels_first: bool = False  # images of a custom environment are (C, H, W), not (H, W, C)
+    total_timesteps: int = 10_000_000  # environment steps, rounded down to whole rollouts
+    learning_rate: float = 2.5e-4  # Adam's learning rate
+    anneal_lr: bool = True  # decay the learning rate linearly to 0
+    num_envs: int = 8  # parallel environments
+    num_steps: int = 128  # steps per environment and rollout
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # normalize advantages in each minibatch
+    clip_coef: float = 0.1  # clipping range of the ratio and of the value
+    clip_vloss: bool = True  # clip the value loss
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # maximum global norm of the gradient
+    adam_eps: float = 1e-5  # Adam's epsilon
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
+    conv_channels: tuple[int, ...] = (32, 64, 64)  # output channels of the convolutions
+    conv_kernels: tuple[int, ...] = (8, 4, 3)  # kernel sizes of the convolutions
+    conv_strides: tuple[int, ...] = (4, 2, 1)  # strides of the convolutions
+    hidden_sizes: tuple[int, ...] = (512,)  # layers between the convolutions and the outputs
+    precision: Literal["float32", "bfloat16"] = "float32"  # of these layers; parameters are float32
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
+    vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    resume: str = ""  # run folder to continue; its arguments become the defaults
+
+    def __post_init__(self) -> None:
+        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
+        if self.seed not in range(2**32):
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        self.batch_size = self.num_envs * self.num_steps
+        self.minibatch_size = self.batch_size // self.num_minibatches
+        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
+        if self.batch_size % self.num_minibatches != 0:
+            raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
+        if self.num_iterations < 1:
+            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+        if not len(self.conv_channels) == len(self.conv_kernels) == len(self.conv_strides):
+            raise ValueError("--conv-channels, --conv-kernels and --conv-strides: one per layer")
+        for name in ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes"):
+            setattr(self, name, tuple(getattr(self, name)))  # a list when loaded from run.json
+        layers = zip(self.conv_channels, self.conv_kernels, self.conv_strides, strict=True)
+        self.conv_layers = tuple(layers)
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
+FIXED += ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
+
+
+def parse_args() -> Args:
+    """Parse the command line, which may start with the name of a preset."""
+    saved = args_to_resume()  # with --resume, the run's arguments are the defaults
+    if saved:
+        return tyro.cli(Args, default=saved)
+    presets = {"atari": ("The settings of CleanRL's ppo_atari.py, which are the defaults.", Args())}
+    argv = sys.argv[1:]
+    if not argv or argv[0] not in presets:
+        argv = ["atari", *argv]
+    return tyro.extras.overridable_config_cli(presets, args=argv)
+
+
+# === Environment ================================================================================
+class VecEnv:
+    """N = num_envs image environments stepped together. Finished ones restart automatically.
+
+    Runs in NumPy, on the CPU. Atari games run in threads of ale-py, custom environments as in
+    ppo_*_gymnasium.py; options are their keyword arguments, like render_mode.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        vectorization: str,
+        seed: int,
+        image_size: int = 84,
+        sticky_actions: float = 0.0,
+        terminal_on_life_loss: bool = True,
+        channels_first: bool = False,
+        **options: Any,
+    ) -> None:
+        sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
+        vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
+        wrappers: list[Any] = [DropInfo]
+        if vectorization == "async":
+            vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
+            vector_options["daemon"] = False  # so that an environment may start processes, too
+            wrappers.append(isolate_worker)
+        atexit.register(terminate_workers)
+        self.is_atari = env_id.startswith("ALE/")
+        if self.is_atari:
+            vectorization = "vector_entry_point"
+            vector_options = {}
+            wrappers = []
+            env_id = f"ale_py:{env_id}"  # imports ale_py, which registers its games
+            if importlib.util.find_spec("ale_py") is None:
+                hint = "pip install ale-py==0.12.1 (GPL-2.0, so not among our requirements)"
+                fail(f"--env-id: Atari games need the package ale-py: {hint}")
+            options |= {"img_height": image_size, "img_width": image_size}
+            options |= {"repeat_action_probability": sticky_actions, "reward_clipping": False}
+            # Not ale-py's episodic_life, which restarts the game after every lost life.
+            options["life_loss_info"] = terminal_on_life_loss
+        try:
+            self.envs: Any = gymnasium.make_vec(
+                env_id, num_envs, vectorization, vector_options, wrappers, **options
+            )
+        except gymnasium.error.Error as error:
+            fail(f"--env-id: {error}")
+        except (ConnectionError, EOFError):
+            sys.exit(1)  # a worker process failed, and has printed why
+        atexit.register(self.envs.close, terminate=True)
+        space = self.envs.single_action_space
+        if not isinstance(space, Discrete) or space.start != 0:
+            hint = "for a Box, use more/ppo_continuous_linen_gymnasium.py or the one in PyTorch"
+            fail(f"--env-id: the action space must be Discrete from 0, not {space}; {hint}")
+        obs_space = self.envs.single_observation_space
+        if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
+            hint = "gymnasium.wrappers.TransformObservation can pick out the image"
+            fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
+        if obs_space.dtype != np.uint8:
+            hint = "gymnasium.wrappers.TransformObservation can scale and convert it"
+            fail(f"--env-id: the image must be uint8 from 0 to 255, not {obs_space.dtype}; {hint}")
+        self.num_envs = num_envs
+        self.seed = seed
+        self.action_space = space
+        self.num_actions = int(space.n)
+        self.obs_shape = obs_space.shape
+        self.channels_first = self.is_atari or channels_first
+
+    def reset(self, iteration: int = 0) -> np.ndarray:
+        """Start all environments. Return obs (N, *obs_shape).
+
+        Gymnasium environments cannot be saved, so a run that resumes after an iteration starts
+        new episodes, with seeds that it has not used before.
+        """
+        if iteration > 0:
+            print("Starting new episodes: Gymnasium environments cannot be saved.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. Some
+        # simulators require 31 bits.
+        sequence = np.random.SeedSequence([self.seed, iteration])
+        seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
+        obs, _ = self.envs.reset(seed=np.array(seeds) if self.is_atari else seeds)
+        self.step_count = 0
+        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_length = np.zeros(self.num_envs, np.float32)
+        return obs.copy()
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Step with integer action (N,). Return obs (after any restart) and the results."""
+        obs, reward, terminated, truncated, info = self.envs.step(action.astype(np.int64))
+        self.step_count += 1
+        self.check_finite("a reward", reward)
+        next_obs = obs.copy()  # Gymnasium reuses obs
+        episode_return = self.episode_return + reward
+        episode_length = self.episode_length + 1
+        restart = terminated | truncated
+        if self.is_atari:
+            # A lost life counts as terminated. The game is over when no life is left.
+            restart = terminated & (info["lives"] == 0) | truncated
+            reward = np.sign(reward)  # for learning only; episode_return has the score
+        results = {
+            "reward": reward.astype(np.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+            "restart": restart,
+            "next_obs": next_obs,
+            "episode_return": episode_return,
+            "episode_length": episode_length,
+        }
+        self.episode_return = np.where(restart, 0, episode_return)
+        self.episode_length = np.where(restart, 0, episode_length)
+        if not restart.any():
+            return next_obs, results
+        # Restart now; by default Gymnasium would use up the next step.
+        obs, _ = self.envs.reset(options={"reset_mask": restart})
+        return obs.copy(), results
+
+    def check_finite(self, what: str, x: np.ndarray) -> None:
+        """Stop at NaN and infinity, which would ruin the parameters."""
+        if not np.isfinite(x).all():
+            env, *_ = np.argwhere(~np.isfinite(x))[0]
+            step = f"step {self.step_count} since the run started or resumed"
+            raise FloatingPointError(
+                f"environment {env} returned {what} of NaN or infinity, {step}"
+            )
+
+
+class DropInfo(gymnasium.Wrapper):
+    """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        returned = self.env.reset(seed=seed, options=options or None)
+        if not (
+            isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
+        ):
+            raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
+        return returned[0], {}
+
+    def step(self, action: Any) -> tuple:
+        *results, _ = self.env.step(action)
+        return *results, {}
+
+
+def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep the terminal's Ctrl-C from a worker process, so that training can end its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium also creates an environment in this process
+        os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
+    return env
+
+
+def terminate_workers() -> None:
+    """End all worker processes; otherwise Python would wait for them at exit."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+
+
+# === Agent ======================================================================================
+class Agent(nn.Module):
+    """Convolutions and hidden layers (Mnih et al. 2015), shared by the actor and the critic."""
+
+    def __init__(self, args: Args, obs_shape, channels_first: bool, num_actions: int):
+        super().__init__()
+        self.channels_first = channels_first  # images are (C, H, W)
+        self.use_bfloat16 = args.precision == "bfloat16"
+        height, width, channels = image_size_of(obs_shape, channels_first)
+        self.convs = nn.ModuleList()
+        for num_outputs, kernel, stride in args.conv_layers:
+            self.convs.append(initialize(nn.Conv2d(channels, num_outputs, kernel, stride)))
+            channels = num_outputs
+            height = (height - kernel) // stride + 1
+            width = (width - kernel) // stride + 1
+        sizes = (channels * height * width, *args.hidden_sizes)
+        self.hidden = nn.ModuleList(initialize(nn.Linear(m, n)) for m, n in pairwise(sizes))
+        self.actor = initialize(nn.Linear(sizes[-1], num_actions), scale=0.01)
+        self.critic = initialize(nn.Linear(sizes[-1], 1), scale=1.0)
+
+    def get_features(self, obs):
+        """Features (B, hidden_sizes[-1]) of obs (B, *obs_shape) uint8."""
+        images = obs[..., None] if obs.dim() == 3 else obs
+        if not self.channels_first:
+            images = images.permute(0, 3, 1, 2)
+        x = images.contiguous(memory_format=torch.channels_last).float() / 255
+        # Parameters stay float32; autocast computes these layers in bfloat16.
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.use_bfloat16):
+            for conv in self.convs:
+                x = conv(x).relu()
+            # Flattened in the order (C, H, W). Flax flattens in the order (H, W, C), so weights of
+            # the first hidden layer must be permuted to move them between frameworks.
+            x = x.flatten(1)
+            for layer in self.hidden:
+                x = layer(x).relu()
+        return x.float()
+
+    def get_logits(self, obs):
+        return self.actor(self.get_features(obs))  # (B, *obs_shape) -> (B, num_actions)
+
+    def get_value(self, obs):
+        return self.critic(self.get_features(obs)).squeeze(-1)  # (B, *obs_shape) -> (B,)
+
+    def forward(self, obs):
+        features = self.get_features(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+
+def initialize(layer, scale=2**0.5):
+    nn.init.orthogonal_(layer.weight, scale)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def image_size_of(obs_shape, channels_first: bool) -> tuple[int, int, int]:
+    """Height, width and number of channels of an image (H, W), (H, W, C) or (C, H, W)."""
+    if len(obs_shape) == 2:
+        return (*obs_shape, 1)
+    if channels_first:
+        channels, height, width = obs_shape
+        return height, width, channels
+    return obs_shape
+
+
+def check_image_size(args: Args, height: int, width: int) -> None:
+    """Exit if images of this size are too small for the convolutions."""
+    size = 1
+    for _, kernel, stride in reversed(args.conv_layers):
+        size = (size - 1) * stride + kernel
+    if min(height, width) < size:
+        print("For small images: --conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 1")
+        print("For images of shape (C, H, W): --channels-first")
+        fail(f"The convolutions need images of at least {size} x {size}, not {height} x {width}")
+
+
+def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, device: torch.device):
+    """Initialize the parameters, the optimizer and the learning rate scheduler."""
+    height, width, _ = image_size_of(obs_shape, channels_first)
+    check_image_size(args, height, width)
+    agent = Agent(args, obs_shape, channels_first, num_actions)
+    agent = agent.to(device).to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
+    params = agent.parameters()
+    optimizer = torch.optim.Adam(params, args.learning_rate, eps=args.adam_eps, fused=True)
+    scheduler = LambdaLR(optimizer, partial(learning_rate_factor, args=args))
+    return agent, optimizer, scheduler
+
+
+def learning_rate_factor(step: int, args: Args) -> float:
+    """Learning rate multiplier by optimizer step. CleanRL changes it once per iteration instead."""
+    if not args.anneal_lr:
+        return 1.0
+    return max(1 - step / args.num_optimizer_steps, 0.0)
+
+
+# === Storage ====================================================================================
+class Storage(NamedTuple):
+    """A rollout: T = num_steps steps in N = num_envs environments."""
+
+    obs: torch.Tensor  # (T, N, *obs_shape) uint8, what the policy saw
+    action: torch.Tensor  # (T, N) int32
+    logprob: torch.Tensor  # (T, N)
+    reward: torch.Tensor  # (T, N); this and the fields below result from the action
+    terminated: torch.Tensor  # (T, N) bool
+    truncated: torch.Tensor  # (T, N) bool
+    restart: torch.Tensor  # (T, N) bool; in Atari, terminated can also be a lost life
+    next_obs: torch.Tensor  # (T, N, *obs_shape) uint8, before any restart
+    episode_return: torch.Tensor  # (T, N), including this step
+    episode_length: torch.Tensor  # (T, N)
+
+
+class Batch(NamedTuple):
+    """Inputs of the loss; B is batch_size or minibatch_size."""
+
+    obs: torch.Tensor  # (B, *obs_shape) uint8
+    action: torch.Tensor  # (B,) int32
+    logprob: torch.Tensor  # (B,)
+    value: torch.Tensor  # (B,)
+    advantage: torch.Tensor  # (B,)
+    target: torch.Tensor  # (B,), the lambda-return that the critic learns
+
+
+# === Rollout ====================================================================================
+def rollout(policy_fn, obs, env: VecEnv, args: Args):
+    """Act for num_steps. Return the last obs and the Storage."""
+    # Drawing the noise of all steps at once is faster than drawing it in every step.
+    noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
+    noise.exponential_().log_().neg_()  # -log(exponential) is Gumbel noise
+
+    steps, results = [], []
+    for step_noise in noise:
+        action, logprob = policy_fn(obs, step_noise)
+        new_obs, result = env.step(action.cpu().numpy())  # sync
+        steps.append((obs, action, logprob))
+        results.append(result)  # moved to the device after the loop: 6 arrays, not 6 per step
+        obs = torch.from_numpy(new_obs).to(obs.device)
+
+    # From one tuple per step to one tensor per field, (T, N, ...).
+    all_obs, action, logprob = map(torch.stack, zip(*steps, strict=True))
+    stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
+    results = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
+    return obs, Storage(all_obs, action, logprob, **results)
+
+
+@torch.no_grad()
+def policy(agent, obs, noise):
+    """Sample actions: obs, noise (N, num_actions) -> action (N,) int32, logprob (N,)."""
+    logits = agent.get_logits(obs)
+    action = (logits + noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
+    return action.int(), logprob_of(action, logits.log_softmax(-1))
+
+
+def logprob_of(action, logprobs):
+    """Log-probability of the actions taken: (...), (..., num_actions) -> (...)."""
+    return logprobs.gather(-1, action[..., None].long()).squeeze(-1)
+
+
+# === GAE ========================================================================================
+def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
+    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
+
+    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
+    """
+    done = storage.terminated | storage.truncated
+    no_future = storage.terminated if args.bootstrap_truncated else done
+    delta = storage.reward + args.gamma * torch.where(no_future, 0.0, next_value) - value
+    decay = torch.where(done, 0.0, args.gamma * args.gae_lambda)
+
+    advantage = torch.zeros_like(delta[0])
+    advantages = []
+    for step_delta, step_decay in zip(
+        delta.flip(0), decay.flip(0), strict=True
+    ):  # backwards in time
+        advantage = step_delta + step_decay * advantage
+        advantages.append(advantage)
+    return torch.stack(advantages[::-1])
+
+
+# === Loss =======================================================================================
+def ppo_loss(agent, batch: Batch, args: Args):
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and the metrics to log."""
+    logits, value = agent(batch.obs)
+    logprobs = logits.log_softmax(-1)
+    log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
+    ratio = log_ratio.exp()
+
+    advantage = batch.advantage
+    if args.norm_adv:
+        # correction=0 divides by n. CleanRL's PyTorch scripts divide by n - 1.
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
+
+    value_error = (value - batch.target) ** 2
+    if args.clip_vloss:
+        change = (value - batch.value).clip(-args.clip_coef, args.clip_coef)
+        value_error = torch.maximum(value_error, (batch.value + change - batch.target) ** 2)
+    value_loss = 0.5 * value_error.mean()
+
+    entropy = -(logprobs.exp() * logprobs).sum(-1).mean()
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, {
+        "losses/policy_loss": policy_loss,
+        "losses/value_loss": value_loss,
+        "losses/entropy": entropy,
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean(),
+        "losses/clip_fraction": (abs(ratio - 1) > args.clip_coef).float().mean(),
+    }
+
+
+# === Update =====================================================================================
+def update(agent, optimizer, scheduler, storage: Storage, args: Args):
+    """Train in place on a rollout for update_epochs. Return the metrics."""
+    learning_rate = optimizer.param_groups[0]["lr"]
+    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
+    with torch.no_grad():
+        both_obs = torch.stack([storage.obs, storage.next_obs]).flatten(0, 2)
+        # In minibatches, which fit the cache better.
+        values = torch.cat([agent.get_value(x) for x in both_obs.split(args.minibatch_size)])
+    value, next_value = values.view(2, args.num_steps, args.num_envs)
+    advantage = compute_gae(storage, value, next_value, args)
+    target = advantage + value
+    fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in fields))  # (T, N) -> (B,)
+
+    losses = []
+    for _ in range(args.update_epochs):
+        order = torch.randperm(args.batch_size, device=value.device)
+        # One gather per epoch, not one per minibatch.
+        shuffled = [x[order].chunk(args.num_minibatches) for x in batch]
+        for minibatch in zip(*shuffled, strict=True):
+            losses.append(minibatch_step(agent, optimizer, scheduler, Batch(*minibatch), args))
+    metrics = {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
+    metrics |= episode_statistics(storage)
+    metrics["charts/learning_rate"] = learning_rate
+    metrics["losses/explained_variance"] = 1 - (target - value).var() / target.var()
+    return metrics
+
+
+def minibatch_step(agent, optimizer, scheduler, minibatch: Batch, args: Args):
+    """Train in place on a minibatch. Return the metrics of the loss."""
+    loss, losses = ppo_loss(agent, minibatch, args)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    scheduler.step()
+    return {name: x.detach() for name, x in losses.items()}
+
+
+def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
+
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
+    """
+    done = storage.restart
+    metrics = {"charts/episodes": done.sum()}
+    for name, x in [("return", storage.episode_return), ("length", storage.episode_length)]:
+        metrics[f"charts/episodic_{name}"] = torch.where(done, x, 0).sum() / done.sum()
+        metrics[f"charts/episodic_{name}_min"] = torch.where(done, x, torch.inf).min()
+        metrics[f"charts/episodic_{name}_max"] = torch.where(done, x, -torch.inf).max()
+    return metrics
+
+
+# === Training ===================================================================================
+def train(args: Args) -> None:
+    """Train an agent, or continue a run."""
+    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Import these once in the process that forks the workers of async, not once per worker.
+    multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
+    env = VecEnv(
+        args.env_id,
+        args.num_envs,
+        args.vectorization,
+        args.seed,
+        args.image_size,
+        args.sticky_actions,
+        args.terminal_on_life_loss,
+        args.channels_first,
+    )
+    gigabytes = 2 * args.batch_size * math.prod(env.obs_shape) / 1e9
+    if gigabytes > 1:
+        print(f"A rollout takes {gigabytes:.1f} GB for obs and next_obs.")
+
+    torch.manual_seed(args.seed)
+    iteration = 0
+    image = (env.obs_shape, env.channels_first)
+    agent, optimizer, scheduler = make_agent(args, *image, env.num_actions, device)
+    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+        checkpoint = load_checkpoint(args.resume)
+        iteration = checkpoint["iteration"]
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        # The state_dicts also restore the old settings, which --resume may have changed.
+        optimizer.param_groups[0]["eps"] = args.adam_eps
+        scheduler.base_lrs = [args.learning_rate]
+        factor = learning_rate_factor(scheduler.last_epoch, args)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * factor
+        set_rng_state(checkpoint["rng_state"])
+    obs = torch.from_numpy(env.reset(iteration)).to(device)
+    log = RunLog(
+        args,
+        iteration,
+        packages=["torch", "gymnasium", "numpy"],
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        obs_shape=env.obs_shape,
+        channels_first=env.channels_first,
+        num_actions=env.num_actions,
+    )
+
+    policy_fn = partial(policy, agent)
+    while iteration < args.num_iterations:
+        start = time.perf_counter()
+        obs, storage = rollout(policy_fn, obs, env, args)
+        middle = 0.0
+        if args.sync_for_timing:
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # sync
+            middle = time.perf_counter()
+        metrics = update(agent, optimizer, scheduler, storage, args)
+        values = torch.stack([torch.as_tensor(x, device=device) for x in metrics.values()])
+        metrics = dict(zip(metrics, values.tolist(), strict=True))  # sync
+        log.write(iteration, metrics, start, middle)
+        iteration += 1
+        if log.must_save(iteration):
+            checkpoint = {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "rng_state": get_rng_state(),
+            }
+            save_checkpoint(log.dir, checkpoint)
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
+                break
+    log.close()
+
+
+# === Checkpoint =================================================================================
+def save_checkpoint(folder: Path, checkpoint: dict) -> None:
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
+    new = folder / "checkpoint.new"
+    torch.save(checkpoint, new)  # sync
+    os.replace(new, folder / "checkpoint.pt")
+
+
+def load_checkpoint(folder: str | Path) -> dict:
+    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
+    return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:  # missing if the run started on a CPU
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
+    """Load a trained policy: policy(obs) returns the most likely action for each observation.
+
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) draws the
+    actions at random instead, as in training.
+    """
+    info, args = load_info(folder)
+    image = (info["obs_shape"], info["channels_first"])
+    agent = Agent(args, *image, info["num_actions"])
+    agent.load_state_dict(load_checkpoint(folder)["agent"])
+    rng = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def policy(obs, sample=False):
+        logits = agent.get_logits(torch.tensor(obs)).numpy()
+        if sample:
+            logits = logits + rng.gumbel(size=logits.shape)
+        return logits.argmax(-1)
+
+    return policy
+
+
+# === Run log ====================================================================================
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
+class RunLog:
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
+
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
+    """
+
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
+        self.args = args
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
+            "script": Path(__file__).stem,
+            "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
+            "args": asdict(args),
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
+        lines = self.metrics.readlines()[:iteration]
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
+        if lines:
+            self.start -= json.loads(lines[-1])["time/elapsed"]
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+            old.unlink()
+        self.tensorboard = Writer(str(self.dir))
+        for line in lines:
+            self.plot(json.loads(line))
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
+
+            self.wandb = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
+                name=self.dir.name,
+                id=self.info.get("wandb_id"),
+                resume="allow",
+                reinit="create_new",
+                dir=self.dir,
+                config=self.info,
+            )
+            self.wandb.define_metric("*", step_metric="global_step")
+            self.info["wandb_id"] = self.wandb.id
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.stop)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+
+    def stop(self, number: int, frame: Any) -> None:
+        self.stopped_by = number
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        end = time.perf_counter()
+        row = {name: float(x) for name, x in metrics.items()}
+        row["iteration"] = iteration
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
+        row["time/elapsed"] = end - self.start
+        row["time/iteration"] = end - start
+        if middle:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
+        if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
+        if self.wandb:
+            try:
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
+                self.wandb = None
+
+    def plot(self, row: dict[str, Any]) -> None:
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
+
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
+
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
+        (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
+        os.replace(self.dir / "run.new", self.dir / "run.json")
+
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
+        self.metrics.close()
+        self.tensorboard.close()
+        if self.wandb:
+            self.wandb.summary.update(self.info)
+            self.wandb.finish()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
+        if not is_complete:
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
+            sys.exit(128 + self.stopped_by)
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
+
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
+
+
+def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
+    if info["script"] != Path(__file__).stem:
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
+    return info, Args(**info["args"])
+
+
+def args_to_resume() -> Args | None:
+    """Return the arguments of the run that --resume names on the command line, if any."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume")
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
+
+
+def fail(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    train(parse_args())

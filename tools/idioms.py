@@ -1,0 +1,74 @@
+"""The idioms of site/idioms.toml, with their excerpts, for the website and docs/idioms.md."""
+
+import ast
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from analysis.schema import FRAMEWORKS, SourceError
+
+
+class Excerpt(NamedTuple):
+    code: str
+    start: int  # number of its first line in the file
+    end: int
+
+
+def read_idioms(root: Path) -> list[dict[str, Any]]:
+    return tomllib.loads((root / "site/idioms.toml").read_text())["idiom"]
+
+
+def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
+    """Return a function or class of a file, or the lines of it between two texts.
+
+    source has the keys file and name (such as "Agent.get_value"), and may have from and to.
+    """
+    code = (root / source["file"]).read_text()
+    where = f"{source['file']}: {source['name']}"
+    node: Any = ast.parse(code)
+    for name in source["name"].split("."):
+        walk: Iterator[Any] = ast.walk(node)
+        inside = [x for x in walk if getattr(x, "name", None) == name and x is not node]
+        if not inside:
+            raise SourceError(f"{where} does not exist")
+        node = inside[0]
+    start = min(x.lineno for x in [node, *node.decorator_list])
+    end = node.end_lineno
+    lines = code.splitlines()
+    if "from" in source:
+        start = find(lines, source["from"], range(start, end + 1), where)
+        end = find(lines, source.get("to", source["from"]), range(start, end + 1), where)
+    return Excerpt(textwrap.dedent("\n".join(lines[start - 1 : end])), start, end)
+
+
+def find(lines: Sequence[str], text: str, within: range, where: str) -> int:
+    """Return the number of the first line that contains the text."""
+    for i in within:
+        if text in lines[i - 1]:
+            return i
+    raise SourceError(f"{where} has no line with {text!r}")
+
+
+def markdown(root: Path) -> str:
+    """Return all idioms in Markdown: a list of links, then a section per idiom."""
+    idioms = read_idioms(root)
+    parts = ["\n".join(f"- [{x['title']}](#{anchor(x['title'])})" for x in idioms)]
+    for idiom in idioms:
+        parts += [f"## {idiom['title']}", idiom["note"]]
+        for framework, title in FRAMEWORKS.items():
+            begin = f"**{title}**,"
+            places = groupby(idiom[framework], key=lambda x: (x["file"], x["name"]))
+            for (file, name), sources in places:
+                code = "\n\n".join(excerpt(root, x).code for x in sources)
+                parts += [f"{begin} `{name}` in [{file}](../{file}):", f"```python\n{code}\n```"]
+                begin = "and"
+    return "\n\n".join(parts)
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
