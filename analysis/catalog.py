@@ -51,7 +51,8 @@ def read_scripts() -> dict[str, dict[str, Any]]:
             raise CatalogError(f"scripts.toml, {name} must be a table, not {row!r}")
         for field, kind in FIELDS.items():
             if not isinstance(row.get(field), kind):
-                raise CatalogError(f"scripts.toml, {name}: {field} is missing or not {kind.__name__}")
+                wanted = f"{field} must be {'a number' if kind is int else 'text'}"
+                raise CatalogError(f"scripts.toml, {name}: {wanted}")
     return rows
 
 

@@ -33,7 +33,8 @@ try:
     from scipy.stats import t as student
 
     from analysis import measures, page, runs, stats
-    from analysis.schema import FRAMEWORKS, SCRIPTS, SourceError, file_of
+    from analysis.catalog import FRAMEWORKS, SCRIPTS, file_of
+    from analysis.schema import SourceError
     from tools.idioms import excerpt, read_idioms
     from tools.sections import BANNER
 except ModuleNotFoundError as error:

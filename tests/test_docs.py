@@ -8,9 +8,10 @@ import pytest
 from conftest import ROOT
 from sections import ROWS
 
+from analysis.catalog import FRAMEWORKS
 from analysis.checks import problems
 from analysis.runs import load
-from analysis.schema import FRAMEWORKS, SourceError
+from analysis.schema import SourceError
 from tools import docs, idioms
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]

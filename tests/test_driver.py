@@ -155,7 +155,7 @@ def test_a_mistake_in_a_grid_is_one_sentence(project, text, sentence):
         (
             "scripts.toml",
             "linen = { algorithm = 'ppo' }",
-            "scripts.toml, linen: folder is missing",
+            "scripts.toml, linen: folder must be text",
         ),
         ("scripts.toml", "", "scripts.toml has no scripts"),
         (

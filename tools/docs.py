@@ -26,7 +26,7 @@ from analysis.formatting import join
 from analysis.measures import Experiment, experiments
 from analysis.page import Table, Text
 from analysis.runs import load
-from analysis.schema import SCRIPTS, SourceError, file_of
+from analysis.schema import SourceError
 from tools import idioms
 from tools.sections import changed_lines, function, read
 
