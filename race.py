@@ -118,8 +118,7 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
     command += [*flags, "--runs-dir", str(folder), "--run-name", str(number)]
     if not any(word.startswith(("--total-timesteps", "--total_timesteps")) for word in flags):
         command += ["--total-timesteps", str(10**9)]  # it must not end before the race
-    # A script that trains many agents has a file for each; any of them will do.
-    return Program(text, command, b"{", f"{number}/**/metrics.jsonl", script, None)
+    return Program(text, command, b"{", f"{number}/metrics.jsonl", script, None)
 
 
 def names_of(programs: list[Program]) -> list[str]:

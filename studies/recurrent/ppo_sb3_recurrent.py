@@ -19,10 +19,6 @@
 README.md says where it is not the same algorithm.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import sys
 from pathlib import Path
 
@@ -96,7 +92,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(RunLog(args, START, "eager"), args, make_model, make_env)
+    train(RunLog(args, "eager"), args, make_model, make_env)
 
 
 if __name__ == "__main__":
