@@ -19,7 +19,7 @@ for tool in flock timeout; do
 done
 source "$project/setup.sh" >&2 # changes to the project's folder and puts its python on PATH
 
-attempt() { # RUN GPU [wait]: make a run; status 75 if another process is making it
+attempt() { # RUN GPU [wait]: make a run; exit status 75 if another process is making it
   python -m bench.run "$plan" "$1" "$2" $$ "${@:3}" &
   wait $!
 }

@@ -284,7 +284,7 @@ def follow(
 
 
 def table_of(race: Race, args: Args, number: int, seconds: float) -> Table:
-    """Return the results after a number of rounds, each of which took so many seconds."""
+    """Return the results after `number` rounds, each of which took `seconds` on average."""
     left = max(0, int(seconds * (turns_of(race, args) - number)))
     most = int(seconds * (args.turns - number))
     caption = f"{number} turns each; about {left} s left, at most {most} s"

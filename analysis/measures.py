@@ -117,8 +117,8 @@ def differences(texts: Sequence[str]) -> dict[str, str]:
     names = sorted({name for x in settings.values() for name in x})
     several = [x for x in names if len({json.dumps(y.get(x)) for y in settings.values()}) > 1]
     return {
-        text: schema.clean(", ".join(f"{x} {own[x]}" for x in several if x in own))
-        for text, own in settings.items()
+        text: schema.clean(", ".join(f"{x} {values[x]}" for x in several if x in values))
+        for text, values in settings.items()
     }
 
 

@@ -14,7 +14,7 @@ from analysis.measures import Experiment, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data, load
 
-MOST_CHAPTERS = 8  # experiments with a chapter of their own
+MOST_CHAPTERS = 8  # further experiments get no chapter
 # Column -> its unit, the number of units per second, and its name.
 DURATIONS = {
     "process": ("s", 1.0, "entire training"),
@@ -58,7 +58,7 @@ def headline(experiment: Experiment) -> str:
 def comparisons(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[str]:
     """Compare the other scripts with the first, in a sentence for each group of scripts.
 
-    The 95% interval of its own ratio decides to which group a script belongs.
+    The 95% interval of the ratio of a script decides to which group it belongs.
     """
     fastest, *others = modes
     ratios = stats.compare(runs, value, fastest).set_index("mode")[[*stats.Interval._fields]]

@@ -37,7 +37,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def pause(mark: str) -> None:
-    """Pause the processes; the search is repeated until none has started another one meanwhile."""
+    """Pause the processes, and those that they start meanwhile."""
     paused: set[psutil.Process] = set()
     while new := set(marked(mark)) - paused:
         for process in new:

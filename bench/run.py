@@ -3,9 +3,9 @@
 benchmark.sh calls this for each run. NUMBER counts the missing runs of the plan from 0, GPU is "-"
 if the run gets no GPU of its own, and DRIVER is the process id of benchmark.sh.
 
-A run has its GPU for itself, or the machine if there is no GPU, and two drivers never make the
-same run. Both are ensured by locks that the run inherits, so they hold for as long as the run
-lives, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
+No other run uses the same GPU at the same time, or the same machine if there is no GPU, and two
+calls of benchmark.sh never make the same run. Locks ensure both. The run inherits them, so they
+last as long as the run, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
 """
 
 import errno
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def state(self) -> Path:
-        """The folder of the driver's own files."""
+        """The folder for logs, locks and unfinished runs."""
         return Path(self.runs_dir, ".benchmark")
 
     @property
@@ -248,7 +248,7 @@ def report_failure(run: Run, event: dict[str, Any], output: IO[bytes]) -> None:
 
 def wait_and_make(run: Run, plan: Plan, driver: int, wait: bool) -> int:
     """Make the run as soon as its GPU is free, unless it was made meanwhile; return the status."""
-    # One lock per machine, user and GPU; the GPUs of a Slurm job are its own, whatever their names.
+    # One lock per machine, user and GPU. Slurm jobs never share a GPU, although names repeat.
     job, gpus = (os.environ.get(x, "") for x in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"))
     gpu_file = os.environ.get("TMPDIR") or "/tmp"
     gpu_file += f"/ppo-benchmark.{os.getuid()}.{job}.{gpus}.lock"

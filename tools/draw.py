@@ -17,7 +17,11 @@ def main() -> None:
     add = parser.add_argument
     add("folder", type=Path, help="studies/NAME")
     add("runs", type=Path, nargs="?", help="folder of runs; default the data of the study")
-    add("--out", type=Path, help="folder to write to; default RUNS/report or the folder of the study")
+    add(
+        "--out",
+        type=Path,
+        help="folder to write to; default RUNS/report, or the study",
+    )
     args = parser.parse_args()
     if not (args.folder / "study.py").exists():
         parser.error(f"{args.folder} has no study.py")

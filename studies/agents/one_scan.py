@@ -96,7 +96,7 @@ def train(args: Args) -> None:
         row = {name: x[:, iteration] for name, x in metrics.items()}
         # The log asks the clock when an iteration ends, and here all of them have ended.
         with mock.patch.object(time, "perf_counter", return_value=marks[iteration + 1]):
-            log.write(iteration, row, marks[iteration], marks[iteration])
+            log.write(iteration, row, marks[iteration])
     save_checkpoints(log, Checkpoint(args.num_iterations, train_state, obs, env_state))
     log.update_info(iteration=args.num_iterations, compile_seconds=compiled - start)
     log.close()
