@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Lints and tests everything. Arguments go to pytest: ./test.sh -k gae
-# ./test.sh lint only lints, as the pre-commit hook does.
-# ./test.sh fast lints, and tests what an edit of a script breaks first, in under a minute.
-# ./test.sh newest tests and runs the scripts on Python 3.13 with the newest packages, which it installs.
+# Runs the linters and all tests. Arguments are passed on to pytest: ./test.sh -k gae
+# ./test.sh lint      only the linters, like the pre-commit hook
+# ./test.sh fast      the linters, and the tests that a change of a script breaks first: one minute
+# ./test.sh newest    tests and scripts on Python 3.13 with the newest packages, which it installs
 set -euo pipefail
-SETUP_WITH="tune test" # what tune.py and the tests need, too
+SETUP_WITH="tune test" # requirements-tune.txt and requirements-test.txt
 
 if [[ ${1:-} == newest && -z ${VENV:-} ]]; then
   if ! python3.13 -c '' 2>/dev/null; then
-    echo "test: newest needs Python 3.13, as python3.13 on PATH." >&2
+    echo "test: newest needs python3.13 on PATH." >&2
     exit 2
   fi
   project=$(dirname "$(readlink -f "$0")")
   VENV=$project/.venv-newest
   python3.13 -m venv "$VENV"
   pip=("$VENV/bin/python" -m pip --disable-pip-version-check install -qq --upgrade)
-  # As setup.sh does it: a machine without a GPU has no use for the CUDA that comes with PyPI's torch.
+  # Like setup.sh: torch from PyPI includes CUDA, which is useless without a GPU.
   "${pip[@]}" --no-deps --retries 0 --timeout 15 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null ||
-    echo "test: PyTorch's CPU index does not answer, so torch comes from PyPI"
-  # Names without versions: pip finds the newest that admit each other.
+    echo "test: the CPU index of PyTorch does not answer, so torch comes from PyPI"
+  # Without versions, pip finds the newest packages that are compatible.
   "${pip[@]}" --requirement <(sed 's/==[^ ]*//' "$project/requirements.txt")
 fi
 source "$(dirname "$(readlink -f "$0")")/setup.sh"

@@ -1,13 +1,14 @@
-"""Tune a script's settings: each trial trains it with several seeds, fresh seeds judge the best.
+"""Tune the hyperparameters of a script, and evaluate the best ones with held-out seeds.
 
     python tune.py dqn_linen --trials 40 --env-id envs.doors:Doors
     python tune.py ppo_linen --space learning_rate=1e-4:1e-2:log --space gamma=0.9,0.99
     python tune.py dqn_linen minatar --workers 2 --mlflow
     python tune.py path/to/mine.py                # a copy of a script, edited as you like
 
-Flags that are not below are the script's, and stay fixed. In the end the best settings, and the
-script's own, train again with seeds that no trial had: only those returns say what they are worth.
-All is in tuned/NAME. Stopped or killed at any moment, the same command goes on.
+Any other flags are passed on to the script and stay fixed. Each trial trains with several seeds. At
+the end, the best settings and the defaults train again with seeds that no trial used: only those
+returns are an unbiased estimate. Results are written to tuned/NAME. If it is stopped or killed, run
+the same command again to continue.
 """
 
 import contextlib
@@ -34,8 +35,42 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 from urllib.parse import quote
 
-import numpy as np
 import tyro
+
+
+@dataclass
+class Args:
+    script: tyro.conf.Positional[Path]  # name of a script in scripts.toml, or path of a file
+    trials: int = 40  # trials in the study, on all its machines together
+    num_seeds: int = 4  # seeds per trial
+    fresh_seeds: int = 12  # held-out seeds for the best settings and for the defaults
+    episodes: int = 100  # greedy episodes per evaluation of an agent
+    workers: int = 1  # trials at the same time, on this machine
+    space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME=LOW:HIGH[:log], =A,B,C or =none
+    sampler: Literal["tpe", "random"] = "tpe"  # algorithm that proposes settings
+    pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that ends unpromising trials
+    seed: int = 1  # seed of the sampler; scripts get 1 to num_seeds
+    timeout: float = 86_400.0  # seconds after which a training or an evaluation counts as hanging
+    study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
+    studies_dir: str = "tuned"  # folder that gets one folder per study
+    storage: str = ""  # database (postgresql://...) or journal file; default in the study's folder
+    mlflow: bool = False  # copy the study to MLflow, configured by MLFLOW_TRACKING_URI, ...
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+
+
+def parse_args() -> tuple[Args, list[str]]:
+    """Return the arguments of tune.py and those of the script."""
+    return tyro.cli(Args, description=__doc__, return_unknown_args=True)
+
+
+if __name__ == "__main__":
+    ARGUMENTS = parse_args()  # before the slow imports, so that --help answers at once
+
+import numpy as np
 from scipy import stats
 
 try:
@@ -49,12 +84,14 @@ except ImportError as error:
     print(f"tune.py: {error}: pip install -r requirements-tune.txt", file=sys.stderr)
     sys.exit(2)
 
-from analysis import runs
-from analysis.schema import SCRIPTS, clean, file_of
+from analysis.catalog import SCRIPTS, file_of
+from analysis.describe import last_return
+from analysis.schema import clean
+from bench import processes
 
 HERE = Path(__file__).resolve().parent
-# What is searched, where the script has it. LOW:HIGH is uniform, and with :log its logarithm is;
-# A,B,C is a choice, which the script's own value joins, and what it refuses leaves.
+# Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, with :log
+# log-uniform. A,B,C is a choice: the default joins it, and values that the script rejects leave it.
 SPACE = {
     "learning_rate": "1e-5:1e-2:log",
     "anneal_lr": "True,False",
@@ -77,121 +114,97 @@ SPACE = {
     "loss": "mse,huber",
     "hidden_sizes": "64x64,128x128,256x256",
 }
-CONTINUOUS_SPACE = {  # in place of that, or beside it
+CONTINUOUS_SPACE = {  # overrides and additions for continuous actions
     "norm_obs": "True,False",
     "norm_reward": "True,False",
-    "ent_coef": "0.0,1e-4,1e-3,1e-2",  # the scripts' own is 0, which has no logarithm
+    "ent_coef": "0.0,1e-4,1e-3,1e-2",  # the default is 0, which has no logarithm
 }
 SAC_SPACE = {
     "batch_size": "64,128,256",
     "train_frequency": "1:8:log",
     "tau": "1e-3:5e-2:log",
 }
-OURS = {"seed", "runs_dir", "run_name", "resume"}
-NOT_SEARCHED = OURS | {"save_every", "save_replay", "track", "matmul_precision"}
+GIVEN = {"seed", "runs_dir", "run_name", "resume"}
+NOT_SEARCHED = GIVEN | {"save_every", "save_replay", "track", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
-FRESH = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, ...
-TRIAL_GAMES, FRESH_GAMES = 1_000_000, 2_000_000  # seeds of the games that judge them
+HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, 1002, ...
+TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # first seeds of their evaluations
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-BEAT, SILENCE = 60, 600  # seconds: how often a trial tells that it runs; who is silent was killed
-STEPS = 90  # that a trial reports; Hyperband judges at a ninth and a third of them
-# A script gets SIGTERM if tune.py is killed, and saves a checkpoint.
-DIE_TOO = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-
-
-@dataclass
-class Args:
-    script: tyro.conf.Positional[Path]  # one of scripts.toml by its name, or the path of a file
-    trials: int = 40  # trials in the study, those of all its machines together
-    num_seeds: int = 4  # seeds that a trial trains with
-    fresh_seeds: int = 12  # seeds of the best settings' and the script's own last trainings
-    episodes: int = 100  # greedy episodes that judge an agent
-    workers: int = 1  # trials at a time, on this machine
-    space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME=LOW:HIGH[:log], =A,B,C or =none
-    sampler: Literal["tpe", "random"] = "tpe"  # what proposes settings
-    pruner: Literal["hyperband", "none"] = "hyperband"  # what ends trials that lag behind
-    seed: int = 1  # seed of the sampler; scripts get 1 to num_seeds
-    timeout: float = 86_400.0  # seconds after which a training or a judgement counts as hanging
-    study: str = ""  # name of the study; by default the script's and the environment's
-    studies_dir: str = "tuned"  # folder that gets one folder per study
-    storage: str = ""  # database (postgresql://...) or journal file; by default in the study
-    mlflow: bool = False  # copy the study to MLflow, which reads MLFLOW_TRACKING_URI, ...
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "num_seeds", "fresh_seeds", "episodes", "workers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+HEARTBEAT, SILENCE = 60, 600  # seconds between heartbeats, and without one until a trial is lost
+STEPS = 90  # steps that a trial reports; Hyperband prunes at a ninth and a third of them
+GRACE = 60  # seconds between SIGTERM, on which a script saves a checkpoint, and SIGKILL
 
 
 class TrialError(Exception):
-    """Why a trial failed, in a sentence."""
+    """A trial failed; the message is one sentence."""
 
 
 class Refused(TrialError):
-    """A script says that its command is a mistake."""
+    """A script rejected its command line."""
 
 
 class Stopped(Exception):
-    """A signal ended a run, with a checkpoint; somebody goes on with it."""
+    """A signal ended a run, which saved a checkpoint and can be resumed."""
 
 
 @dataclass
 class Command:
-    """All that a command of tune.py goes by."""
+    """The state of a call of tune.py."""
 
     args: Args
-    words: list[str]  # the script's flags that all runs have
-    own: dict[str, Any]  # the script's arguments by those words
+    words: list[str]  # flags of the script in all runs
+    defaults: dict[str, Any]  # values of the arguments of the script with those flags
     space: dict[str, Any]  # Optuna's distributions, by setting
-    folder: Path  # of the study
+    folder: Path  # the folder of the study
     study: optuna.Study
-    trials: Path  # where they train; another study of the same name has another one
-    place: str  # that folder, and its machine
+    trials: Path  # folder for the runs, unique to this study
+    place: str  # the machine and that folder
+    mark: str = field(default_factory=processes.new_mark)  # of the processes of all runs
     stop: threading.Event = field(default_factory=threading.Event)  # set by a signal
-    lock: threading.Lock = field(default_factory=threading.Lock)  # one worker at a time has Optuna
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while using Optuna
 
 
 def plain(text: object) -> str:
-    """Other people's text as one short line, without what a terminal would obey."""
+    """Return foreign text as one short line without control characters."""
     return clean(" ".join(str(text).split()))[:500]
 
 
 def fail(reason: str) -> NoReturn:
-    """End the process with a sentence about what its user can mend."""
+    """End with a message about something the user can fix."""
     print(plain(reason), file=sys.stderr)
     sys.exit(2)
 
 
 def find_script(given: Path) -> Path:
-    """The file of one of this project's scripts by its name, or a path as it is."""
+    """Return the path of a script given by name or path."""
     if str(given) in SCRIPTS:
         return HERE / file_of(str(given))
     if not given.is_file():
-        fail(f"SCRIPT: {given} is neither a file nor the name of a script of this project")
+        fail(f"SCRIPT: {given} is neither a file nor a script of this project")
     return given
 
 
 # === Space ======================================================================================
 def ask_script(path: Path, words: list[str]) -> Any:
-    """The script's arguments by these words; where they are wrong, tyro says so and exits."""
+    """Return the arguments of the script; tyro exits with a message if the flags are wrong."""
     sys.path.insert(0, str(path.parent))
     script = importlib.import_module(path.stem)
     sys.argv = [path.name, *words]
     given = script.parse_args()
-    if not vars(given).keys() > OURS or "num_agents" in vars(given):
+    if not vars(given).keys() > GIVEN or "num_agents" in vars(given):
         fail(f"{path} does not train one agent, as ppo_linen.py and dqn_linen.py do")
     return given
 
 
 def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str, str]:
-    """What is searched, by setting, as --space would have it."""
+    """Return the search space in the syntax of --space, by setting."""
     known = asdict(given)
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     fixed = {flag.removeprefix("no-").replace("-", "_") for flag in flags}
-    for name in fixed & OURS:
-        fail(f"--{name.replace('_', '-')} cannot be set: tune.py gives it to each run")
+    for name in fixed & GIVEN:
+        fail(f"--{name.replace('_', '-')} cannot be set: tune.py sets it for each run")
     if "train_frequency" in known:
-        fixed.add("num_steps")  # to DQN and SAC, it is how often they log
+        fixed.add("num_steps")  # in DQN and SAC, the steps between log entries
     space = SPACE
     if "norm_obs" in known:
         space = SPACE | CONTINUOUS_SPACE
@@ -204,64 +217,64 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
         if name not in known:
             fail(f"--space {word}: the script has no {name}")
         if name in NOT_SEARCHED or name in fixed:
-            fail(f"--space {word}: {name} is fixed, by a flag or since it changes the task")
+            fail(f"--space {word}: {name} is fixed, by a flag or because it changes the task")
         ranges[name] = text
     return {name: text for name, text in ranges.items() if text != "none"}
 
 
 def shown(value: Any) -> Any:
-    """A setting's value as Optuna has it, which knows no tuples: 64x64."""
+    """Return a value for Optuna, which has no tuples: (64, 64) becomes 64x64."""
     return "x".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def parse_range(name: str, text: str, given: Any) -> Any:
-    """Optuna's distribution of the values that NAME=RANGE names, if the script takes them."""
-    own = shown(getattr(given, name))
+    """Return Optuna's distribution for NAME=RANGE, without values that the script rejects."""
+    default = shown(getattr(given, name))
 
     def parse(word: str) -> Any:
         if word.endswith("%"):
             word = f"{given.total_timesteps * float(word[:-1]) / 100:.0f}"
-        if isinstance(own, bool):
+        if isinstance(default, bool):
             return {"True": True, "False": False}[word]
-        return type(own)(word)
+        return type(default)(word)
 
     try:
         if ":" not in text:
-            choices = dict.fromkeys([*map(parse, text.split(",")), own])
+            choices = dict.fromkeys([*map(parse, text.split(",")), default])
             return CategoricalDistribution([x for x in choices if takes(given, name, x)])
         low, high = (parse(word) for word in text.removesuffix(":log").split(":"))
-        kind = IntDistribution if type(own) is int else FloatDistribution
+        kind = IntDistribution if type(default) is int else FloatDistribution
         if low < high and takes(given, name, low) and takes(given, name, high):
             return kind(low, high, log=text.endswith(":log"))
-        raise ValueError(f"it has no values from {low} to {high}")
+        raise ValueError(f"the range from {low} to {high} is empty or not allowed")
     except (ValueError, KeyError, TypeError) as error:
-        fail(f"--space {name}={text} is no NAME=LOW:HIGH[:log] or NAME=A,B,C: {error}")
+        fail(f"--space {name}={text} must be NAME=LOW:HIGH[:log] or NAME=A,B,C: {error}")
 
 
 def takes(given: Any, name: str, value: Any) -> bool:
-    """Whether the script takes a value of a setting; if not, say so."""
+    """Return whether the script accepts a value; print why if it does not."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             tyro.cli(type(given), args=words_of({name: value}), default=given)
     except SystemExit:
-        print(f"{name} is searched without {value}: {sentence_of(said.getvalue())}")
+        print(f"Leaving out {name}={value}: {sentence_of(said.getvalue())}")
         return False
     return True
 
 
 def sentence_of(text: str) -> str:
-    """What a script said last; of tyro's box, its first line."""
+    """Return the last line of a script's output, or the first line of an error by tyro."""
     lines = [plain(x).strip("│╭╮╰╯─ ") for x in text.splitlines()]
     lines = [x for x in lines if x]
     for line in lines:
         if line.startswith("Error parsing"):
             return line
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
 def words_of(settings: dict[str, Any]) -> list[str]:
-    """The flags that give a script these settings."""
+    """Return the settings as flags of the script."""
     words = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
@@ -277,9 +290,9 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 # === Runs =======================================================================================
 @contextlib.contextmanager
 def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]:
-    """Hold a lock file, or fail where another process has it for so many seconds.
+    """Hold a lock file; fail if another process holds it for longer than these seconds.
 
-    The file's descriptor is yielded: a process that gets it holds the lock until it ends.
+    Yield the descriptor of the file: a process that inherits it holds the lock until it ends.
     """
     descriptors: list[int] = []
     lock = FileLock(path, timeout=seconds, on_acquired=descriptors.append)
@@ -294,48 +307,49 @@ def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]
 
 
 def run(
-    command: Command, words: list[str], log: Path, look: Callable, locks: Sequence[int] = ()
+    command: Command, words: list[str], log: Path, watch: Callable, locks: Sequence[int] = ()
 ) -> None:
-    """Run a script to its end; raise TrialError, or Stopped, or what look raises.
+    """Run a script to its end; raise TrialError, Stopped, or any exception of watch().
 
-    The process ends, too: by SIGTERM, by which a script saves a checkpoint, or else by SIGKILL.
-    Until then it holds the locks, even if this process is killed.
+    If an exception ends the run, its process gets SIGTERM, on which a script saves a checkpoint,
+    and SIGKILL after GRACE. The process holds the locks until it ends, even if tune.py is killed.
     """
     if command.stop.is_set():
         raise Stopped
     deadline = time.monotonic() + command.args.timeout
-    launch = [*DIE_TOO, sys.executable, *words]
-    # In a session of its own: a terminal's Ctrl-C reaches tune.py, which tells it.
+    mark = f"{command.mark}.{processes.new_mark()}"
+    # In a new session, which Ctrl-C in a terminal does not reach.
     with open(log, "wb") as file:
         process = subprocess.Popen(
-            launch,
+            [sys.executable, *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
+            env=os.environ | {processes.MARK: mark},
             start_new_session=True,
             pass_fds=locks,
         )
     try:
         while process.poll() is None:
-            look()
+            watch()
             if command.stop.is_set():
                 raise Stopped
             if time.monotonic() > deadline:
-                raise TrialError(f"no end after {command.args.timeout:g} s")
+                raise TrialError(f"not finished after {command.args.timeout:g} s")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        process.kill()
+            process.wait(GRACE)
+        processes.end(mark)
         status = process.wait()
     if status in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT):
         raise Stopped
     if status != 0:
         said = sentence_of(log.read_text(errors="replace"))
         kind = Refused if status == 2 else TrialError
-        raise kind(f"{Path(words[0]).name} ended by {status}: {said}")
+        raise kind(f"{Path(words[0]).name} ended with status {status}: {said}")
     log.unlink()
 
 
@@ -345,27 +359,27 @@ def is_complete(run: Path) -> bool:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """What a run's script goes on from; each framework's has another name."""
+    """Return the checkpoints of a run; their names depend on the framework."""
     return [x for x in run.glob("checkpoint.*") if x.name != "checkpoint.new"]
 
 
-def train(command: Command, folder: Path, settings: dict, seed: int, look: Callable) -> None:
-    """Train to the end, or go on from a checkpoint."""
-    why_not = f"{folder}: what a killed command left behind still trains there; end it first"
+def train(command: Command, folder: Path, settings: dict, seed: int, watch: Callable) -> None:
+    """Train to the end, resuming from a checkpoint if there is one."""
+    why_not = f"{folder}: a process of a killed command still trains there; end it first"
     with locked(Path(f"{folder}.lock"), why_not, 60) as locks:
         if is_complete(folder):
             return
         if checkpoints(folder):
-            words = ["--resume", str(folder), "--env-id", command.own["env_id"]]
+            words = ["--resume", str(folder), "--env-id", command.defaults["env_id"]]
         else:
             shutil.rmtree(folder, ignore_errors=True)  # it was killed before its first checkpoint
-            own = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
-            words = [*command.words, *words_of(settings), *words_of(own)]
-        run(command, [str(command.args.script), *words], Path(f"{folder}.log"), look, locks)
+            given = {"seed": seed, "runs_dir": folder.parent, "run_name": folder.name}
+            words = [*command.words, *words_of(settings), *words_of(given)]
+        run(command, [str(command.args.script), *words], Path(f"{folder}.log"), watch, locks)
 
 
 def read_rows(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; the last may be on its way."""
+    """Return the complete lines of metrics.jsonl."""
     path = run / "metrics.jsonl"
     if not path.exists():
         return []
@@ -373,29 +387,29 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def judge(command: Command, folders: list[Path], games: int, look: Callable) -> list[float]:
-    """The mean return of each run's agent in greedy episodes, from the seed `games`."""
+def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) -> list[float]:
+    """Return the mean return of the agent of each run in greedy episodes with held-out seeds."""
     files = [folder / "evaluation.json" for folder in folders]
     missing = [str(path.parent) for path in files if not path.exists()]
     if missing:
-        words = [*missing, "--episodes", str(command.args.episodes), "--seed", str(games)]
-        words += ["--script", str(command.args.script), "--env-id", command.own["env_id"]]
-        run(command, [str(HERE / "evaluate.py"), *words], Path(f"{folders[0]}.judge.log"), look)
+        words = [*missing, "--episodes", str(command.args.episodes), "--seed", str(seed)]
+        words += ["--script", str(command.args.script), "--env-id", command.defaults["env_id"]]
+        run(command, [str(HERE / "evaluate.py"), *words], Path(f"{folders[0]}.evaluate.log"), watch)
     returns = [json.loads(path.read_text())["return"]["mean"] for path in files]
     if not np.isfinite(returns).all():
-        raise TrialError("an agent's return is no number")
+        raise TrialError("the return of an agent is not finite")
     return returns
 
 
 # === Trials =====================================================================================
 def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
-    """The trials, or those in some states, without those that a later one goes on with."""
+    """Return the trials, or those in some states, without those that a later trial continues."""
     trials = study.get_trials(deepcopy=False, states=which or None)
     return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
 
 
 def run_of(trial: FrozenTrial | optuna.Trial, trials: Path, seed: int | str) -> Path:
-    """Where a trial trains with a seed: one that goes on with another, where that one did."""
+    """Return the run folder of a trial and seed, shared with the trial that it continues."""
     number = int(trial.user_attrs.get("goes_on", trial.number))
     return trials / f"{number:04d}-seed-{seed}"
 
@@ -406,7 +420,7 @@ def work(command: Command) -> None:
     try:
         while not command.stop.is_set():
             with command.lock:
-                waiting = counted(study, TrialState.WAITING)  # the first, and interrupted ones
+                waiting = counted(study, TrialState.WAITING)  # the defaults, or interrupted trials
                 if not waiting and len(counted(study)) >= command.args.trials:
                     return
                 trial = study.ask(command.space)
@@ -417,59 +431,59 @@ def work(command: Command) -> None:
 
 
 def requeue(command: Command) -> None:
-    """Queue what was interrupted: its trial ends, and another goes on with its runs.
+    """End interrupted trials, and queue new ones that continue their runs.
 
-    Not by Optuna's heartbeat, which a journal file has not, nor ask and tell; and its
-    RetryHeartbeatStaleTrialCallback takes no settings that lie outside of what is searched, as the
-    script's own may.
+    Optuna's heartbeat does not support journal files or ask and tell, and its
+    RetryHeartbeatStaleTrialCallback rejects settings outside the search space, as the defaults may
+    be.
     """
     for trial in counted(command.study, TrialState.RUNNING):
-        # Of a study that machines share, another one may be running it. A container or a job of
-        # Slurm may come back under another name, so that silence tells, too.
+        # Another machine may be running the trial. A container or a Slurm job may return under
+        # another name, so a long silence also counts as an interruption.
         is_ours = not command.args.storage or trial.user_attrs.get("place") == command.place
         heard = trial.user_attrs.get("heard", 0.0)
-        if not heard and trial.datetime_start:  # in the time of its machine's zone
+        if not heard and trial.datetime_start:  # it has no time zone
             heard = trial.datetime_start.timestamp() + 86_400
         if is_ours or time.time() > heard + SILENCE:
             try:
                 command.study.tell(trial.number, state=TrialState.FAIL)
             except (ValueError, UpdateFinishedTrialError):
                 continue  # another command was first
-            if "error" not in trial.user_attrs:  # else it had failed, and was about to say so
+            if "error" not in trial.user_attrs:  # otherwise it failed and could not report it
                 settings = trial.system_attrs.get("fixed_params", {}) | trial.params
                 first = trial.user_attrs.get("goes_on", trial.number)
                 command.study.enqueue_trial(settings, {"goes_on": first})
 
 
 def run_trial(command: Command, trial: optuna.Trial) -> None:
-    """Run a trial, and tell Optuna how it ended."""
+    """Run a trial, and report the result to Optuna."""
     study = command.study
     try:
         trial.set_user_attr("place", command.place)
         trial.set_user_attr("heard", time.time())
-        returns = train_and_judge(command, trial)
+        returns = train_and_evaluate(command, trial)
         trial.set_user_attr("returns", returns)
         ended = study.tell(trial, stats.trim_mean(returns, 0.25))
     except optuna.TrialPruned:
         ended = study.tell(trial, state=TrialState.PRUNED)
     except UpdateFinishedTrialError:
-        return  # it stood still for so long that another command goes on with it
+        return  # it was silent for so long that another command continues it
     except TrialError as error:
-        own = {x: command.own[x] for x in command.space}
-        if isinstance(error, Refused) and trial.params == own:
-            raise  # so do all: as where a package is missing
+        defaults = {x: command.defaults[x] for x in command.space}
+        if isinstance(error, Refused) and trial.params == defaults:
+            raise  # all trials will fail, for example because a package is missing
         trial.set_user_attr("error", str(error))
         ended = study.tell(trial, state=TrialState.FAIL)
     with command.lock:
         report_trial(command, ended)
 
 
-def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
-    """Train with each seed in turn, telling Optuna how it does; return what the agents return."""
+def train_and_evaluate(command: Command, trial: optuna.Trial) -> list[float]:
+    """Train with each seed, reporting progress to Optuna; return the mean return of each agent."""
     num_seeds = command.args.num_seeds
     folders = [run_of(trial, command.trials, 1 + i) for i in range(num_seeds)]
     recent: list[float] = []
-    reported = -1  # the last step that was, a part of the whole trial
+    reported = -1  # the last step that was reported, of STEPS
     heard = time.monotonic()
 
     def report(value: float, seeds: float) -> None:
@@ -482,29 +496,29 @@ def train_and_judge(command: Command, trial: optuna.Trial) -> list[float]:
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
-    def look() -> None:
-        """Say that the trial runs, and how it does while the first seed trains."""
+    def watch() -> None:
+        """Send a heartbeat, and report the progress of the first seed."""
         nonlocal heard
-        if time.monotonic() > heard + BEAT:
+        if time.monotonic() > heard + HEARTBEAT:
             heard = time.monotonic()
             with command.lock:
                 trial.set_user_attr("heard", time.time())
         rows = [] if recent else read_rows(folders[0])
-        value = runs.last_return(rows)
+        value = last_return(rows)
         if value is not None:
-            report(value, rows[-1]["global_step"] / command.own["total_timesteps"])
+            report(value, rows[-1]["global_step"] / command.defaults["total_timesteps"])
 
     for i, folder in enumerate(folders):
-        train(command, folder, trial.params, 1 + i, look)
-        value = runs.last_return(read_rows(folder))
+        train(command, folder, trial.params, 1 + i, watch)
+        value = last_return(read_rows(folder))
         if value is not None:  # enough episodes ended
             recent.append(value)
             report(stats.trim_mean(recent, 0.25), 1 + i)
-    return judge(command, folders, TRIAL_GAMES, look)
+    return evaluate(command, folders, TRIAL_EPISODES, watch)
 
 
 def report_trial(command: Command, trial: FrozenTrial) -> None:
-    """Print how a trial ended, and where the study is; of its runs, the metrics stay."""
+    """Print the result of a trial and the state of the study, and delete its checkpoints."""
     said = trial.user_attrs.get("error", "pruned")
     if trial.state == TrialState.COMPLETE:
         said = f"{trial.value:.4g}"
@@ -520,23 +534,23 @@ def report_trial(command: Command, trial: FrozenTrial) -> None:
 
 
 def best_of(study: optuna.Study) -> FrozenTrial | None:
-    """The complete trial of the largest value; at a ceiling, rounding alone tells values apart."""
+    """Return the best complete trial; values that differ only by rounding are equal."""
     complete = counted(study, TrialState.COMPLETE)
     return max(complete, key=lambda x: round(x.value or 0.0, 6), default=None)
 
 
 # === Study ======================================================================================
 def open_storage(url: str, folder: Path) -> str | optuna.storages.BaseStorage:
-    """A database, by default SQLite in the study's folder, or a journal file."""
+    """Open a database, by default SQLite in the folder of the study, or a journal file."""
     if url and "://" not in url:
-        # Of a relative path in a folder, Optuna's lock would not be there.
+        # Optuna's lock does not work with a relative path.
         backend = optuna.storages.journal.JournalFileBackend(os.path.abspath(url))
         return optuna.storages.JournalStorage(backend)
     return url or f"sqlite:///{quote(str(folder.absolute()))}/study.db?timeout=60"
 
 
-def open_study(name: str, args: Args, folder: Path, begun: dict, own: dict) -> optuna.Study:
-    """Make the study, or go on with it, if it was begun with the same."""
+def open_study(name: str, args: Args, folder: Path, begun: dict, defaults: dict) -> optuna.Study:
+    """Create the study, or continue it if it was started with the same settings."""
     pruner: Any = optuna.pruners.NopPruner()
     if args.pruner == "hyperband":
         pruner = optuna.pruners.HyperbandPruner(STEPS // 9, STEPS, reduction_factor=3)
@@ -548,50 +562,50 @@ def open_study(name: str, args: Args, folder: Path, begun: dict, own: dict) -> o
         load_if_exists=True,
     )
     is_new = "id" not in study.user_attrs
-    seed = args.seed if is_new and not args.storage else None  # else others propose the same
-    # To TPE, each of Hyperband's brackets is a history of its own, begun by few random trials.
+    seed = args.seed if is_new and not args.storage else None  # machines must differ in proposals
+    # TPE treats each bracket of Hyperband as a separate history, so few of its trials are random.
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
     if args.sampler == "random":
         study.sampler = optuna.samplers.RandomSampler(seed)
     if is_new:
-        study.enqueue_trial(own, skip_if_exists=True)  # the first trial: what the script does
+        study.enqueue_trial(defaults, skip_if_exists=True)  # the first trial has the defaults
         study.set_user_attr("begun", begun)
         study.set_user_attr("id", f"{time.time_ns():x}")
     other = [x for x in begun if begun[x] != study.user_attrs["begun"].get(x)]
     if other:
-        fail(f"study {name} was begun with another {other[0]}: name another by --study")
+        fail(f"study {name} was started with another {other[0]}; choose another --study")
     return study
 
 
-# === Verdict ====================================================================================
+# === Evaluation =================================================================================
 def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
-    """Train by the best settings, and by the script's own, with seeds that no trial had."""
+    """Train with the best settings and with the defaults, with held-out seeds, and compare them."""
     num_seeds = command.args.fresh_seeds
-    own = {name: command.own[name] for name in command.space}
+    defaults = {name: command.defaults[name] for name in command.space}
     trials = counted(command.study, TrialState.COMPLETE)
-    look = command.stop.is_set  # nobody is told how these do
+    watch = command.stop.is_set  # these runs report no progress
     trainings = []
-    for name, settings in (("own", own), (f"trial-{best.number:04d}", best.params)):
-        for seed in range(FRESH + 1, FRESH + 1 + num_seeds):
+    for name, settings in (("own", defaults), (f"trial-{best.number:04d}", best.params)):
+        for seed in range(HELD_OUT + 1, HELD_OUT + 1 + num_seeds):
             folder = command.trials / "fresh" / f"{name}-seed-{seed}"
             trainings.append((folder, settings, seed))
     folders = [folder for folder, *_ in trainings]
 
-    def train_fresh(training: tuple[Path, dict, int]) -> None:
-        train(command, *training, look)
+    def train_one(training: tuple[Path, dict, int]) -> None:
+        train(command, *training, watch)
 
     with ThreadPoolExecutor(command.args.workers) as pool:
-        for i, _ in enumerate(pool.map(train_fresh, trainings)):
-            print(f"{i + 1}/{len(folders)} runs with fresh seeds", flush=True)
-    returns = judge(command, folders, FRESH_GAMES, look)
+        for i, _ in enumerate(pool.map(train_one, trainings)):
+            print(f"{i + 1}/{len(folders)} runs with held-out seeds", flush=True)
+    returns = evaluate(command, folders, HELD_OUT_EPISODES, watch)
     of_best = returns[num_seeds:]
     words = ["python", str(command.args.script), *command.words, *words_of(best.params)]
     found = {
         "best_trial": best.number,
         "best_settings": best.params,
-        "own_settings": own,
-        "value_in_study": best.value,  # the largest of all: on average more than they are worth
-        "own_value_in_study": next((x.value for x in trials if x.params == own), None),
+        "own_settings": defaults,
+        "value_in_study": best.value,  # a maximum, so biased upwards
+        "own_value_in_study": next((x.value for x in trials if x.params == defaults), None),
         "best_runs": [str(folder.relative_to(command.folder)) for folder in folders[-num_seeds:]],
         "best": summary(of_best),
         "own": summary(returns[:num_seeds]),
@@ -603,9 +617,10 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
 
 
 def summary(returns: list[float]) -> dict[str, Any]:
-    """Interquartile mean (Agarwal et al. 2021) and mean, each with a 95% interval by Student's t.
+    """Return the interquartile mean (Agarwal et al. 2021) and the mean, with 95% t intervals.
 
-    The former's is Tukey and McLaughlin's of 1963. Where no variance is left, there is none.
+    The interval of the interquartile mean is that of Tukey and McLaughlin (1963). An interval is
+    None if the variance is zero.
     """
     n = len(returns)
     cut = (n // 4 + 1e-9) / n
@@ -622,35 +637,36 @@ def summary(returns: list[float]) -> dict[str, Any]:
 
 
 def finish(command: Command) -> None:
-    """Once all trials have ended, judge the best by fresh seeds, say so, and draw the figures."""
+    """Once all trials have ended, evaluate the best with held-out seeds, and draw the figures."""
     if command.stop.is_set():
         raise Stopped
     study = command.study
     if len(counted(study, *ENDED)) < command.args.trials:
-        print("other commands run trials; after them, the same command has the verdict")
+        print("Other commands are running trials. Run this command again when they have finished.")
         return
     best = best_of(study)
     if best is None:
-        raise TrialError("no trial is complete: trials.csv says why")
+        raise TrialError("no trial is complete; trials.csv has the reasons")
     result = verdict(command, best)
     (command.folder / "best.json").write_text(json.dumps(result, indent=2))
-    print(f"greedy return with {command.args.fresh_seeds} fresh seeds, interquartile mean [95%]:")
-    print(f"  the script's own settings: {result['own']['text']}")
-    print(f"  best settings, of trial {best.number}: {result['best']['text']}")
-    print(f"  difference, seed by seed: {result['best_minus_own']['text']}")
-    print(f"written to {command.folder}; to train with the best: {result['command']}")
+    seeds = command.args.fresh_seeds
+    print(f"Greedy return with {seeds} held-out seeds, interquartile mean [95% interval]:")
+    print(f"  defaults: {result['own']['text']}")
+    print(f"  best settings, from trial {best.number}: {result['best']['text']}")
+    print(f"  difference, paired by seed: {result['best_minus_own']['text']}")
+    print(f"Written to {command.folder}. Train with the best settings: {result['command']}")
     if len(counted(study, TrialState.COMPLETE)) > 1:
         draw(study, command.folder)
     if command.args.mlflow:
         try:
             copy_to_mlflow(command, result)
-        except Exception as error:  # a server, and what connects to it, can raise anything
-            sys.exit(f"--mlflow: {plain(error)}; the same command tries again")
+        except Exception as error:  # any error of a server or of its client
+            sys.exit(f"--mlflow: {plain(error)}; run the same command to try again")
 
 
 # === Tables and figures =========================================================================
 def write_table(study: optuna.Study, folder: Path) -> None:
-    """Write trials.csv: a row per trial, with its settings, or why it failed."""
+    """Write trials.csv: a row per trial with its settings, and the reason if it failed."""
     table = study.trials_dataframe(("number", "state", "value", "duration", "params", "user_attrs"))
     table = table.drop(columns=["user_attrs_place", "user_attrs_heard"], errors="ignore")
     table.to_csv(folder / "trials.csv", index=False)
@@ -671,10 +687,7 @@ def draw(study: optuna.Study, folder: Path) -> None:
 
 # === MLflow =====================================================================================
 def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
-    """Log a study that has its verdict: a run, and a child of it for each trial that ended.
-
-    They replace what was there of it.
-    """
+    """Log a finished study: a run, and a child run for each trial, replacing earlier ones."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -691,13 +704,13 @@ def copy_to_mlflow(command: Command, result: dict[str, Any]) -> None:
             tags = {"study_id": key, "state": trial.state.name}
             tags["error"] = trial.user_attrs.get("error", "")
             with mlflow.start_run(run_name=f"trial-{trial.number:04d}", nested=True, tags=tags):
-                mlflow.log_params(command.own | trial.params)
+                mlflow.log_params(command.defaults | trial.params)
                 log_metrics(mlflow, trial, command.trials)
         log_verdict(mlflow, command.folder, result)
 
 
 def log_metrics(mlflow: Any, trial: FrozenTrial, trials: Path) -> None:
-    """Log a trial's value, and over environment steps the metrics of each seed."""
+    """Log the value of a trial, and the metrics of each seed over environment steps."""
     if trial.state == TrialState.COMPLETE:
         mlflow.log_metric("value", trial.value)
     for folder in trials.glob(run_of(trial, trials, "*").name):
@@ -709,7 +722,7 @@ def log_metrics(mlflow: Any, trial: FrozenTrial, trials: Path) -> None:
 
 
 def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
-    """Log the verdict, the tables, the figures and the best settings' agent."""
+    """Log the evaluation, the tables, the figures and an agent with the best settings."""
     for part in ("best", "own", "best_minus_own"):
         mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
     mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
@@ -720,20 +733,19 @@ def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
 
 
 # === Command ====================================================================================
-def begin() -> Command:
-    """Read the command line, and open the study that it names."""
-    args, words = tyro.cli(Args, description=__doc__, return_unknown_args=True)
+def begin(args: Args, words: list[str]) -> Command:
+    """Open the study that the command line describes."""
     if args.workers > 1:  # several share a GPU
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     args.script = find_script(args.script)
     given = ask_script(args.script.absolute(), words)
-    os.environ["COLUMNS"] = "500"  # else tyro wraps sentences that are read from now on
+    os.environ["COLUMNS"] = "500"  # tyro must not wrap the messages that sentence_of() reads
     ranges = ranges_of(args.space, words, given)
     space = {name: parse_range(name, text, given) for name, text in ranges.items()}
     if not space:
-        fail("--space leaves nothing to search")
+        fail("--space leaves no setting to search")
     print(", ".join(f"{name}={text}" for name, text in ranges.items()), flush=True)
-    own = {x: shown(value) for x, value in asdict(given).items() if x not in OURS}
+    defaults = {x: shown(value) for x, value in asdict(given).items() if x not in GIVEN}
     begun = {"script": args.script.name, "flags": words, "space": ranges}
     begun["version"] = hashlib.sha256(args.script.read_bytes()).hexdigest()
     begun |= {x: getattr(args, x) for x in ("num_seeds", "episodes", "sampler", "pruner")}
@@ -741,17 +753,17 @@ def begin() -> Command:
     folder = Path(args.studies_dir, name.replace("/", "-").replace(":", "-"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        study = open_study(name, args, folder, begun, {x: own[x] for x in space})
-    except Exception as error:  # a database, and what connects to it, can raise anything
+        study = open_study(name, args, folder, begun, {x: defaults[x] for x in space})
+    except Exception as error:  # any error of a database or of its client
         fail(f"the study cannot be opened: {error}")
     trials = folder / study.user_attrs["id"]
     (trials / "fresh").mkdir(parents=True, exist_ok=True)
     place = f"{socket.gethostname()}:{trials.absolute()}"
-    return Command(args, words, own, space, folder, study, trials, place)
+    return Command(args, words, defaults, space, folder, study, trials, place)
 
 
 def tune(command: Command) -> None:
-    """Run the trials, and then what judges the best of them."""
+    """Run the trials, and then evaluate the best one."""
     requeue(command)
     with ThreadPoolExecutor(command.args.workers) as pool:
         workers = [pool.submit(work, command) for _ in range(command.args.workers)]
@@ -760,12 +772,12 @@ def tune(command: Command) -> None:
     finish(command)
 
 
-def main() -> None:
-    """Tune, and report what the best settings give with fresh seeds."""
-    logging.disable(logging.WARNING)  # Optuna and MLflow tell of each step
-    warnings.simplefilter("ignore")  # of own settings out of a range, of one seed's intervals, ...
-    command = begin()
-    status = 1  # somebody stopped a script
+def main(args: Args, words: list[str]) -> None:
+    logging.disable(logging.WARNING)  # Optuna and MLflow log every step
+    warnings.simplefilter("ignore")  # defaults outside a range, intervals of one seed, ...
+    command = begin(args, words)
+    guard = processes.Guard(command.mark, GRACE)
+    status = 1  # if a script was stopped from outside
 
     def stop(number: int, frame: Any) -> None:
         nonlocal status
@@ -775,17 +787,19 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     try:
-        why_not = "another command runs this study; --workers 2 runs two trials at a time"
+        why_not = "another command is running this study; use --workers 2 for two trials at a time"
         with locked(command.folder / "study.lock", why_not):
             tune(command)
     except Stopped:
-        print("Stopped. The same command goes on.")
+        print("Stopped. Run the same command again to continue.")
         sys.exit(status)
     except Refused as error:
         fail(str(error))
     except TrialError as error:
         sys.exit(str(error))
+    finally:
+        guard.close()
 
 
 if __name__ == "__main__":
-    main()
+    main(*ARGUMENTS)

@@ -1,4 +1,4 @@
-"""From runs to an answer: python -m analysis report, race or pack; --help."""
+"""Analyze runs and races: python -m analysis report, race or pack."""
 
 import argparse
 import os
@@ -14,39 +14,39 @@ from analysis.measures import mode_order
 from analysis.runs import load, save
 from analysis.schema import SourceError
 
-SOURCE = "folder of runs or studies at any depth, table (.csv, .parquet), or wandb:entity/project"
-NAMES = "TOML files of other names for environments, as studies/doors/names.toml"
+SOURCE = "folder with runs or studies, table (.csv, .parquet), or wandb:entity/project"
+NAMES = "TOML files that rename environments, such as studies/doors/names.toml"
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__)
     commands = parser.add_subparsers(required=True)
 
-    command = commands.add_parser("report", help="tables and figures of runs, as one page")
+    command = commands.add_parser("report", help="write a report with tables and figures")
     command.set_defaults(run=make_report)
     add = command.add_argument
     add("runs", nargs="+", help=SOURCE)
     add("--out", type=Path, help="folder to write to; default RUNS/report")
     add("--against", metavar="OLD", help="older results to compare with")
-    compared = "script, as the tables name it, to compare the others with; default ppo_linen"
+    compared = "script to compare the others with; default ppo_linen"
     add("--baseline", metavar="SCRIPT", help=compared)
-    listed = "file with a run's name a line: of the source, these alone count"
+    listed = "file with one run name per line; other runs are ignored"
     add("--only-runs", metavar="FILE", type=Path, help=listed)
     add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
 
-    command = commands.add_parser("race", help="a race of race.py, as sentences and a figure")
+    command = commands.add_parser("race", help="summarize and draw a race of race.py")
     command.set_defaults(run=show_race)
     add = command.add_argument
-    add("file", type=Path, help="file with turns, as races/TIME.jsonl")
+    add("file", type=Path, help="file of a race, such as races/TIME.jsonl")
     add("--out", type=Path, help="figure to write; default FILE with .png")
 
     command = commands.add_parser("pack", help="check runs, and write them as a study")
     command.set_defaults(run=pack)
     add = command.add_argument
     add("runs", help=SOURCE)
-    add("out", nargs="?", type=Path, help="folder to write, as studies/my-gpu")
+    add("out", nargs="?", type=Path, help="folder to write, such as studies/my-gpu")
     add("--check", action="store_true", help="write nothing")
-    add("--anyway", action="store_true", help="pack it in spite of what is found")
+    add("--anyway", action="store_true", help="write it in spite of faults")
     add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
     return parser.parse_args()
 
@@ -64,27 +64,27 @@ def make_report(args: argparse.Namespace) -> int:
     for note in data.notes if only else ():
         print(f"{note}.")
     for name, reason in data.left_out.items():
-        print(f"left out {name}: {reason}", file=sys.stderr)
+        print(f"Left out: {name}: {reason}", file=sys.stderr)
     print(f"Report: {out / 'report.html'}\n\n{answers}")
     return 0
 
 
 def default_out(sources: list[str]) -> Path:
-    """Return where a report goes: into a folder of runs, or else here."""
+    """Return the folder for a report: in the folder of runs, or in the working directory."""
     path = Path(sources[0])
     return path / "report" if len(sources) == 1 and path.is_dir() else Path("report")
 
 
 def show_race(args: argparse.Namespace) -> int:
-    """Say what the last race of a file found, and draw it."""
+    """Print the result of the last race in a file, and draw it."""
     found = races.read(args.file)
-    times = found[-1].times() if found else None
+    times = found[-1].compared_times() if found else None
     if times is None or len(times) < races.LEAST_TURNS or len(times.columns) < 2:
-        raise SourceError(f"{args.file} has too few turns")
+        raise SourceError(f"{args.file}: too few turns")
     last = found[-1]
     first = last.first()
     ratios = times.drop(columns=first).div(times[first], axis=0)
-    label = f"an iteration, times as long as one of {first}"
+    label = f"time / {first} time"
     out = args.out or args.file.with_suffix(".png")
     out.write_bytes(figures.png(figures.spread(ratios, last.ratios(), label)))
     print("\n".join(last.sentences(last.info["args"]["within"])))
@@ -93,11 +93,11 @@ def show_race(args: argparse.Namespace) -> int:
 
 
 def pack(args: argparse.Namespace) -> int:
-    """Check a folder of runs, and write it as a study: a table of runs and one of iterations."""
+    """Check runs, and write them as a study: a table of runs and a table of iterations."""
     if (args.out is None) != args.check:
         raise SourceError("pack needs a folder to write, or --check")
     if args.out and any(args.out.glob("**/run.json")):
-        raise SourceError(f"{args.out} must be a folder for a study, without runs in it")
+        raise SourceError(f"{args.out} contains runs; choose another folder")
     data = load(args.runs, names=args.names)
     found = problems(data)
     for line in found:
@@ -116,11 +116,13 @@ def main() -> None:
     args = parse()
     try:
         status = args.run(args)
-        sys.stdout.flush()  # here a reader that has gone is noticed
+        sys.stdout.flush()  # raises BrokenPipeError if the reader has gone
         sys.exit(status)
     except BrokenPipeError:  # report RUNS | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        sys.exit(141)  # as a shell has it of a program that SIGPIPE ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes again at exit
+        sys.exit(141)  # the status of a program that SIGPIPE ended
     except (SourceError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         sys.exit(2)

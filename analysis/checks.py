@@ -1,4 +1,4 @@
-"""What a reader should know before trusting the numbers, and what is held against a study."""
+"""Warn about runs that are hard to compare, and check a study before it is published."""
 
 import json
 
@@ -14,39 +14,38 @@ ONE = {"platform": "machines", "settings": "sets of hyperparameters", "commit": 
 
 
 BY_HAND = (
-    "These runs were started by hand, so nothing says which machine made them, and they are kept "
-    "apart from those of benchmark.sh, be it the same machine or not. To have runs compared with "
-    "those, start them with benchmark.sh, or with RUN_INFO=$(python studies/machine.py SCRIPT) "
-    "before python SCRIPT."
+    "These runs were not started by benchmark.sh, so their machine is unknown, and they are not "
+    "compared with others. To make runs comparable, start them with benchmark.sh, or with "
+    "RUN_INFO=$(python -m bench.machine SCRIPT) python SCRIPT."
 )
 
 
-# === Of the answer ==============================================================================
+# === Answer =====================================================================================
 def answer_warnings(experiment: Experiment) -> list[str]:
-    """Return what a reader must know together with the answer, in sentences."""
+    """Return warnings that belong beside the answer."""
     found = []
     runs = timed(experiment.runs)
     loaded = len(under_load(runs))
     if loaded:
         which = f"{loaded} of {pluralize([len(runs)], 'run')}"
         found.append(
-            f"Others used the machine as {which} began, so these times may be too long. "
-            "The report's section \u201cThe runs\u201d names some."
+            f"Other processes used the machine when {which} started, so times may be too long. "
+            "The section \u201cThe runs\u201d lists them."
         )
     if experiment.by_hand:
         found.append(BY_HAND)
     return found
 
 
-# === Of the runs ================================================================================
+# === Runs =======================================================================================
 def run_warnings(data: Data) -> list[str]:
-    """Return what a reader should know of the runs, a sentence for each kind."""
+    """Return warnings about the runs."""
     runs = timed(data.runs)
     found = {
         "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
-        "diverged, with losses that are no numbers in the end": diverged(data),
-        "made while others used the machine too": list(under_load(runs)["run"]),
-        "made with files changed since the commit": list(changed(data.runs)["run"]),
+        "diverged: the last losses are NaN or infinite": diverged(data),
+        "made while other processes used the machine": list(under_load(runs)["run"]),
+        "made with uncommitted changes": list(changed(data.runs)["run"]),
     }
     lines = [
         f"{pluralize([len(x)], 'run')} {fault}: {some(x, 5)}." for fault, x in found.items() if x
@@ -59,7 +58,7 @@ def changed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def diverged(data: Data) -> list[str]:
-    """Name the runs that end with losses that are no numbers, where their mode logs losses."""
+    """Return the runs whose last losses are not finite, although their script logs losses."""
     rows = data.iterations.merge(data.runs[["run", "mode"]], on="run")
     finite = rows[LOSSES].notna().any(axis=1)
     is_logged = finite.groupby(rows["mode"]).transform("any")
@@ -67,9 +66,9 @@ def diverged(data: Data) -> list[str]:
     return list(rows.loc[is_last & is_logged & ~finite, "run"])
 
 
-# === Of a study =================================================================================
+# === Studies ====================================================================================
 def problems(data: Data) -> list[str]:
-    """Return what a reader would hold against a study, in sentences; of a sound one, none."""
+    """Return the faults of a study, a sentence each."""
     settings = data.runs["settings"].map(without_length)
     runs = data.runs.assign(settings=settings, platform=platforms(data.runs))
     found = []
@@ -78,22 +77,22 @@ def problems(data: Data) -> list[str]:
         found.append(f"{pluralize([len(data.left_out)], 'run')} left out: {names}")
     for name, things in ONE.items():
         if runs[name].nunique() > 1:
-            found.append(f"{runs[name].nunique()} {things}, where a study has one")
-    # The environment of another library's program lacks what that does not need.
+            found.append(f"{runs[name].nunique()} {things}, but a study must have one")
+    # A program of another library has no version of packages that it does not need.
     if any(runs.loc[runs[name] != "", name].nunique() > 1 for name in VERSIONS):
         found.append("different versions of Python or packages")
     if (runs["commit"] == "").any() or len(changed(runs)):
-        found.append("runs of scripts that are not committed, so nobody can make them again")
+        found.append("runs of scripts that are not committed, so they cannot be reproduced")
     several = {
-        "stopped and resumed": runs["resumed"].sum(),
-        "made while others used the machine": len(under_load(runs)),
+        "resumed": runs["resumed"].sum(),
+        "made while other processes used the machine": len(under_load(runs)),
     }
     found += [f"{pluralize([count], 'run')} {fault}" for fault, count in several.items() if count]
     return found + missing(runs)
 
 
 def without_length(settings: str) -> str:
-    """Return hyperparameters without length and number of agents: a study may hold several."""
+    """Return hyperparameters without length and number of agents, which may differ in a study."""
     rest = as_object(settings)
     rest.pop("total_timesteps", None)
     rest.pop("num_agents", None)
@@ -101,9 +100,9 @@ def without_length(settings: str) -> str:
 
 
 def missing(runs: pd.DataFrame) -> list[str]:
-    """Name the modes that lack a run which another mode has."""
+    """Return a sentence for each script that lacks runs that another script has."""
     if runs["num_agents"].notna().any():
-        return []  # agents, and processes beside each other, have seeds that others need not have
+        return []  # agents, and processes side by side, have more seeds than others
     grid = ["sync", "env_id", "size", "num_iterations", "repeat"]
     blocks = runs[grid].drop_duplicates()
     lines = []

@@ -1,7 +1,7 @@
-"""Bars and bands in one style, and the parts that studies draw figures of their own with.
+"""Bar charts and line charts in one style, and functions for the figures of studies.
 
-Hue stands for the framework, in Okabe and Ito's colours, which colour-blind readers tell apart, and
-a line for the mode. Names are strangers' text: they are drawn to the letter, never as mathematics.
+The hue shows the framework, in the color-blind safe palette of Okabe and Ito, and the line style
+shows the mode. Names are foreign text and are never drawn as mathematics.
 """
 
 import io
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import style
+from matplotlib import style as mpl_style
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -25,8 +25,8 @@ from analysis import schema
 from analysis.formatting import number
 from analysis.stats import Interval
 
-WIDTH, LONE = 11.0, 9.0  # inches, of several panels and of one: 9 points are 11 pixels in a page
-BARS = 4.6  # so that 9 points can be read on a phone
+WIDTH, LONE = 11.0, 9.0  # inches, for several panels and for one; 9 points are 11 pixels in a page
+BARS = 4.6  # inches; 9 points can be read on a phone
 DARK, GREY = "#333333", "#666666"
 ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
@@ -34,30 +34,30 @@ FAMILIES = {"torch": RED, "linen": BLUE, "nnx": GREEN, "equinox": PURPLE}  # fra
 STRANGERS = (ORANGE, SKY, GREY)
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 FARTHEST_WHISKER = 1.5  # times the longest bar
-GOES_ON = "it goes on"
-PLAIN = "{x:,.12g}"  # numbers on axes: no powers of ten, no noise of floats
+BEYOND = "extends beyond the figure"
+PLAIN = "{x:,.12g}"  # numbers on axes, without powers of ten and rounding errors
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 9}
 STYLE |= {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
 STYLE |= {"axes.grid": True, "grid.color": "#E4E4E4"}
 STYLE |= {"legend.frameon": False, "legend.handlelength": 2.8}
 
-Look = dict[str, Any]  # how a mode is drawn: arguments of a line
+Style = dict[str, Any]  # how a mode is drawn: arguments of Line2D
 
 
 @contextmanager
 def in_style() -> Generator[None]:
-    """Set this module's style on matplotlib's defaults, and leave matplotlib as it was."""
-    with style.context(["default", STYLE]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # of a name that the font lacks: a box is drawn
+    """Apply the style of this module on top of the defaults, temporarily."""
+    with mpl_style.context(["default", STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # draw a box for a character that the font lacks
         yield
 
 
-styled = in_style()  # as a decorator: a function draws in the style
+styled = in_style()  # a decorator for functions that draw
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as PNG, without the metadata that would differ from day to day."""
+    """Return a figure as PNG, without metadata that changes from day to day."""
     buffer = io.BytesIO()
     with in_style():
         figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
@@ -65,20 +65,20 @@ def png(figure: Figure) -> bytes:
 
 
 def short(name: object, longest: int = 32) -> str:
-    """Return a name in one line of so many characters, its middle cut out if it is long."""
+    """Return a name on one line; if it is too long, its middle is replaced by an ellipsis."""
     text = " ".join(schema.clean(name).split()) or "(no name)"
     tail = longest // 3
     return text if len(text) <= longest else f"{text[: longest - tail - 1]}…{text[-tail:]}"
 
 
-def mix(colour: str, other: str, share: float) -> str:
-    """Return a colour with a share of another."""
-    red, green, blue = (1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(other))
+def mix(color: str, other: str, weight: float) -> str:
+    """Return a mixture of two colors, in which the other has this weight."""
+    red, green, blue = (1 - weight) * np.array(to_rgb(color)) + weight * np.array(to_rgb(other))
     return to_hex((red, green, blue))
 
 
-def looks(modes: pd.DataFrame, own: dict[str, str] | None = None) -> dict[str, Look]:
-    """Return the look of every mode, in the order given. modes has the columns mode, framework.
+def styles(modes: pd.DataFrame, own: dict[str, str] | None = None) -> dict[str, Style]:
+    """Return the style of every mode, in the order given. modes has the columns mode, framework.
 
     own are hues of a study's, by framework.
     """
@@ -112,7 +112,7 @@ def make_panels(
 
 
 def set_log(axes: Axes, ticks: list[float]) -> None:
-    """Let both axes be logarithmic, with ticks on the x axis and round numbers on the other."""
+    """Make both axes logarithmic, with these ticks on x and round numbers on y."""
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(ticks)
     low, high = axes.get_ylim()
@@ -124,23 +124,25 @@ def set_log(axes: Axes, ticks: list[float]) -> None:
 
 
 def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
-    """Explain lines, markers and shades above the figure."""
+    """Add a legend above the figure."""
     handles, labels = zip(*entries, strict=True)
     figure.legend(handles, labels, loc="outside upper left", ncols=3)
 
 
 @styled
-def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlabel: str) -> Figure:
-    """Plot durations: a bar per mode, as looks have them, stacked of its parts from the left.
+def bars(
+    rows: pd.DataFrame, styles: dict[str, Style], parts: dict[str, str], xlabel: str
+) -> Figure:
+    """Plot durations: a stacked bar of parts for each mode, in the order of styles.
 
-    A size has a panel.
+    Each size has a panel.
 
     rows: size, mode, a column per key of parts, and low and high, the whole bar's interval, or NaN.
     An interval that goes far beyond all bars of its panel is cut, and marked.
-    parts: column -> what the legend calls it. The last has the mode's colour, the others paler.
+    parts: column -> what the legend calls it. The last has the mode's color, the others paler.
     """
     sizes = list(rows["size"].unique())
-    modes = [mode for mode in looks if mode in set(rows["mode"])]
+    modes = [mode for mode in styles if mode in set(rows["mode"])]
     places = np.arange(len(modes))
     pales = dict(zip(reversed(parts), np.linspace(0, 0.7, len(parts)), strict=True))
     titles = [f"{size} network" for size in sizes]
@@ -150,8 +152,8 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
         own = rows[rows["size"] == size].set_index("mode").reindex(modes)
         left = np.zeros(len(modes))
         for part in parts:
-            colours = [mix(looks[mode]["color"], "white", pales[part]) for mode in modes]
-            axes.barh(places, own[part], 0.62, left, color=colours)
+            colors = [mix(styles[mode]["color"], "white", pales[part]) for mode in modes]
+            axes.barh(places, own[part], 0.62, left, color=colors)
             left = left + own[part].to_numpy()
         low, high = own[["low", "high"]].to_numpy(float).T
         cut = FARTHEST_WHISKER * np.nanmax([0.0, *left])
@@ -180,36 +182,34 @@ def bars(rows: pd.DataFrame, looks: dict[str, Look], parts: dict[str, str], xlab
     if rows["low"].notna().any():
         entries.append((Line2D([], [], color=DARK, marker="|"), "95% interval"))
     if is_cut:
-        entries.append(
-            (Line2D([], [], color=DARK, marker=">", linestyle="", markersize=4), GOES_ON)
-        )
+        entries.append((Line2D([], [], color=DARK, marker=">", linestyle="", markersize=4), BEYOND))
     add_legend(figure, entries)
     return figure
 
 
 @styled
 def bands(
-    points: pd.DataFrame, looks: dict[str, Look], xlabel: str, ylabel: str, log: bool = False
+    points: pd.DataFrame, styles: dict[str, Style], xlabel: str, ylabel: str, log: bool = False
 ) -> Figure:
-    """Plot the mean of each mode's runs as a line, and its interval, if any, as a band around it.
+    """Plot the mean of each mode as a line, with its interval, if there is one, as a band.
 
-    points: panel, mode, x, estimate, low, high; and perhaps least and most, the ends of what was
-    seen. A panel shows these, and a band that leaves it is cut, and marked.
+    points has the columns panel, mode, x, estimate, low and high, and optionally least and most,
+    the range of the y axis. A band that leaves this range is cut off and marked.
     """
     is_cut = False
     panels = list(points["panel"].unique())
-    looks = {mode: look for mode, look in looks.items() if mode in set(points["mode"])}
+    styles = {mode: style for mode, style in styles.items() if mode in set(points["mode"])}
     height, width = (4.4, LONE) if len(panels) == 1 else (3.0, WIDTH)
     figure, axs = make_panels(panels, min(len(panels), 3), height, width, False)
     for axes, panel in zip(axs, panels, strict=True):
         own = points[points["panel"] == panel]
-        for mode, look in looks.items():
+        for mode, style in styles.items():
             line = own[own["mode"] == mode].sort_values("x")
             x, y, low, high = line[["x", "estimate", "low", "high"]].to_numpy(dtype=float).T
-            axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
-            axes.plot(x, y, **look)
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            axes.plot(x, y, **style)
         if "least" in own:
-            is_cut = fit(axes, own, looks) or is_cut
+            is_cut = fit(axes, own, styles) or is_cut
         if log:
             set_log(axes, sorted(set(own["x"])))
         elif points["x"].abs().max() >= 10_000:
@@ -217,20 +217,18 @@ def bands(
     figure.supxlabel(xlabel, fontsize=9)
     figure.supylabel(ylabel, fontsize=9)
     entries: list[tuple[Any, str]] = [
-        (Line2D([], [], **look), short(mode)) for mode, look in looks.items()
+        (Line2D([], [], **style), short(mode)) for mode, style in styles.items()
     ]
     if points["low"].notna().any():
         entries.append((Patch(color=GREY, alpha=0.3), "95% interval"))
     if is_cut:
-        entries.append(
-            (Line2D([], [], color=GREY, marker="^", linestyle="", markersize=4), GOES_ON)
-        )
+        entries.append((Line2D([], [], color=GREY, marker="^", linestyle="", markersize=4), BEYOND))
     add_legend(figure, entries)
     return figure
 
 
-def fit(axes: Axes, points: pd.DataFrame, looks: dict[str, Look]) -> bool:
-    """Let the y axis show least to most; mark where bands leave it, and return whether one does."""
+def fit(axes: Axes, points: pd.DataFrame, styles: dict[str, Style]) -> bool:
+    """Set the y axis from least to most; mark bands that leave it, and return whether one does."""
     least = points["least"].min()
     most = points["most"].max()
     margin = 0.05 * (most - least)
@@ -245,7 +243,7 @@ def fit(axes: Axes, points: pd.DataFrame, looks: dict[str, Look]) -> bool:
         below = middles((line["low"] < bottom).to_numpy())
         for marker, edge, places in (("^", top, above), ("v", bottom, below)):
             if places:
-                color = looks[str(mode)]["color"]
+                color = styles[str(mode)]["color"]
                 axes.plot(
                     x[places],
                     [edge] * len(places),
@@ -259,16 +257,16 @@ def fit(axes: Axes, points: pd.DataFrame, looks: dict[str, Look]) -> bool:
 
 
 def middles(flags: np.ndarray) -> list[int]:
-    """Return the middle of each stretch of flags that are set."""
+    """Return the middle of each run of flags that are set."""
     stretches = np.split(np.arange(len(flags)), np.flatnonzero(np.diff(flags)) + 1)
     return [int(x[len(x) // 2]) for x in stretches if len(x) and flags[x[0]]]
 
 
 @styled
 def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) -> Figure:
-    """Plot a row for each column of values: each value as a point, the interval over them as a bar.
+    """Plot a row for each column: every value as a point, and the interval as a bar.
 
-    The x axis is logarithmic where values are more than ten times apart.
+    The x axis is logarithmic if the values span more than a factor of ten.
     """
     names = list(values.columns)
     figure, (axes,) = make_panels([""], 1, 0.9 + 0.45 * len(names), LONE)
@@ -299,7 +297,7 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
 
 @styled
 def ratios(panels: dict[str, pd.DataFrame], ours: Iterable[str], xlabel: str) -> Figure:
-    """Plot a bar per program, from the shortest: ours in one colour, others' in another.
+    """Plot a bar per program, the shortest first; `ours` and the others differ in color.
 
     A panel has the columns program, estimate, low and high.
     """
@@ -309,8 +307,8 @@ def ratios(panels: dict[str, pd.DataFrame], ours: Iterable[str], xlabel: str) ->
     for axes, frame in zip(all_axes, panels.values(), strict=True):
         frame = frame.sort_values("estimate", ascending=False)
         places = range(len(frame))
-        colours = [BLUE if x in ours else ORANGE for x in frame["program"]]
-        axes.barh(places, frame["estimate"], 0.62, color=colours)
+        colors = [BLUE if x in ours else ORANGE for x in frame["program"]]
+        axes.barh(places, frame["estimate"], 0.62, color=colors)
         low, high = frame[["low", "high"]].to_numpy(float).T
         axes.plot([low, high], [places, places], color=DARK, linewidth=1.5)
         for place, estimate, end in zip(places, frame["estimate"], high, strict=True):

@@ -1,12 +1,12 @@
-"""Numbers and lists as a reader has them: the one place that formats."""
+"""Write numbers and lists for readers."""
 
 import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-WIDE = 100  # a ratio's interval whose ends are so many times apart tells nothing
-NOT_TOLD_APART = "not told apart"
+WIDE = 100  # an interval is too wide to be shown if its ends differ by more than this factor
+NOT_SIGNIFICANT = "not significant"
 
 
 def join(parts: Sequence[str], last: str = "and") -> str:
@@ -16,13 +16,13 @@ def join(parts: Sequence[str], last: str = "and") -> str:
 
 
 def some(names: Sequence[str], most: int = 10) -> str:
-    """Return the names joined, of which those beyond most are only counted."""
+    """Return the names joined; those beyond the first `most` are only counted."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return join([*names[:most], *more])
 
 
 def pluralize(counts: Iterable[float], name: str) -> str:
-    """Return "1 run", "3 runs" or "1 to 3 runs", from the lowest to the highest of counts."""
+    """Return "1 run", "3 runs" or "1 to 3 runs", for the range of the counts."""
     known = [x for x in counts if not np.isnan(x)]
     if not known:
         return f"an unknown number of {name}s"
@@ -40,7 +40,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def decimals_of(value: float, digits: int) -> int:
-    """Return how many decimals give a number so many digits."""
+    """Return the number of decimals for a number of significant digits."""
     if value == 0:
         return 0
     rounded = float(f"{abs(value):.{digits - 1}e}")  # 99.97 becomes 100
@@ -48,15 +48,16 @@ def decimals_of(value: float, digits: int) -> int:
 
 
 def interval(estimate: float, low: float, high: float) -> str:
-    """Return "1.004 [1.001, 1.010]", or the estimate alone where there is no interval.
+    """Return "1.004 [1.001, 1.010]", or the estimate alone if there is no interval.
 
-    All have the decimals that the largest has with three digits, or four if three would blur them.
+    All three have the decimals of the largest with three digits, or four if rounding hides
+    differences.
     """
     if not np.isfinite(estimate) or np.isnan(low):
         return number(estimate)
     values = [x for x in (estimate, low, high) if np.isfinite(x)]
     size = max(abs(x) for x in values)
-    if estimate and size > 10 * abs(estimate):  # of two runs, an interval can span powers of ten
+    if estimate and size > 10 * abs(estimate):  # with two runs, an interval can span powers of ten
         size = max(abs(estimate), size / 100)
     decimals = decimals_of(size, 3)
     if is_blurred(values, decimals):
@@ -66,12 +67,9 @@ def interval(estimate: float, low: float, high: float) -> str:
 
 
 def ratio(estimate: float, low: float, high: float) -> str:
-    """Return interval()'s text, or "1.02, not told apart" where the interval says no more.
-
-    It holds 1 and reaches so far that its ends would only distract.
-    """
+    """Return a ratio with its interval, or "1.02, not significant" if the interval is too wide."""
     if low <= 1 <= high and high > WIDE * low:
-        return f"{number(estimate)}, {NOT_TOLD_APART}"
+        return f"{number(estimate)}, {NOT_SIGNIFICANT}"
     return interval(estimate, low, high)
 
 

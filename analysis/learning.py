@@ -1,50 +1,50 @@
-"""What the agents learned: returns, their equivalence, and when they reached a target."""
+"""Summarize returns: final returns and their equivalence, learning curves, time to a target."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from analysis import stats
+from analysis.catalog import ENVIRONMENTS
+from analysis.describe import running_return
 from analysis.measures import Experiment, in_order, timed
-from analysis.runs import running_return
 from analysis.stats import Interval
 
-ENVIRONMENTS = Path(__file__).with_name("environments.csv")
 CELL = ["size", "env_id", "mode"]
-# Algorithms in whose iterations few episodes end, so that the last 100 are counted.
+# Few episodes end in an iteration of these algorithms, so the last 100 are averaged.
 OFF_POLICY = ("dqn", "sac")
-MINUS = [f"minus_{x}" for x in Interval._fields]  # a difference from the baseline
+MINUS = [f"minus_{x}" for x in Interval._fields]  # columns of the difference from the baseline
 
 
 class Environment(NamedTuple):
-    """What is known of an environment before any run: README.md says how it was fixed."""
+    """Constants of an environment; README.md explains how they were chosen."""
 
-    target: float  # the return that counts as learnt; NaN if none does
-    margin: float  # returns that differ by less are equivalent
+    target: float  # the return that counts as solved; NaN if there is none
+    margin: float  # smaller differences of returns are equivalent
 
 
 def load_environments() -> dict[str, Environment]:
-    table = pd.read_csv(ENVIRONMENTS)
-    rows = zip(table["env_id"], table["target"], table["margin"], strict=True)
-    return {env: Environment(target, margin) for env, target, margin in rows}
+    return {
+        env_id: Environment(float(row["target"] or "nan"), float(row["margin"] or "nan"))
+        for env_id, row in ENVIRONMENTS.items()
+    }
 
 
 def learned(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return, of each environment and size, the runs of its commonest length that have a return."""
+    """Return the runs with a return, in the most common length of each environment and size."""
     runs = runs.dropna(subset=["final_return"])
     cells = [stats.of_length(cell) for _, cell in runs.groupby(["size", "env_id"], sort=False)]
     return pd.concat([runs.head(0), *cells])
 
 
-# === In the end =================================================================================
+# === Final returns ==============================================================================
 def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
-    """Return a row per CELL: the mean and the median of final returns, and their test.
+    """Return a row per CELL: the mean and the median of final returns, and a test.
 
-    verdict is "as MODE" for a mode with the same returns as another, "no margin" if none was fixed,
-    "all alike" if no run of any mode differs, or equivalence()'s with the baseline. Where no mode
-    has LEAST_RUNS there is no row.
+    verdict is "as MODE" if the returns are identical to those of another mode, "no margin" if the
+    environment has none, "all alike" if all runs are equal, or the result of equivalence() with
+    the baseline. There is no row if no mode has LEAST_RUNS.
     """
     rows = []
     baseline = experiment.baseline
@@ -74,9 +74,9 @@ def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.
 
 
 def last_returns(experiment: Experiment) -> pd.DataFrame:
-    """Return what OFF_POLICY learned, by each measure Student's mean over seeds: last_100_estimate.
+    """Return mean returns over seeds of OFF_POLICY runs, with t intervals, by several measures.
 
-    minus_ is last_100 minus the baseline's, by Welch: seeds of two scripts are no pairs.
+    minus_ is the difference of last_100 to the baseline (Welch, since the seeds are not paired).
     """
     runs = learned(experiment.runs[experiment.runs["algorithm"].isin(OFF_POLICY)])
     groups = runs.groupby(CELL, as_index=False)
@@ -85,7 +85,9 @@ def last_returns(experiment: Experiment) -> pd.DataFrame:
         found = stats.of_groups(runs, CELL, f"{name}_return", stats.mean)
         titles = {x: f"{name}_{x}" for x in Interval._fields}
         table = table.merge(found.rename(columns=titles), "left", CELL)
-    table[["random_low", "random_high"]] = np.nan  # all seeds' random agents play the same games
+    table[["random_low", "random_high"]] = (
+        np.nan
+    )  # random agents have the same episodes for all seeds
     values = {x: y.dropna().to_numpy() for x, y in runs.groupby(CELL)["last_100_return"]}
     minus = []
     for size, env, mode in table[CELL].itertuples(index=False):
@@ -96,23 +98,23 @@ def last_returns(experiment: Experiment) -> pd.DataFrame:
     return in_order(table.join(pd.DataFrame(minus, table.index, MINUS)))
 
 
-# === Along the way ==============================================================================
+# === Learning curves ============================================================================
 def curves(experiment: Experiment) -> pd.DataFrame:
-    """Return the iterations with CELL, steps, seconds since the process's start, and return."""
+    """Return iterations with CELL, steps, seconds since the launch of the process, and return."""
     runs = learned(experiment.runs)[[*CELL, "run", "imports"]]
     rows = experiment.iterations.merge(runs, on="run")
     rows = rows.sort_values(["run", "iteration"], ignore_index=True)
     rows["steps"] = rows["global_step"]
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
-    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()  # where none ended
+    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()  # if no episode ended
     return rows
 
 
 def progress(experiment: Experiment) -> pd.DataFrame:
-    """Return the mean return over seeds by CELL and steps, where all runs of a mode have one.
+    """Return the mean return over seeds by CELL and steps, if all runs of a mode have one.
 
-    It is that of the iteration's episodes, and of OFF_POLICY of about the last 100. least and most
-    are the lowest and the highest of the runs.
+    It covers the episodes of an iteration, or about the last 100 episodes in OFF_POLICY. least and
+    most are the minimum and maximum over the runs.
     """
     rows = curves(experiment)
     if experiment.runs["algorithm"].isin(OFF_POLICY).all():

@@ -1,8 +1,8 @@
-"""Which runs may be compared, and what they say of time, in tables of numbers.
+"""Group runs that can be compared, and summarize their durations.
 
-An experiment is all runs of one platform, one algorithm and one set of hyperparameters. Seconds
-over several runs are geometric means over repeats and then over environments. Every ratio is a time
-over the baseline's: 2 is twice as long.
+An experiment has all runs with the same platform, algorithm and hyperparameters. Durations are
+geometric means over repeats and then over environments. A ratio is a time divided by that of the
+baseline.
 """
 
 import json
@@ -15,37 +15,39 @@ import numpy as np
 import pandas as pd
 
 from analysis import schema, stats
-from analysis.runs import OP_BY_OP, PARTS, Data, is_untimed
-from analysis.schema import SCRIPTS, SIZES
+from analysis.catalog import SCRIPTS, SIZES
+from analysis.describe import WITHOUT_JIT
+from analysis.runs import Data, is_untimed
 
-BASELINES: dict[tuple, str] = {}  # algorithm and family -> their first script
+BASELINES: dict[tuple, str] = {}  # algorithm and setting -> the first script
 for name, row in SCRIPTS.items():
-    BASELINES.setdefault((row["algorithm"], row["family"]), name)
-# The order of tables and figures; what is not here comes after it, by name.
+    BASELINES.setdefault((row["algorithm"], row["setting"]), name)
+# The order in tables and figures; other scripts follow by name.
 MODES = (
     *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", x)),  # the compiled one first
-    *(f"{x}{OP_BY_OP}" for x in SCRIPTS),
+    *(f"{x}{WITHOUT_JIT}" for x in SCRIPTS),
 )
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
-# Of a framework's compile modes, the first that was run is what the others are compared with.
+# The first of these compile modes that a framework has is compared with its others.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")
-FARTHEST = 10  # times the measured length: beyond it nothing is extrapolated
+PARTS = ("imports", "setup", "first")  # parts of the startup
+FARTHEST = 10  # extrapolate to at most this multiple of the measured length
 
 
 class Experiment(NamedTuple):
-    """Runs that may be compared: of one platform, one algorithm and its hyperparameters."""
+    """Runs with the same platform, algorithm and hyperparameters."""
 
     title: str
-    runs: pd.DataFrame  # not made to wait between phases, or all if there are none
+    runs: pd.DataFrame  # without --sync-for-timing, or all if every run has it
     synced: pd.DataFrame  # those with --sync-for-timing and steady phases
     iterations: pd.DataFrame  # of runs
     baseline: str
-    by_hand: bool = False  # of a machine that nobody recorded, beside runs of one that is known
+    by_hand: bool = False  # the machine is unknown, but known for other runs
 
 
-# === What may be compared =======================================================================
+# === Experiments ================================================================================
 def experiments(data: Data, baseline: str | None = None) -> list[Experiment]:
-    """Return the experiments of data, those with most runs first."""
+    """Return the experiments, ordered by the number of runs."""
     every = data.runs.assign(platform=platforms(data.runs))
     groups = [x for _, x in every.groupby(["platform", "algorithm", "settings"], sort=False)]
     groups.sort(key=len, reverse=True)
@@ -54,7 +56,7 @@ def experiments(data: Data, baseline: str | None = None) -> list[Experiment]:
         runs = group if group["sync"].all() else group[~group["sync"]]
         synced = group[group["sync"] & group["rollout_steady"].notna()]
         iterations = data.iterations[data.iterations["run"].isin(runs["run"])]
-        modes = list(runs["mode"].value_counts().index)  # that with most runs first
+        modes = list(runs["mode"].value_counts().index)  # ordered by the number of runs
         base = [x for x in (baseline, *BASELINES.values()) if x in modes] or modes
         by_hand = is_by_hand(group) and bool((every["machine"] != "").any())
         found.append(Experiment(title, runs, synced, iterations, str(base[0]), by_hand))
@@ -62,13 +64,13 @@ def experiments(data: Data, baseline: str | None = None) -> list[Experiment]:
 
 
 def is_by_hand(runs: pd.DataFrame) -> bool:
-    """Return whether scripts were started without what benchmark.sh tells them of the machine."""
+    """Return whether scripts were started without benchmark.sh, so their machine is unknown."""
     known = (runs["machine"] != "") | runs["load"].notna() | runs["cores"].notna()
     return not known.any() and bool((runs["script"] != "").all())
 
 
 def platforms(runs: pd.DataFrame) -> pd.Series:
-    """Return each run's platform; a start of a machine that differs from its first is another."""
+    """Return the platform of each run; a boot whose times differ from the first is another one."""
     named = runs["platform"].copy()
     for platform, group in runs[runs["boot"] != ""].groupby("platform"):
         first, *others = dict.fromkeys(group.sort_values("started")["boot"])
@@ -80,7 +82,7 @@ def platforms(runs: pd.DataFrame) -> pd.Series:
 
 
 def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Return whether a steady iteration differs somewhere: Welch's tests that share 5%."""
+    """Return whether steady iterations differ: Welch's tests with 5% error for all of them."""
     cells = ["mode", "settings", "sync", "env_id", "size"]
     sides = []
     for side in (runs, others):
@@ -96,7 +98,7 @@ def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
 
 
 def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
-    """Return each group's platform, and what tells it from the others: algorithm, settings."""
+    """Return titles of groups: the platform, and the algorithm and settings if they differ."""
     heads = [group.iloc[0] for group in groups]
     several = len({x["algorithm"] for x in heads}) > 1
     titles = []
@@ -110,18 +112,18 @@ def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def differences(texts: Sequence[str]) -> dict[str, str]:
-    """Return each text of hyperparameters and, in words, those that the texts differ in."""
+    """Return for each set of hyperparameters, as JSON, the ones that differ between the sets."""
     settings = {text: as_object(text) for text in texts}
     names = sorted({name for x in settings.values() for name in x})
     several = [x for x in names if len({json.dumps(y.get(x)) for y in settings.values()}) > 1]
     return {
-        text: schema.clean(", ".join(f"{x} {own[x]}" for x in several if x in own))
-        for text, own in settings.items()
+        text: schema.clean(", ".join(f"{x} {values[x]}" for x in several if x in values))
+        for text, values in settings.items()
     }
 
 
 def as_object(settings: str) -> dict[str, Any]:
-    """Return hyperparameters by name; in a foreign table they may be any text, or none."""
+    """Return hyperparameters by name; a foreign table may contain any text, or none."""
     try:
         found = json.loads(settings)
     except (ValueError, RecursionError):
@@ -136,7 +138,7 @@ def mode_order(modes: Sequence[str] | pd.Series, first: Sequence[str] = MODES) -
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table by size, environment (as they come) and mode."""
+    """Return a table sorted by size, environment (in order of appearance) and mode."""
     keys = []
     for name, first in {"mode": MODES, "env_id": table.get("env_id"), "size": SIZES}.items():
         if name in table:
@@ -146,20 +148,20 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def timed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that count for durations: never resumed, and one of each program's agents."""
+    """Return the runs that have durations: never resumed, and only the first agent of a program."""
     return runs[~is_untimed(runs)]
 
 
 def under_load(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs at whose start others wanted the cores; one may be the run before it."""
+    """Return the runs that started under load; 1 may be the load of the previous run."""
     return runs[runs["load"] > runs["cores"] + 1]
 
 
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of some modes in environments that have all of these, which may be none.
+    """Return the runs in environments that all modes have in common, which may be none.
 
-    Where a mode lacks environments, they are left out or the mode is, whichever leaves more pairs
-    of modes to compare.
+    If a mode lacks environments, leave out either the environments or the mode, whichever keeps
+    more pairs to compare.
     """
     envs = [set(x) for _, x in runs.groupby("mode")["env_id"]]
     if len(envs) < 2:
@@ -171,22 +173,22 @@ def shared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) -> pd.DataFrame:
-    """Return, of each group, the runs that have a duration, in environments that modes share."""
+    """Return the runs of each group that have a duration, in environments that modes share."""
     parts = [runs.head(0)]
     for _, group in runs.groupby(list(by), sort=False):
         if value in stats.WHOLE_RUN:
             group = stats.of_length(group)
         group = group.dropna(subset=[value])
         common = shared(group)
-        parts.append(common if len(common) else group)  # all, where modes share nothing
+        parts.append(common if len(common) else group)  # all of them if modes share nothing
     return pd.concat(parts)
 
 
 # === Durations ==================================================================================
 def whole(runs: pd.DataFrame) -> str | None:
-    """Return the column that has the whole trainings of most modes, if any has one.
+    """Return the column with the duration of entire trainings that most modes have, if any.
 
-    It is process, or of a table that knows less total, which begins after the imports.
+    It is process, or total, which starts after the imports.
     """
     counts = {x: runs.dropna(subset=[x])["mode"].nunique() for x in ("process", "total")}
     most = max(counts, key=counts.__getitem__)
@@ -196,7 +198,7 @@ def whole(runs: pd.DataFrame) -> str | None:
 def summarize(
     runs: pd.DataFrame, values: Sequence[str], baseline: str, by: Sequence[str] = ("size",)
 ) -> pd.DataFrame:
-    """Return a row per group and mode: each duration's mean, and how many times the baseline's."""
+    """Return a row per group and mode: the mean of each duration, and its ratio to the baseline."""
     runs = in_order(timed(runs))
     keys = [*by, "mode"]
     cells = list(dict.fromkeys([*keys, "env_id"]))
@@ -218,7 +220,7 @@ def summarize(
 
 
 def startups(experiment: Experiment) -> pd.DataFrame:
-    """Return the startup, its parts, each the mean share of it, and seconds more than baseline."""
+    """Return the start-up, its parts (as mean fractions of it), and the difference in seconds."""
     known = comparable(timed(experiment.runs), "startup")
     keys = ["size", "mode"]
     table = summarize(known, ("startup", "early"), experiment.baseline)[[*keys, "startup", "early"]]
@@ -232,7 +234,7 @@ def startups(experiment: Experiment) -> pd.DataFrame:
 
 
 def compiling(experiment: Experiment) -> pd.DataFrame:
-    """Return summarize() of each framework's modes beside its compiled one, if one is op by op."""
+    """Compare the modes of each framework that also ran without compilation."""
     parts = []
     every = max((experiment.runs, experiment.synced), key=lambda x: x["mode"].nunique())
     for _, group in timed(every).groupby("framework"):
@@ -245,7 +247,7 @@ def compiling(experiment: Experiment) -> pd.DataFrame:
 
 
 def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFrame:
-    """Return how long each platform, or other contender, takes over the baseline."""
+    """Return the ratio of each platform, or other contender, to the baseline."""
     runs = timed(runs)
     keys = ("settings", "size", "mode")
     values = ["startup", "steady", whole(runs) or "process"]
@@ -260,11 +262,10 @@ def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFram
 
 # === Break-even =================================================================================
 def crossings(experiment: Experiment) -> pd.DataFrame:
-    """Return after how many iterations a framework's compiled mode has overtaken an eager one.
+    """Return after how many iterations a compiled mode overtakes an eager one.
 
-    There the means of startup + (n - 1) steady are equal, and are so many seconds. From low on the
-    95% interval of their ratio does not say that the compiled mode is behind, from high on it says
-    that it is ahead (Fieller's method).
+    There the means of startup + (n - 1) steady are equal; `seconds` is their value. The compiled
+    mode is significantly slower before `low` and significantly faster after `high` (Fieller).
     """
     rows = []
     runs = timed(experiment.runs).dropna(subset=["startup", "steady"])
@@ -294,7 +295,7 @@ def crossings(experiment: Experiment) -> pd.DataFrame:
 
 
 def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
-    """Return where on the grid values are 0 after they were last above it, and 1 if never."""
+    """Return the last position on the grid where values fall to 0, or 1 if they are never above."""
     if np.isnan(values[0]):
         return np.nan
     above = np.flatnonzero(values > 0)
@@ -307,7 +308,7 @@ def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
 
 
 def memory(experiment: Experiment) -> pd.DataFrame:
-    """Return the most memory, in bytes, that any run of a size and mode used."""
+    """Return the peak memory in bytes of all runs of a size and mode."""
     runs = timed(experiment.runs)
     parts = [shared(x) for _, x in runs.groupby("size")]
     groups = pd.concat([runs.head(0), *parts]).groupby(["size", "mode"])

@@ -1,8 +1,7 @@
 """Write a page of text, figures and tables as Markdown, HTML and CSV, or show it in a notebook.
 
-Names of environments, machines and the like are other people's text, so any of it may look like
-markup. In HTML Jinja escapes whatever it fills in; in Markdown escape() is the one place that keeps
-it text.
+Names of environments, machines and so on are foreign text that may look like markup. Jinja escapes
+it in HTML, and escape() does in Markdown.
 """
 
 import base64
@@ -21,7 +20,7 @@ from analysis.schema import clean
 # A number, and what may follow it: an interval, a unit.
 NUMBER = re.compile(r"[-+<>~]?\d[\d,.]*(e[-+]?\d+)?[%x]?(\s.*)?", re.IGNORECASE)
 SPECIAL = re.compile(
-    r"([\\`*<>|~]"  # what Markdown reads anywhere,
+    r"([\\`*<>|~]"  # special everywhere in Markdown,
     r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word,
     r"|\](?=[\[(:])|&(?=[#\w])|(?<=:)/(?=/)"  # as a link or an entity,
     r"|^[#+=-]|(?<=\s)#(?=#*$))"  # as a heading or a list
@@ -38,13 +37,13 @@ class Bullets(NamedTuple):
 
 
 class Plot(NamedTuple):
-    name: str  # of the file, without suffix: ours, never data
+    name: str  # name of the file, without suffix; never foreign text
     figure: Figure
     caption: str
 
 
 class Table(NamedTuple):
-    name: str  # of the file, without suffix: ours, never data
+    name: str  # name of the file, without suffix; never foreign text
     caption: str
     frame: pd.DataFrame  # raw numbers, for the CSV file
     cells: pd.DataFrame  # text, for reading
@@ -66,12 +65,12 @@ def one_line(value: object) -> str:
 
 
 def alternative(plot: Plot) -> str:
-    """Return what stands for a figure where none is shown; brackets in it might not pair."""
+    """Return the alternative text of a figure, without brackets, which might not match."""
     return plot.caption.replace("[", "(").replace("]", ")")
 
 
 def escape(value: object) -> str:
-    """Return text that Markdown shows as it is, in one line."""
+    """Escape text for Markdown, on one line."""
     text = SPECIAL.sub(r"\\\1", one_line(value))
     return NUMBERED.sub(r"\1\\\2", text)
 
@@ -180,7 +179,7 @@ def base64_of(image: bytes) -> str:
 
 
 def show(section: Section) -> None:
-    """Show a section in a notebook as the page does, and where only text is shown, as Markdown."""
+    """Show a section in a notebook, as HTML and as Markdown."""
     from IPython.display import display  # takes half a second, and only a notebook needs it
 
     for block in [section, *section.blocks] if section.title else section.blocks:

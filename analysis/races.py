@@ -1,6 +1,6 @@
-"""Races by turns: what race.py writes, and what it says of two programs.
+"""Races: programs that ran interleaved. What race.py writes, and what it says of two programs.
 
-A race is lines of JSON. The first says which programs raced, where and how; each further line is a
+A race is lines of JSON. The first says which programs raced, where and how. Each further line is a
 turn of one program: how many iterations it had, and how many seconds they took.
 """
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import AliasChoices, BaseModel, Field, TypeAdapter
 
 from analysis.formatting import number
 from analysis.schema import SourceError, clean
@@ -29,78 +29,107 @@ class Turn(NamedTuple):
 
 
 class Info(BaseModel, extra="allow"):
-    """What must stand in a race's first line."""
+    """Required in the first line of a race."""
 
     programs: list[str]
-    thrown_away: int
+    # Turns that are not evaluated; files of 2026 have the second name.
+    discarded: int = Field(validation_alias=AliasChoices("discarded", "thrown_away"))
     args: dict[str, Any]
+    steps: list[int | None] = []  # environment steps per iteration of each program, if known
 
 
 class Race(NamedTuple):
-    """A race: what its first line says, and its turns."""
+    """The first line of a race, and its turns."""
 
     info: dict[str, Any]
     turns: list[Turn]
 
     def times(self) -> pd.DataFrame:
-        """Return seconds an iteration takes: a row for each turn that counts, a column a program.
+        """Return seconds per iteration: a row for each turn, a column for each program.
 
-        A program that was left out has NaN, or no column.
+        A program that failed has NaN in its last turns, or no column.
         """
         turns = pd.DataFrame(self.turns, columns=Turn._fields)
         turns["each"] = turns["seconds"] / turns["iterations"]
-        counted = turns[turns["turn"] >= self.info["thrown_away"]]
+        counted = turns[turns["turn"] >= self.info["discarded"]]
         table = counted.pivot(index="turn", columns="program", values="each")
-        return table.rename(columns=dict(enumerate(map(clean, self.info["programs"]))))
+        return table.rename(columns=dict(enumerate(self.names())))
+
+    def names(self) -> list[str]:
+        return list(map(clean, self.info["programs"]))
+
+    def steps(self) -> dict[str, int]:
+        """Return the environment steps per iteration, of the programs that report them."""
+        steps = self.info.get("steps") or [None] * len(self.names())
+        return {name: x for name, x in zip(self.names(), steps, strict=True) if x}
+
+    def is_per_step(self) -> bool:
+        """Whether programs are compared per environment step, and not per iteration."""
+        return set(self.times()) <= set(self.steps())
+
+    def compared_times(self) -> pd.DataFrame:
+        """Return times() per environment step if all steps are known, and per iteration if not."""
+        times = self.times()
+        if not self.is_per_step():
+            return times
+        return times / pd.Series(self.steps())[times.columns]
 
     def ratios(self) -> dict[str, Interval]:
-        """Return how many times as long as the first's each other program's iteration takes.
-
-        The first is the first that has not been left out.
-        """
-        times = self.times()
+        """Return the time of each other program divided by the time of the first."""
+        times = self.compared_times()
         first = self.first()
         return {x: ratio_of(times[x], times[first]) for x in times.columns if x != first}
 
     def first(self) -> str:
-        """The name of the program that the others are compared with."""
-        last = self.times().iloc[-2:].dropna(axis=1, how="all")  # the last round may be cut
+        """Return the name of the first program that did not fail."""
+        last = self.times().iloc[-2:].dropna(axis=1, how="all")  # the last round may be incomplete
         return str(next(iter(last.columns), ""))
 
     def sentences(self, within: float) -> list[str]:
-        """Return what is known of each program and the first, in a sentence each."""
+        """Return a sentence that compares each other program with the first."""
         first = self.first()
         return [sentence(name, first, ratio, within) for name, ratio in self.ratios().items()]
 
+    def turns_needed(self, within: float) -> float:
+        """Estimate how many turns it takes until all ratios are known; NaN if it is too early.
+
+        An interval shrinks with the square root of the number of turns.
+        """
+        ratios = self.ratios().values()
+        widths = [max(x.high / x.estimate - 1, 1 - x.low / x.estimate) for x in ratios]
+        if not widths or not within:
+            return np.nan
+        return self.info["discarded"] + len(self.times()) * (max(widths) / within) ** 2
+
 
 def read(path: Path) -> list[Race]:
-    """Return the races of a file, in which they stand one after the other."""
+    """Return the races in a file."""
     races: list[Race] = []
     try:
-        whole = path.read_text(errors="replace").rpartition("\n")[0]  # a last line may be cut
-        for line in whole.splitlines():
+        complete = path.read_text(errors="replace").rpartition("\n")[0]
+        for line in complete.splitlines():
             row = json.loads(line)
             if "programs" in row:
                 races.append(Race(Info(**row).model_dump(), []))
             else:
                 races[-1].turns.append(TypeAdapter(Turn).validate_python(row))
         for race in races:
-            race.times()  # where a turn stands twice, there is no table
+            race.times()  # fails if a turn appears twice
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SourceError(f"{path} is no file of race.py: {error}") from error
+        raise SourceError(f"{path} was not written by race.py: {error}") from error
     return races
 
 
 def named(path: Path) -> dict[str, Race]:
-    """Return the races that a study lists, by name; one that was held twice as it was last."""
+    """Return the races of a study by name; of a repeated race, the last."""
     return {x.info["listed"]["name"]: x for x in read(path) if x.info.get("listed")}
 
 
 def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
-    """Return the median of the ratios of two programs' times, turn by turn, and its 95% interval.
+    """Return the median ratio of the times of two programs in a turn, and its 95% interval.
 
-    The interval is that of order statistics. A burst of other work spoils the ratio of a turn, and
-    a median does not mind by how much.
+    The interval comes from order statistics, so a burst of other load in a few turns does not
+    affect it.
     """
     ratios = (times / first).dropna()
     if ratios.empty:
@@ -109,19 +138,22 @@ def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
 
 
 def is_known(ratio: Interval, within: float) -> bool:
-    """Whether the interval reaches no further than that share from the estimate."""
+    """Whether both ends of the interval are within this fraction of the estimate."""
     return ratio.high / ratio.estimate <= 1 + within and ratio.low / ratio.estimate >= 1 - within
 
 
 def sentence(name: str, first: str, ratio: Interval, within: float) -> str:
-    """What a race says of two programs."""
-    inside = f"{ratio.low:.3f} to {ratio.high:.3f}"
+    """Compare two programs in a sentence."""
+    if np.isnan(ratio.low):
+        return f"{name} and {first}: too few turns to compare them."
+    inside = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}"
     if 1 - within < ratio.low and ratio.high < 1 + within:
-        return f"{name} and {first} are equally fast here to within {100 * within:g}% ({inside})."
-    if not (ratio.low > 1 or ratio.high < 1):  # NaN, too: a few turns have no interval
-        return f"{name} and {first} cannot be told apart: {ratio.estimate:.3f} ({inside})."
+        return f"{name} and {first} are equally fast here, to within {100 * within:g}% ({inside})."
+    if ratio.low <= 1 <= ratio.high:
+        both = f"{name} and {first}"
+        return f"No significant difference between {both}: {ratio.estimate:.3f} ({inside})."
     if ratio.estimate > 1:
-        return f"{first} is {number(ratio.estimate)} times as fast as {name} here ({inside})."
+        return f"{first} is {number(ratio.estimate)}x as fast as {name} here ({inside})."
     inverse = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low)
-    inside = f"{inverse.low:.3f} to {inverse.high:.3f}"
-    return f"{name} is {number(inverse.estimate)} times as fast as {first} here ({inside})."
+    inside = f"95% interval {inverse.low:.3f} to {inverse.high:.3f}"
+    return f"{name} is {number(inverse.estimate)}x as fast as {first} here ({inside})."

@@ -1,26 +1,15 @@
-"""What a table of runs and one of iterations hold: columns.csv says it, and this file checks it.
+"""Check that tables of runs and of iterations hold what columns.csv says."""
 
-The project's scripts are those of scripts.toml; a table may have others.
-"""
-
-import csv
 import math
-import tomllib
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.catalog import COLUMNS
+
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
 MOST_TEXT = 4000  # characters: settings have some 600
-# The frameworks' names, by what scripts.toml calls them.
-FRAMEWORKS = {
-    "torch": "PyTorch",
-    "linen": "Flax Linen",
-    "nnx": "Flax NNX",
-    "equinox": "Equinox",
-}
 VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
@@ -32,12 +21,12 @@ class SourceError(ValueError):
 
 
 class Kind(NamedTuple):
-    """What a column may hold."""
+    """The values allowed in a column."""
 
     dtype: str
-    description: str = ""  # in a sentence on a value that is not of the kind
-    low: float = math.nan  # numbers lie above it
-    high: float = math.nan  # and below this
+    description: str = ""  # for error messages
+    low: float = math.nan  # exclusive
+    high: float = math.nan  # exclusive
 
 
 KINDS = {
@@ -52,52 +41,30 @@ KINDS = {
 class Column(NamedTuple):
     name: str
     kind: str  # a key of KINDS
-    must: str  # "table" if no table can be without it
-    source: str  # where run.json has it: "args.seed"; "" if it is worked out
+    must: str  # "table" if a table must have it
+    source: str  # its place in run.json, such as "args.seed"; "" if it is computed
 
 
-def read_columns(table: str) -> tuple[Column, ...]:
-    with open(Path(__file__).with_name("columns.csv"), newline="") as file:
-        rows = list(csv.DictReader(file))
-    return tuple(Column(*(x[y] for y in Column._fields)) for x in rows if x["table"] == table)
+def columns_of(table: str) -> tuple[Column, ...]:
+    rows = [row for row in COLUMNS if row["table"] == table]
+    return tuple(Column(*(row[name] for name in Column._fields)) for row in rows)
 
 
-def read_scripts() -> dict[str, dict[str, Any]]:
-    """Return the rows of scripts.toml by the scripts' names; a wheel has it beside this file."""
-    here = Path(__file__).parent
-    path = here / "scripts.toml"
-    if not path.exists():
-        path = here.parent / "scripts.toml"
-    return tomllib.loads(path.read_text())
-
-
-def read_sizes() -> dict[str, list[int]]:
-    """Return the networks that runs are named after: how many units each hidden layer has."""
-    return tomllib.loads(Path(__file__).with_name("sizes.toml").read_text())
-
-
-def file_of(script: str) -> str:
-    """Return where a script of this project lies, from the project's root on."""
-    return str(Path(SCRIPTS[script]["folder"], f"{script}.py"))
-
-
-RUNS = read_columns("runs")
-ITERATIONS = read_columns("iterations")
-SCRIPTS = read_scripts()
-SIZES = read_sizes()
+RUNS = columns_of("runs")
+ITERATIONS = columns_of("iterations")
 
 
 def clean(text: object) -> str:
-    """Return text without what a terminal or a reader could be misled by: control characters."""
+    """Return text without control characters, which could mislead a terminal or a reader."""
     start = str(text)[:MOST_TEXT]
     return "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in start)
 
 
 # === Foreign values =============================================================================
 def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, pd.Series]:
-    """Return a foreign table with every column, in one order and with one type each.
+    """Return a foreign table with all columns in order and with their types.
 
-    With it, for each row, why it cannot be, or "".
+    Also return the fault of each row, or "".
     """
     table = table.reset_index(drop=True)
     reasons = pd.Series("", table.index, dtype=object)
@@ -116,7 +83,7 @@ def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFra
 
 
 def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
-    """Return foreign values as the kind has them, and which of them it does not allow."""
+    """Return the values converted to a kind, and which of them are not allowed."""
     if kind == "text":
         texts = given.astype(object).where(given.notna(), "")
         return texts.map(clean).astype("str"), pd.Series(False, given.index)
@@ -125,7 +92,7 @@ def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
         flags = texts.map(lambda x: FLAGS.get(str(x).strip().lower()))
         return flags.astype("bool"), flags.isna()
     numbers = given.astype(object).where(given.notna(), math.nan)
-    if not set(map(type, numbers)) <= {float}:  # an int may be too large for one
+    if not set(map(type, numbers)) <= {float}:  # an int may be too large for a float
         numbers = numbers.map(to_number)
     numbers = numbers.astype("float64")
     fits = numbers.between(KINDS[kind].low, KINDS[kind].high, inclusive="neither")
@@ -135,7 +102,7 @@ def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
 
 
 def to_number(cell: object) -> float:
-    """Return a cell as a number; one without any is missing, and infinite what is no number."""
+    """Return a cell as a number: NaN if it is empty, and infinity if it is not a number."""
     try:
         return float(str(cell).strip() or "nan")
     except ValueError:

@@ -73,7 +73,7 @@ def of_groups(
         key = group[list(keys)].iloc[0]
         rows.append((*key, *function(group[value].to_numpy())))
     found = pd.DataFrame(rows, columns=[*keys, *Interval._fields])
-    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
+    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # also without rows
 
 
 def geometric_mean(values: np.ndarray) -> Interval:
@@ -126,9 +126,9 @@ def compare(
     by: Sequence[str] = ("size",),
     contrast: Callable[[pd.DataFrame], Interval] = ratio,
 ) -> pd.DataFrame:
-    """Return how many times as long each candidate takes as baseline, in each group of `by`.
+    """Return the ratio of each candidate to the baseline, in each group of `by`.
 
-    contender is the column that holds what is compared, as "mode" or "platform".
+    contender is the column that is compared, such as "mode" or "platform".
     """
     rows = []
     table = blocks(runs, value, contender)
@@ -140,14 +140,14 @@ def compare(
             key = group[list(by)].iloc[0]
             rows.append((candidate, *key, *contrast(group), len(group)))
     found = pd.DataFrame(rows, columns=[contender, *by, *Interval._fields, "blocks"])
-    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # of no rows, too
+    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # also without rows
 
 
 def median_interval(values: np.ndarray) -> Interval:
-    """Return the median and the values around it that hold it 95 times in 100: order statistics.
+    """Return the median and its 95% interval by order statistics.
 
-    Returns often have a cap that most runs reach and some miss, for which Student's t is far too
-    narrow. Fewer than six values have no interval.
+    Most runs often reach a cap and some miss it; an interval by Student's t would be too narrow
+    then. Fewer than six values have no interval.
     """
     low, high = stats.quantile_test(values, q=0, p=0.5).confidence_interval(CONFIDENCE)
     return Interval(float(np.median(values)), float(low), float(high))
@@ -169,8 +169,8 @@ def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFI
 def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> tuple[Interval, str]:
     """Test two sets of returns for equivalence: two one-sided Welch tests at 5% each (TOST).
 
-    Return the 90% interval of the difference of means, and a verdict: whether it lies within the
-    margin or outside. With fewer than LEAST_RUNS a side, a failure that is rare would go unseen.
+    Return the 90% interval of the difference of means, and whether it is within the margin, outside
+    or undecided. With fewer than LEAST_RUNS per side, rare failures would be missed.
     """
     found = welch(baseline, candidate, 0.90)
     if min(len(baseline), len(candidate)) < LEAST_RUNS:

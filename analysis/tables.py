@@ -1,4 +1,4 @@
-"""The tables of the report, as data: where the numbers come from, and the cells of each row."""
+"""The tables of the report: where the numbers come from, and how each cell is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,30 +8,34 @@ import numpy as np
 import pandas as pd
 
 from analysis import learning, measures, races
-from analysis.formatting import NOT_TOLD_APART, WIDE, interval, number, pluralize, ratio
+from analysis.formatting import NOT_SIGNIFICANT, WIDE, interval, number, pluralize, ratio
 from analysis.measures import Experiment
 from analysis.page import Table
 from analysis.schema import SourceError
 from analysis.stats import Interval
 
 Cell = Callable[[pd.Series], str]
-# The first columns of every table that has them.
+# Title -> column; every table starts with the ones that it has.
 KEYS = {"platform": "platform", "hyperparameters": "settings", "network": "size"}
 KEYS |= {"environment": "env_id", "script": "mode"}
-TIMES = {"startup": "startup", "steady": "steady iteration", "process": "whole training"}
+TIMES = {"startup": "startup", "steady": "steady iteration", "process": "entire training"}
 TIMES |= {"total": "training without imports"}
 PHASES = ("rollout_steady", "update_steady")
-IF_SEVERAL = ("hyperparameters", "network", "iterations")  # need not say one thing in every row
+IF_SEVERAL = (
+    "hyperparameters",
+    "network",
+    "iterations",
+)  # left out if all rows have the same value
 
 
 def span(prefix: str = "") -> Cell:
-    """Return a function that writes a row's estimate, low and high, named with a prefix."""
+    """Return a function that writes the estimate and interval in columns with this prefix."""
     names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
     return lambda row: interval(*(float(row[name]) for name in names))
 
 
 def times(prefix: str) -> Cell:
-    """Return a function that writes a ratio of durations, as span() does other numbers."""
+    """Return a function that writes a ratio of durations with its interval, like span()."""
     names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
     return lambda row: ratio(*(float(row[name]) for name in names))
 
@@ -47,7 +51,7 @@ def text(name: str) -> Cell:
 def table_of(
     name: str, caption: str, frame: pd.DataFrame, columns: dict[str, Cell], note: str = ""
 ) -> Table:
-    """Return a table whose cells are made by a function of each row; empty columns are left out."""
+    """Return a table with a function of the row for each column; empty columns are left out."""
     keys = {title: text(x) for title, x in KEYS.items() if x in frame}
     kept = {}
     for title, cell in (keys | columns).items():
@@ -58,24 +62,24 @@ def table_of(
 
 
 def texts(frame: pd.DataFrame) -> pd.Series:
-    """Return each row's estimate and interval as text."""
+    """Return the estimate and interval of each row as text."""
     return pd.Series([span()(row) for _, row in frame.iterrows()], frame.index, dtype="str")
 
 
 def across(frame: pd.DataFrame, text: pd.Series, keys: list[str], column: str) -> pd.DataFrame:
-    """Return a text per row of a frame, with a column for each value of one of its columns.
+    """Return a table with a row for each value of keys, and a column for each value of `column`.
 
-    keys are the columns that tell the rows. All come in the frame's order.
+    Rows and columns keep the order of the frame.
     """
     wide = frame.assign(text=text).pivot(index=keys, columns=column, values="text")
     wide = wide[list(frame[column].unique())].reset_index()
     return frame[keys].drop_duplicates().merge(wide, on=keys).fillna("-")
 
 
-# === Of an experiment ===========================================================================
+# === Experiments ================================================================================
 class Declared(NamedTuple):
     frame: Callable[[Experiment], pd.DataFrame]
-    caption: str  # here and in titles of columns, {baseline} and the like are filled in
+    caption: str  # may contain {baseline}, {where}, {title} and {training}, like the columns
     columns: dict[str, Cell]
     note: str = ""
 
@@ -93,12 +97,12 @@ def make(name: str, experiment: Experiment) -> Table:
         "training": pluralize(lengths, "iteration") if len(lengths) == 1 else "training",
     }
     titles = dict(declared.columns)
-    for name_of_whole, of_whole in WHOLE.items():
-        if name_of_whole in frame:
-            titles |= of_whole
+    for column, of_training in TRAININGS.items():
+        if column in frame:
+            titles |= of_training
     columns = {title.format(**names): cell for title, cell in titles.items()}
     made = table_of(name, declared.caption.format(**names), frame, columns, declared.note)
-    if made.cells.map(lambda x: x.endswith(NOT_TOLD_APART)).any(axis=None):
+    if made.cells.map(lambda x: x.endswith(NOT_SIGNIFICANT)).any(axis=None):
         return made._replace(note=f"{made.note} {WIDE_NOTE}".strip())
     return made
 
@@ -110,7 +114,7 @@ def cells(experiment: Experiment) -> pd.DataFrame:
 
 
 def durations(runs: pd.DataFrame, baseline: str, by: tuple[str, ...] = ("size",)) -> pd.DataFrame:
-    """Return measure() of startup, iteration and the whole, be that known with imports or not."""
+    """Return a summary of start-up, iteration and entire training (without imports if unknown)."""
     values = ("startup", "steady", measures.whole(runs) or "process")
     return measures.summarize(runs, values, baseline, by)
 
@@ -119,107 +123,106 @@ DURATIONS = {
     "runs": text("runs"),
     "startup (s)": value("startup"),
     "iteration (ms)": value("steady", 1000),
-    "times as long as {baseline}": times("steady_"),
+    "time / {baseline} time": times("steady_"),
     "iterations": lambda row: f"{row['length']:,.0f}",
 }
-# Of whole trainings, by the column that a table of durations has of them.
-WHOLE = {
+# Columns for entire trainings, by the column with their durations.
+TRAININGS = {
     "process": {
         "{training} (s)": value("process"),
-        "training, times as long": times("process_"),
+        "training time / {baseline} time": times("process_"),
     },
     "total": {
         "{training} without imports (s)": value("total"),
-        "training without imports, times as long": times("total_"),
+        "training time without imports / {baseline} time": times("total_"),
     },
 }
 WIDE_NOTE = (
-    f"{NOT_TOLD_APART.capitalize()}: the interval holds 1, and its ends differ more than "
-    f"{WIDE}-fold."
+    f"{NOT_SIGNIFICANT.capitalize()}: the interval contains 1, and its ends differ by more than "
+    f"{WIDE}x."
 )
 TABLES = {
     "answer": Declared(
         lambda experiment: durations(experiment.runs, experiment.baseline),
         "{where}, {title}",
         DURATIONS,
-        "Startup: process start to the end of iteration 0, where everything compiles. Iteration: "
-        "the mean from iteration 8 on. Training: the whole process. Brackets: 95% intervals.",
+        "Start-up: launch of the process to the end of iteration 0, which compiles. Iteration: "
+        "mean from iteration 8 on. Training: the entire process. Brackets: 95% intervals.",
     ),
     "cells": Declared(
         cells,
-        "Every environment, network and script",
+        "All environments, networks and scripts",
         DURATIONS,
     ),
     "startup": Declared(
         measures.startups,
-        "Startup and its parts",
+        "Start-up and its parts",
         {
             "imports (s)": value("imports"),
             "set-up (s)": value("setup"),
             "iteration 0 (s)": value("first"),
             "startup (s)": value("startup"),
-            "seconds more than {baseline}": span(),
+            "difference from {baseline} (s)": span(),
             "iterations 1 to 7 (ms)": value("early", 1000),
         },
     ),
     "break_even": Declared(
         measures.crossings,
-        "Break-even: one starts sooner, the other overtakes it",
+        "Break-even: the compiled script starts later and overtakes the other",
         {
             "starts sooner": text("sooner"),
             "overtaken by": text("later"),
-            "after iterations": span(),
-            "that is (s)": value("seconds"),
+            "after iteration": span(),
+            "after (s)": value("seconds"),
         },
-        "In the brackets the 95% interval of their ratio does not tell which is ahead.",
+        "Between the ends of the interval, no significant difference of the total times.",
     ),
     "phases": Declared(
         lambda experiment: measures.summarize(experiment.synced, PHASES, experiment.baseline),
-        "A steady iteration of synchronised runs",
+        "Rollout and update of a steady iteration, in runs with --sync-for-timing",
         {
             "rollout (ms)": value("rollout_steady", 1000),
             "update (ms)": value("update_steady", 1000),
-            "rollout, times as long as {baseline}": times("rollout_steady_"),
-            "update, times as long": times("update_steady_"),
+            "rollout time / {baseline} time": times("rollout_steady_"),
+            "update time / {baseline} time": times("update_steady_"),
         },
     ),
     "compile_modes": Declared(
         measures.compiling,
-        "What leaving compiling out, or doing it otherwise, costs in each framework",
+        "Effect of compilation in each framework",
         {
-            "a steady iteration, times as long": times("steady_"),
-            "iteration 0, times as long": times("first_"),
-            "as": text("compiled"),
+            "compared with": text("compiled"),
+            "steady iteration, ratio": times("steady_"),
+            "iteration 0, ratio": times("first_"),
         },
     ),
     "returns": Declared(
         lambda experiment: learning.returns(experiment, learning.load_environments()),
-        "Final returns, and their equivalence with {baseline}'s",
+        "Final returns, and whether they are equivalent to those of {baseline}",
         {
             "runs": text("runs"),
             "mean": value("mean"),
             "median": span(),
-            "mean minus {baseline}'s, 90% interval": span("minus_"),
+            "mean - {baseline} mean, 90% interval": span("minus_"),
             "margin": value("margin"),
             "verdict": text("verdict"),
         },
-        "Equivalent: the 90% interval lies within the margin. Where most runs reach a cap and some "
-        "miss it, that is claimed wrongly too often: with five runs of CartPole-v1 25 times in "
-        "100, and not 5, and more often where a miss falls lower.",
+        "Equivalent: the 90% interval is within the margin. If most runs reach a cap and some miss "
+        "it, this test errs too often: with five runs of CartPole-v1 in 25% of the cases, not 5%.",
     ),
     "last_returns": Declared(
         learning.last_returns,
-        "What was learnt, by three measures",
+        "Returns, by three measures",
         {
             "runs": text("runs"),
             "last 100 training episodes": span("last_100_"),
-            "minus {baseline}'s": span("minus_"),
+            "- {baseline}": span("minus_"),
             "evaluated": lambda row: str(row["evaluated"] or "-"),
             "greedy": span("greedy_"),
             "epsilon 0.05": span("noisy_"),
             "random agent": span("random_"),
         },
-        "Means over seeds. Training episodes explore; the others are of evaluate.py.",
+        "Means over seeds. Training episodes explore; evaluate.py ran the others.",
     ),
     "targets": Declared(
         lambda experiment: learning.targets(experiment, learning.load_environments()),
@@ -229,12 +232,12 @@ TABLES = {
             "runs that reached it": lambda row: f"{row['reached']} of {row['runs']}",
             "seconds": span(),
         },
-        "Medians, to the first iteration whose mean return reaches it. A run that never gets there "
-        "counts as slower than all others.",
+        "Median time to the first iteration whose mean return reaches the target. A run that does "
+        "not reach it counts as slower than all others.",
     ),
     "memory": Declared(
         measures.memory,
-        "Most memory used, in the environments that all scripts have",
+        "Peak memory, in the environments that all scripts have",
         {
             "host (MB)": value("peak_host_bytes", 1e-6),
             "device (MB)": value("peak_device_bytes", 1e-6),
@@ -243,19 +246,19 @@ TABLES = {
 }
 
 
-# === Of races ===================================================================================
+# === Races ======================================================================================
 def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
-    """Return a row for each program of a race: its time, and how many times another's that is.
+    """Return a row for each program of a race: its time, and the ratio to the time of another.
 
-    The other is the race's first, unless it is named.
+    The other is the baseline, or the first program of the race.
     """
     found = races.named(path)
     if name not in found:
-        raise SourceError(f"{path} has no race {name}")
+        raise SourceError(f"{path} has no race '{name}'")
     times = found[name].times()
     first = baseline or found[name].first()
     if first not in times:
-        raise SourceError(f"the race {name} of {path} has no program {first}")
+        raise SourceError(f"race '{name}' in {path} has no program '{first}'")
     rows = [
         (program, 1000 * times[program].median(), *races.ratio_of(times[program], times[first]))
         for program in times
@@ -263,18 +266,18 @@ def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
     frame = pd.DataFrame(rows, columns=["program", "ms", *Interval._fields])
     columns = {
         "program": text("program"),
-        "an iteration (ms)": value("ms"),
-        f"times as long as {first}": lambda row: "1.00" if row["program"] == first else span()(row),
+        "ms per iteration": value("ms"),
+        f"time / {first} time": lambda row: "1.00" if row["program"] == first else span()(row),
     }
     return table_of("race", name, frame, columns)
 
 
-# === Of all runs ================================================================================
+# === All runs ===================================================================================
 def contender_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
-    """How long platforms, or new and old results, take over each other."""
+    """Return a table of ratios between platforms, or between new and old results."""
     columns = {
         "duration": lambda row: TIMES[row["value"]],
-        "times as long": times(""),
+        "ratio": times(""),
         "verdict": verdict,
         "blocks": text("blocks"),
     }
@@ -283,17 +286,17 @@ def contender_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
 
 def verdict(row: pd.Series) -> str:
     if np.isnan(row["low"]):
-        return "no interval, so no claim"
+        return "too few runs"
     if row["low"] > 1:
         return "slower"
-    return "faster" if row["high"] < 1 else "no clear difference"
+    return "faster" if row["high"] < 1 else "no significant difference"
 
 
 def machine_table(runs: pd.DataFrame) -> Table:
     """Return a row for each machine and its versions.
 
-    A script records no version of what it does not import. It ran with the one that others record
-    of this package on the same machine, if that is one.
+    A script does not record versions of packages that it does not import. If all other runs on the
+    machine agree on a version, use that.
     """
     machine = ["platform", "os", "container", "commit", "python"]
     packages = ["torch", "jax", "flax"]
@@ -315,7 +318,7 @@ def only_version(versions: pd.Series) -> pd.Series:
 
 
 def scope(runs: pd.DataFrame) -> str:
-    """Say what was run."""
+    """Return a sentence with the numbers of runs, scripts, environments and iterations."""
     of = f"{pluralize([len(runs)], 'run')} of {pluralize([runs['mode'].nunique()], 'script')}"
     envs = pluralize([runs["env_id"].nunique()], "environment")
     sizes = pluralize([runs["size"].nunique()], "network size")
@@ -324,5 +327,5 @@ def scope(runs: pd.DataFrame) -> str:
     found = f"{of} in {envs}, {sizes}, {pluralize(cells, 'repeat')} each, of {length}."
     if runs["resumed"].any():
         resumed = pluralize([runs["resumed"].sum()], "run")
-        found += f" {resumed} stopped and resumed: without durations."
+        found += f" {resumed} resumed, so without durations."
     return found

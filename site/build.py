@@ -33,7 +33,8 @@ try:
     from scipy.stats import t as student
 
     from analysis import measures, page, runs, stats
-    from analysis.schema import FRAMEWORKS, SCRIPTS, SourceError, file_of
+    from analysis.catalog import FRAMEWORKS, SCRIPTS, file_of
+    from analysis.schema import SourceError
     from tools.idioms import excerpt, read_idioms
     from tools.sections import BANNER
 except ModuleNotFoundError as error:
@@ -107,8 +108,8 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
             lines = [numbers.setdefault(x, len(numbers)) for x in packed]
             sections.append({"title": title, "start": start, "lines": lines})
         group = row["algorithm"].upper()
-        if row["family"] != "plain":
-            group += f", {row['family']}"
+        if row["setting"] != "plain":
+            group += f", {row['setting']}"
         info = {"file": file, "group": group, "framework": row["framework"]}
         scripts[name] = info | {"sections": sections}
     return scripts, list(numbers)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import __main__, measures, runs, schema
+from analysis import __main__, catalog, measures, runs, schema
 
 LINEN, NNX, CACHED = "ppo_linen", "ppo_nnx", "ppo_nnx_cached"
 COMPILE, TORCH = "ppo_torch_compile", "ppo_torch"
@@ -127,6 +127,7 @@ MODES: dict[str, tuple[str, str, str, float, float]] = {
     "nnx cached_partial": ("ppo_nnx_cached", "nnx", "cached_partial", 3.2, 0.061),
 }
 SECONDS = np.arange(1, 13) / 10  # of each iteration: 0.1, 0.2, ...
+NEW_YEAR = 1767225600.0  # 2026-01-01, in UTC
 RETURNS = np.arange(12) * 10.0
 
 
@@ -139,19 +140,20 @@ def run_info(
     args: dict[str, Any] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Return what run.json holds under benchmark.sh, but for the results.
+    """Return run.json of a run that benchmark.sh started, without the results.
 
-    args replace some of its arguments, and changes its top-level values.
+    args replace some of the arguments, and changes replace top-level values.
     """
-    script, framework, compile_mode, *_ = MODES[mode]
+    script, _, compile_mode, *_ = MODES[mode]
     name = f"{env_id}__{mode.replace(' ', '_')}__{size}__{'sync__' if sync else ''}{seed}"
     own: dict[str, Any] = {"seed": seed, "env_id": env_id}
     own |= {"total_timesteps": 8192 * 12, "num_envs": 32, "num_steps": 256}
-    own |= {"hidden_sizes": schema.SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
+    own |= {"hidden_sizes": catalog.SIZES[size], "learning_rate": 2.5e-4, "sync_for_timing": sync}
     own |= {"run_name": name, "runs_dir": "runs", "track": False, "save_every": 0, "resume": ""}
-    info: dict[str, Any] = {"args": own | (args or {}), "script": script, "framework": framework}
-    info |= {"compile_mode": compile_mode, "resumed": [], "wandb_id": None}
-    info |= {"started": f"2026-01-01T00:00:{seed:02}+0000", "git_commit": "a" * 40}
+    info: dict[str, Any] = {"args": own | (args or {}), "script": script}
+    info |= {"jit_disabled": compile_mode == "none", "resumed": [], "wandb_id": None}
+    started = changes.get("started", NEW_YEAR + seed)
+    info |= {"launched": started - 2.0, "started": started, "git_commit": "a" * 40}
     info |= {"versions": {"torch": "2.13.0", "jax": "0.10.2", "flax": "0.12.8"}}
     info |= {"device": "cpu", "gpu": None, "driver": None, "cpu": "Fast(R) CPU @ 3GHz", "cores": 2}
     info |= {"load": 0.5, "os": "Linux-6.1-x86_64", "container": False}
@@ -173,10 +175,10 @@ def metrics_rows(
     return rows
 
 
-def results(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the part of run.json that is known at the end; of some, a wrapper measured memory."""
-    durations = {"imports": 2.0, "total": rows[-1]["time/elapsed"]}
-    return {"status": "completed", "durations": durations, "peak_host_bytes": 500_000_000}
+def results(info: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the part of run.json that is known at the end; a wrapper may have measured memory."""
+    ended = info["started"] + rows[-1]["time/elapsed"]
+    return {"status": "completed", "ended": ended, "peak_host_bytes": 500_000_000}
 
 
 def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Path:
@@ -185,7 +187,7 @@ def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]] | N
     path = folder / info["args"]["run_name"]
     path.mkdir(parents=True)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "run.json").write_text(json.dumps(results(rows) | info))
+    (path / "run.json").write_text(json.dumps(results(info, rows) | info))
     return path
 
 

@@ -35,9 +35,9 @@ def test_every_kind_of_warning_is_named():
     found = warnings_of(frame, iterations, left_out={"broken": "no run.json"}, notes=("A note",))
     assert found == [
         "1 run left out: broken (no run.json).",
-        f"2 runs diverged, with losses that are no numbers in the end: {names[4]} and {names[7]}.",
-        f"1 run made while others used the machine too: {names[0]}.",
-        f"1 run made with files changed since the commit: {names[2]}.",
+        f"2 runs diverged: the last losses are NaN or infinite: {names[4]} and {names[7]}.",
+        f"1 run made while other processes used the machine: {names[0]}.",
+        f"1 run made with uncommitted changes: {names[2]}.",
         "A note.",
     ]
 
@@ -54,10 +54,10 @@ def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():
     [
         ({"git_commit": "b" * 40}, "2 commits"),
         ({"git_commit": "a" * 40 + "-dirty"}, "not committed"),
-        ({"machine": "3fa9"}, "2 machines, where a study has one"),
+        ({"machine": "3fa9"}, "2 machines, but a study must have one"),
         ({"versions": {"jax": "2", "flax": "3"}}, "different versions"),  # a peer may lack torch
-        ({"load": 9.0}, "1 run made while others used the machine"),
-        ({"resumed": [3]}, "1 run stopped and resumed"),
+        ({"load": 9.0}, "1 run made while other processes used the machine"),
+        ({"resumed": [3]}, "1 run resumed"),
     ],
 )
 def test_what_a_reader_would_hold_against_a_study_is_named(tmp_path, changes, words):
@@ -92,4 +92,4 @@ def test_bad_usage_is_one_sentence(tmp_path):
     write_plain(tmp_path)
     status, _, said = run_command("pack", tmp_path, tmp_path)
     assert status == 2
-    assert "must be a folder for a study, without runs in it" in said
+    assert "contains runs; choose another folder" in said

@@ -160,7 +160,7 @@ def experiment_of(folder):
             "5 497 [491, 502] 0.478 [-5.985, 6.940] 5 500 [500, 500]",
         ),
         ("golden/cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
-        ("golden/cpu/modes", "compile_modes", "ppo_torch 1.93 0.227 ppo_torch_compile"),
+        ("golden/cpu/modes", "compile_modes", "ppo_torch ppo_torch_compile 1.93 0.227"),
         ("golden/cpu", "memory", "small ppo_nnx 920"),
     ],
 )

@@ -126,20 +126,20 @@ HOSTILE = ["a$\\undefined$b", "<script>alert(1)</script>", "W" * 300, "", "$x^{$
 PARTS = {"startup": "startup", "rest": "later iterations"}
 
 
-def looks(modes):
-    return figures.looks(pd.DataFrame({"mode": modes, "framework": modes}))
+def styles(modes):
+    return figures.styles(pd.DataFrame({"mode": modes, "framework": modes}))
 
 
 def draw_bars(modes, sizes):
     rows = [(x, y, 2.0, 4.4, 5.0, 7.0) for x in sizes for y in modes]
     frame = pd.DataFrame(rows, columns=["size", "mode", *PARTS, "low", "high"])
-    return figures.bars(frame, looks(modes), PARTS, "seconds")
+    return figures.bars(frame, styles(modes), PARTS, "seconds")
 
 
 def draw_bands(modes, panels):
     table = [(x, y, 8192.0 * i, i, i - 1, i + 1) for x in panels for y in modes for i in range(9)]
     frame = pd.DataFrame(table, columns=["panel", "mode", "x", "estimate", "low", "high"])
-    return figures.bands(frame, looks(modes), "environment steps", "return")
+    return figures.bands(frame, styles(modes), "environment steps", "return")
 
 
 @pytest.mark.parametrize("draw", [draw_bars, draw_bands])
@@ -161,7 +161,7 @@ def test_hostile_names_are_drawn_to_the_letter_and_matplotlib_is_left_as_it_was(
 def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_known():
     frame = pd.DataFrame({"size": "small", "mode": ["ppo_linen", "ppo_nnx"], "startup": 2.0})
     frame = frame.assign(rest=[4.42, np.nan], low=[6, np.nan], high=[7, np.nan])
-    (axes,) = figures.bars(frame, looks(frame["mode"]), PARTS, "seconds").axes
+    (axes,) = figures.bars(frame, styles(frame["mode"]), PARTS, "seconds").axes
     assert [x.get_text() for x in axes.texts] == ["6.42", "-"]
     ends = [(x.get_x(), x.get_width()) for x in axes.patches if isinstance(x, Rectangle)]
     assert ends[0] == (0, 2)
@@ -173,27 +173,27 @@ def test_an_interval_that_leaves_the_bars_is_cut_and_marked():
     frame = pd.DataFrame({"size": "small", "mode": ["ppo_linen", "ppo_nnx", "ppo_torch"]})
     frame = frame.assign(startup=2.0, rest=[4.0, 5.0, 8.0], low=[np.nan, 0.1, 9.5])
     figure = figures.bars(
-        frame.assign(high=[np.nan, 5571.9, 10.5]), looks(frame["mode"]), PARTS, "s"
+        frame.assign(high=[np.nan, 5571.9, 10.5]), styles(frame["mode"]), PARTS, "s"
     )
     (axes,) = figure.axes
     assert axes.get_xlim()[1] < 2 * 10
     marks = [x for x in axes.lines if x.get_marker() == ">"]
     assert [list(np.asarray(x.get_xydata()).ravel()) for x in marks] == [[15, 1]]
-    assert figure.legends[0].get_texts()[-1].get_text() == figures.GOES_ON
-    calm = figures.bars(frame.assign(high=[np.nan, 8.0, 10.5]), looks(frame["mode"]), PARTS, "s")
-    assert figures.GOES_ON not in [x.get_text() for x in calm.legends[0].get_texts()]
+    assert figure.legends[0].get_texts()[-1].get_text() == figures.BEYOND
+    calm = figures.bars(frame.assign(high=[np.nan, 8.0, 10.5]), styles(frame["mode"]), PARTS, "s")
+    assert figures.BEYOND not in [x.get_text() for x in calm.legends[0].get_texts()]
 
 
 def test_a_band_that_leaves_what_was_seen_is_cut_and_marked_once_a_stretch():
     high = [10.0, 50, 90, 90, 90, 10, 10, 90, 10]
     rows = pd.DataFrame({"panel": "CartPole-v1", "mode": "ppo_linen", "x": np.arange(9.0)})
     rows = rows.assign(estimate=5.0, low=1.0, high=high)
-    (axes,) = figures.bands(rows, looks(["ppo_linen"]), "steps", "return").axes
+    (axes,) = figures.bands(rows, styles(["ppo_linen"]), "steps", "return").axes
     assert axes.get_ylim()[1] > 90
     seen = rows.assign(least=0.0, most=np.linspace(0, 60, 9))
-    figure = figures.bands(seen, looks(["ppo_linen"]), "steps", "return")
+    figure = figures.bands(seen, styles(["ppo_linen"]), "steps", "return")
     (axes,) = figure.axes
     assert axes.get_ylim() == (-3, 63)
     [marks] = [x for x in axes.lines if x.get_marker() == "^"]
     assert list(np.asarray(marks.get_xdata())) == [3, 7]
-    assert figure.legends[0].get_texts()[-1].get_text() == figures.GOES_ON
+    assert figure.legends[0].get_texts()[-1].get_text() == figures.BEYOND

@@ -15,7 +15,16 @@ import pandas as pd
 import pytest
 import wandb
 from conftest import ROOT
-from made_up import MODES, metrics_rows, results, run_info, write_grid, write_plain, write_run
+from made_up import (
+    MODES,
+    NEW_YEAR,
+    metrics_rows,
+    results,
+    run_info,
+    write_grid,
+    write_plain,
+    write_run,
+)
 from sections import ROWS
 
 from analysis import schema
@@ -35,6 +44,11 @@ def test_an_installed_analysis_has_the_scripts(tmp_path):
     code = "from analysis.measures import SCRIPTS; print(*SCRIPTS)"
     said = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
     assert said.split() == list(ROWS)
+
+
+def test_the_scripts_are_read_without_pandas():
+    code = "import sys, analysis.catalog; print({'numpy', 'pandas'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "set()\n"
 
 
 # === One run ====================================================================================
@@ -83,6 +97,31 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
     assert runs["algorithm"].value_counts().to_dict() == {"ppo": 12, "dqn": 1}
 
 
+def test_framework_and_compile_mode_are_those_of_scripts_toml_or_follow_from_the_packages(tmp_path):
+    versions = {"torch": "2.13.0", "jax": "0.10.2"}
+    write_plain(tmp_path / "1", mode="torch compile", jit_disabled=True)
+    write_plain(tmp_path / "2", script="mine", versions=versions)
+    write_plain(tmp_path / "3", script="mine", versions={"flax": "0.12.8"}, seed=2)
+    write_plain(tmp_path / "4", script="sb3", framework="sb3", compile_mode="eager")
+    runs = load(tmp_path).runs
+    assert list(zip(runs["framework"], runs["compile_mode"], strict=True)) == [
+        ("torch", "compile, env none"),
+        ("torch", "unknown"),
+        ("flax", "unknown"),
+        ("sb3", "eager"),
+    ]
+
+
+def test_a_run_without_benchmark_sh_has_no_durations_of_its_process(tmp_path):
+    info = run_info()
+    del info["launched"]
+    write_run(tmp_path, info)
+    [row] = load(tmp_path).runs.to_dict("records")
+    assert row["total"] == pytest.approx(1.0 + 7.8) and row["setup"] == 1.0
+    assert np.isnan([row[x] for x in ("imports", "startup", "process")]).all()
+    assert row["started"] == "2026-01-01T00:00:01+00:00"
+
+
 def test_a_studys_names_join_the_runs_of_one_game_in_two_libraries(tmp_path):
     rules = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
     write_plain(tmp_path / "1", args={"env_id": "envs.doors:Doors"})
@@ -94,7 +133,7 @@ def test_a_studys_names_join_the_runs_of_one_game_in_two_libraries(tmp_path):
         assert found - set(runs["env_id"]) == {missing}
         assert runs["env_id"].nunique() == (2 if study == "doors" else 3)
     (tmp_path / "names.toml").write_text("a = 1")
-    with pytest.raises(SourceError, match="has a name that is not text"):
+    with pytest.raises(SourceError, match="every name must be text"):
         load(tmp_path, names=[tmp_path / "names.toml"])
 
 
@@ -137,12 +176,16 @@ def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
     write_plain(tmp_path / "1")
     write_plain(tmp_path / "2", **gpu, driver="1", machine="3fa9")
     write_plain(tmp_path / "3", **gpu, driver="2", os="Linux-6.6-Microsoft-standard-WSL2-x86_64")
-    write_plain(tmp_path / "4", cpu=None, os="macOS-26-arm64", cores=None)  # without benchmark.sh
+    write_plain(tmp_path / "4", cpu=None, os="macOS-26-arm64", cores=None)
+    write_plain(tmp_path / "5", **gpu, os=None)  # not started by benchmark.sh
+    write_plain(tmp_path / "6", os=None)
     assert load(tmp_path).runs["platform"].tolist() == [
         "Linux, Fast, 2 cores",
         "Linux, H200, driver 1, Fast, 2 cores, machine 3fa9",
         "WSL2, H200, driver 2, Fast, 2 cores",
         "macOS, unknown processor",
+        "unknown, H200",
+        "unknown",
     ]
 
 
@@ -151,8 +194,9 @@ def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
     ("changes", "row", "reason"),
     [
         ({"status": "running"}, {}, "it was killed, or is still running"),
-        ({"status": "stopped"}, {}, "status is stopped"),
-        ({"args": {"num_envs": 0}}, {}, "not a run of this benchmark: ZeroDivisionError"),
+        ({"status": "stopped"}, {}, "it was stopped before its end"),
+        ({"status": "diverged"}, {}, "its losses became NaN or infinite"),
+        ({"args": {"num_envs": 0}}, {}, "not a run of this project: ZeroDivisionError"),
         ({"args": {"seed": 10**400}}, {}, "seed is "),
         ({"cores": "many"}, {}, "cores is 'many', not a number"),
         ({}, {"time/iteration": 0}, "iteration 9: time/iteration is 0, not a number above"),
@@ -193,7 +237,7 @@ def test_what_is_no_good_file_is_a_reason_and_never_hangs(tmp_path):
 
 
 def test_text_from_strangers_is_clean_once_loaded_and_speaks_for_nobody_else(tmp_path):
-    names = ("script", "framework", "compile_mode", "started", "device", "cpu", "os", "git_commit")
+    names = ("script", "framework", "compile_mode", "device", "cpu", "os", "git_commit")
     args = {"env_id": HOSTILE, HOSTILE: HOSTILE, "run_name": "x"}
     info = run_info(versions={"jax": HOSTILE, HOSTILE: "1"}, args=args)
     info |= dict.fromkeys(names, HOSTILE)
@@ -223,15 +267,15 @@ def test_runs_that_failed_are_named_from_the_drivers_log(tmp_path):
 # === Made twice =================================================================================
 def test_of_runs_made_twice_the_newest_whole_one_counts(tmp_path):
     """Also at another commit or version: a seed that was run again is no second observation."""
-    late = "2026-01-31T22:00:00-0200"  # half an hour after the next
+    late = NEW_YEAR + 3600.0
     new = write_plain(tmp_path / "a", started=late, git_commit="b" * 40, versions={"jax": "0.11"})
-    old = write_plain(tmp_path / "b", started="2026-01-31T23:30:00+0000")
-    stopped = write_plain(tmp_path / "c", started="2026-02-01T00:00:00+0000", resumed=[3])
+    old = write_plain(tmp_path / "b", started=late - 1800)
+    stopped = write_plain(tmp_path / "c", started=late + 1800, resumed=[3])
     write_plain(tmp_path / "cores", cores=4)
     write_plain(tmp_path / "rate", args={"learning_rate": 1e-3})
     data = load(tmp_path)
     assert len(data.runs) == 3
-    reason = f"made again as a/{new.name}, which counts"
+    reason = f"repeated as a/{new.name}, which is used"
     assert data.left_out == {f"b/{old.name}": reason, f"c/{stopped.name}": reason}
 
 
@@ -246,8 +290,8 @@ def write_program(folder, seed, started):
 
 def test_of_a_program_the_first_agent_has_the_durations_and_of_two_the_timed_one_counts(tmp_path):
     write_plain(tmp_path / "alone")
-    write_program(tmp_path / "a", 1, "2026-01-02T00:00:00+0000")
-    write_program(tmp_path / "b", 2, "2026-01-01T00:00:00+0000")  # seeds 2 to 4, made before
+    write_program(tmp_path / "a", 1, NEW_YEAR + 86400)
+    write_program(tmp_path / "b", 2, NEW_YEAR)  # seeds 2 to 4, made before
     data = load(tmp_path)
     assert data.runs["settings"].nunique() == 2
     runs = data.runs[data.runs["num_agents"] == 3].set_index("seed")
@@ -263,7 +307,7 @@ def test_of_a_program_the_first_agent_has_the_durations_and_of_two_the_timed_one
     ("source", "reason"),
     [
         ("foreign", r"no completed run .*1 left out, e.g. foreign"),
-        ("missing", "missing is not a folder of runs"),
+        ("missing", "missing is neither a folder of runs nor a table"),
         ("wandb:a/b/c", "wandb:entity/project, not wandb:a/b/c$"),
     ],
 )
@@ -277,7 +321,7 @@ def test_a_source_without_runs_is_one_sentence(tmp_path, monkeypatch, source, re
 
 def test_folders_and_studies_within_and_beside_each_other_are_one_table(tmp_path):
     one = write_plain(tmp_path / "a", seed=8).name
-    write_plain(tmp_path / "older", seed=8, started="2025-01-01T00:00:00Z")
+    write_plain(tmp_path / "older", seed=8, started=NEW_YEAR - 86400)
     (tmp_path / "older" / "broken").mkdir()
     (tmp_path / "older" / "broken" / "metrics.jsonl").touch()
     save(load(tmp_path / "older"), tmp_path / "b" / "deep" / "study")
@@ -291,8 +335,8 @@ def test_folders_and_studies_within_and_beside_each_other_are_one_table(tmp_path
     assert len(data.iterations) == 13 * 12
     assert f"{tmp_path}/a/{one}" in set(data.runs["run"])
     assert set(data.iterations["run"]) == set(data.runs["run"])
-    [again] = [x for x in data.left_out.values() if "made again" in x]
-    assert again == f"made again as {tmp_path}/a/{one}, which counts"
+    [again] = [x for x in data.left_out.values() if "repeated" in x]
+    assert again == f"repeated as {tmp_path}/a/{one}, which is used"
 
 
 def test_a_study_is_the_same_tables_to_the_last_bit(tmp_path):
@@ -338,10 +382,10 @@ def test_runs_are_the_same_from_wandb_as_from_their_folders(tmp_path, monkeypatc
     write_run(tmp_path / "runs", info, rows)
     killed = [row | {"charts/episodic_return": -1.0} for row in rows[4:7]]
     found = [
-        from_wandb("whole", info, results(rows), rows),
-        from_wandb("resumed", run_info(seed=2), results(rows), rows[:4] + killed + rows[4:]),
-        from_wandb("foreign", {}, results(rows), rows),
-        from_wandb("stopped", info, results(rows) | {"status": "stopped"}, rows),
+        from_wandb("whole", info, results(info, rows), rows),
+        from_wandb("resumed", run_info(seed=2), results(info, rows), rows[:4] + killed + rows[4:]),
+        from_wandb("foreign", {}, results(info, rows), rows),
+        from_wandb("stopped", info, results(info, rows) | {"status": "stopped"}, rows),
         from_wandb("crashed", {}, {}, [], state="crashed"),
     ]
     api = create_autospec(wandb.Api)  # refuses what the client's own would not take
@@ -350,9 +394,9 @@ def test_runs_are_the_same_from_wandb_as_from_their_folders(tmp_path, monkeypatc
 
     data = load("wandb:team/project", filters={"group": "mine"})
     assert api.return_value.runs.call_args.args == ("team/project", {"group": "mine"})
-    assert data.left_out["crashed (crashed)"] == "no results; W&B calls it crashed"
-    assert "not a run of this benchmark" in data.left_out["foreign"]
-    assert data.left_out["stopped"] == "status is stopped"
+    assert data.left_out["crashed (crashed)"] == "no results; its state in W&B is crashed"
+    assert "not a run of this project" in data.left_out["foreign"]
+    assert data.left_out["stopped"] == "it was stopped before its end"
     resumed = data.iterations[data.iterations["run"] == "resumed"]
     assert resumed["charts/episodic_return"].tolist() == [10.0 * i for i in range(12)]
     ours = load(tmp_path / "runs")

@@ -161,4 +161,4 @@ def test_how_often_equivalence_is_claimed_wrongly_is_what_the_report_says():
         candidate = np.where(misses, rng.choice(missed, 5), rng.choice(there, 5))
         claims += stats.equivalence(rng.choice(there, 5), candidate, 25)[1] == "equivalent"
     assert claims / 1000 == pytest.approx(0.25, abs=0.03)
-    assert "with five runs of CartPole-v1 25 times in 100" in tables.TABLES["returns"].note
+    assert "with five runs of CartPole-v1 in 25% of the cases" in tables.TABLES["returns"].note

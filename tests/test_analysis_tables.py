@@ -39,7 +39,7 @@ def test_text_stays_text_flags_are_read_as_people_write_them_and_empty_is_missin
     assert data.runs["steady"].tolist() == table["steady"].tolist()
     assert data.runs["sync"].tolist() == [True] * 4 + [False] * 4
     assert data.runs["load"].isna().tolist() == [True, True] + [False] * 6
-    assert f"t.{kind} has columns that are not read: unknown" in data.notes
+    assert f"Ignored columns of t.{kind}: unknown" in data.notes
 
 
 def test_a_seed_stands_for_a_repeat_and_a_row_needs_one_of_them(tmp_path):
@@ -75,11 +75,11 @@ def test_a_row_that_cannot_be_is_left_out_for_one_reason(tmp_path, kind, name, v
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("t.csv", b"", "not a table that can be read"),
+        ("t.csv", b"", "cannot be read as a table"),
         ("t.csv", b"a,b\n1,2,3\n1,2,3\n", "its rows are longer than its header"),
         ("t.csv", b"framework;size\n1;2\n", "has no column framework, compile_mode, env_id"),
-        ("t.parquet", b"PAR1" + bytes(100) + b"PAR1", "not a table that can be read"),
-        ("t.xlsx", b"hello", "is not a folder of runs"),
+        ("t.parquet", b"PAR1" + bytes(100) + b"PAR1", "cannot be read as a table"),
+        ("t.xlsx", b"hello", "is neither a folder of runs"),
     ],
 )
 def test_a_file_that_is_no_table_is_one_sentence(tmp_path, name, content, reason):
@@ -92,7 +92,7 @@ def test_a_file_that_is_no_table_is_one_sentence(tmp_path, name, content, reason
 
 def test_iterations_that_are_there_twice_are_one_sentence(tmp_path):
     iterations = foreign_iterations(foreign_runs()).assign(iteration=3)
-    with pytest.raises(SourceError, match=r"8 left out, e\.g\. r0: iteration 3: it is there twice"):
+    with pytest.raises(SourceError, match=r"8 left out, e\.g\. r0: iteration 3: it appears twice"):
         load(write_study(tmp_path, foreign_runs(), iterations))
 
 
@@ -157,7 +157,7 @@ def test_a_table_with_total_and_no_process_is_compared_by_that_and_it_is_named(t
     means = np.exp(np.log(runs["total"]).groupby(runs["compile_mode"]).mean())
     seconds = known["12 iterations without imports (s)"].astype(float)
     assert seconds["mine jit"] == pytest.approx(means["jit"], rel=1e-2)
-    ratio = known.loc["mine eager", "training without imports, times as long"].split()[0]
+    ratio = known.loc["mine eager", "training time without imports / mine jit time"].split()[0]
     assert float(ratio) == pytest.approx(means["eager"] / means["jit"], rel=1e-2)
     status, said, _ = run_command("report", tmp_path / "t.csv", "--out", tmp_path / "out")
     assert status == 0

@@ -8,9 +8,10 @@ import pytest
 from conftest import ROOT
 from sections import ROWS
 
+from analysis.catalog import FRAMEWORKS
 from analysis.checks import problems
 from analysis.runs import load
-from analysis.schema import FRAMEWORKS, SourceError
+from analysis.schema import SourceError
 from tools import docs, idioms
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
@@ -18,7 +19,7 @@ DOCUMENTS += ROOT.glob("studies/**/*.md")
 FAULTS = {
     "robots": 17,
     "doors": 7,
-    "memory": 8,
+    "recurrent": 8,
     "minatar": 3,
     "peers": 3,
     "ppo_or_sac": 5,
@@ -95,7 +96,7 @@ def test_the_matrix_has_each_script_once_in_the_column_of_its_framework():
     by_files = {row[1]: row for row in cells}
     assert by_files["`more/sac_*_gymnasium.py`"][0] == "SAC, Gymnasium"
     row = "| [linen](more/ppo_rnn_linen.py) | [nnx](more/ppo_rnn_nnx.py) |"
-    assert any(x.startswith(f"| PPO, memory | `more/ppo_rnn_*.py` {row}") for x in matrix)
+    assert any(x.startswith(f"| PPO, recurrent | `more/ppo_rnn_*.py` {row}") for x in matrix)
     assert matrix[0].count("](ppo_nnx") == 3 and matrix[0].endswith("(ppo_torch_compile.py) |")
 
 

@@ -59,9 +59,11 @@ HANG = {"": "hang"}  # all stand-ins
 def project(tmp_path):
     """A copy of the driver, with stand-ins for the scripts and for two GPUs."""
     grids = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid.toml")]
-    files = ["benchmark.sh", "setup.sh", "scripts.toml", "analysis/sizes.toml"]
-    programs = [f"studies/{name}.py" for name in ("grid", "one_run", "machine")]
-    for name in (*files, *programs, *grids):
+    files = ["benchmark.sh", "setup.sh", "scripts.toml"]
+    tables = ("__init__.py", "catalog.py", "sizes.toml", "environments.csv", "columns.csv")
+    files += [f"analysis/{name}" for name in tables]
+    files += [str(path.relative_to(ROOT)) for path in ROOT.glob("bench/*.*")]
+    for name in (*files, *grids):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "analysis/__main__.py").write_text(REPORT)
@@ -82,18 +84,18 @@ def project(tmp_path):
     ("flags", "word"),
     [
         ("fast", "there is no study 'fast'"),
-        ("async --sizes small", "--sizes"),
-        ("--envs @CartPole-v1", "--envs must be of"),
+        ("throughput --sizes small", "--sizes"),
+        ("--envs @CartPole-v1", "--envs must be among"),
         (f"--scripts {'linen,' * 60}own", "'own' is neither a script of this project nor"),
         ("--envs ,", "--envs: must name one or more, not ','"),
         ("--scripts own/ppo_linen.py", "has the name of a script of this project"),
-        ("--scripts own/mine.py,mine.py", "have one name"),
+        ("--scripts own/mine.py,mine.py", "have the same name"),
         ("--only never", "no command matches --only 'never'"),
         ("--only (", "--only: must be a regular expression, not '('"),
         ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is there twice"),
         ("--runs-dir dangling --dry-run", "'dangling' is not"),
-        ("--scripts equinox", "scripts.toml has ppo_equinox, but ppo_equinox.py is not there"),
-        ("mine --iterations 5", "all runs of studies/mine/grid.toml have their own"),
+        ("--scripts equinox", "scripts.toml lists ppo_equinox, but ppo_equinox.py does not exist"),
+        ("mine --iterations 5", "all runs of studies/mine/grid.toml set their iterations"),
     ],
 )
 def test_wrong_usage_gets_one_sentence(project, flags, word):
@@ -109,8 +111,8 @@ def test_wrong_usage_gets_one_sentence(project, flags, word):
 
 
 def refuse(project, study):
-    """The sentence that a grid ends with; benchmark.sh ends as it does."""
-    words = [sys.executable, "-m", "studies.grid", study]
+    """Return the only sentence of a plan that fails; benchmark.sh ends as it does."""
+    words = [sys.executable, "-m", "bench.plan", "benchmark.sh", project, project / "plan", study]
     process = subprocess.run(words, cwd=project, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (2, "")
     [sentence] = process.stderr.splitlines()
@@ -121,18 +123,20 @@ def refuse(project, study):
     ("text", "sentence"),
     [
         ("repeats = three", "grid.toml is not valid TOML: Invalid value (at line 1, column 11)"),
-        (f"iteration = 5{LINEN}", "grid.toml: there is no key 'iteration'"),
-        (f"{LINEN}begin = 'x.py'", "grid.toml, [[runs]] 1: there is no key 'begin'"),
-        (f"repeats = true{LINEN}", "repeats must be a whole number from 1 on, not True"),
-        (f"{LINEN}seeds = [1, '2']", "seeds must be a list of whole numbers from 1 on, not"),
-        (f"{LINEN}label = '../out'", "label must be a name, of letters, digits, '_', '-' and '.'"),
-        (f"{LINEN}flags = ['--gamma 1']", "flags must be a table of flags, as { num-envs = 8"),
-        (f'begin = "a\\nb"{LINEN}', "begin must be a text, not 'a\\nb'"),
+        (f"iteration = 5{LINEN}", "grid.toml: unknown key 'iteration'"),
+        (f"{LINEN}begin = 'x.py'", "grid.toml, [[runs]] 1: unknown key 'begin'"),
+        (f"repeats = true{LINEN}", "repeats must be a positive integer, not True"),
+        (f"{LINEN}seeds = [1, '2']", "seeds must be a list of positive integers, not"),
+        (f"{LINEN}label = '../out'", "label must be a name of letters, digits, '_', '-' and '.'"),
+        (f"{LINEN}flags = ['--gamma 1']", "flags must be a table of flags such as { num-envs = 8"),
+        (f'begin = "a\\nb"{LINEN}', "begin must be one line of text, not 'a\\nb'"),
         (LINEN.replace("linen", "lemon"), "grid.toml, [[runs]] 1: there is no script 'lemon'"),
-        (LINEN.replace("CartPole-v1", "Cart"), "[[runs]] 1: envs must be of: CartPole-v1 Acrobot"),
+        (
+            LINEN.replace("CartPole-v1", "Cart"),
+            "[[runs]] 1: envs must be among: CartPole-v1 Acrobot",
+        ),
         (LINEN.replace('sizes = ["own"]', ""), "[[runs]] 1: sizes is missing"),
         (f"{LINEN}preset = 'mine'", "[[runs]] 1: there is no preset 'mine'"),
-        (f"include = ['mine']{LINEN}", "grid.toml includes itself"),
         ("repeats = 3", "grid.toml has no [[runs]]"),
     ],
 )
@@ -151,10 +155,14 @@ def test_a_mistake_in_a_grid_is_one_sentence(project, text, sentence):
         (
             "scripts.toml",
             "linen = { algorithm = 'ppo' }",
-            "scripts.toml, linen: framework is missing",
+            "scripts.toml, linen: folder must be text",
         ),
         ("scripts.toml", "", "scripts.toml has no scripts"),
-        ("analysis/sizes.toml", "small = 64", "sizes.toml: small must be a list of whole numbers"),
+        (
+            "analysis/sizes.toml",
+            "small = 64",
+            "sizes.toml: small must be a list of positive integers",
+        ),
     ],
 )
 def test_a_mistake_in_what_all_grids_need_is_one_sentence(project, name, text, sentence):
@@ -178,7 +186,7 @@ def test_the_grid_in_the_documentation_lists_what_the_page_says(project):
 @pytest.mark.parametrize("folder", ["it's 5 o'clock\n& \"late\" \\ $HOME\n", "./-runs"])
 def test_a_list_can_be_pasted_and_a_dry_run_changes_nothing(project, folder):
     said = succeed(project, "--runs-dir", folder, "--gpus", "1,GPU-51b2d9a0-6f6b", "--dry-run")
-    assert said.splitlines()[-1] == "Runs missing: 15 of 15, about 3 minutes on two cores."
+    assert said.splitlines()[-1] == "Runs missing: 15 of 15, about 3 minutes on two idle cores."
     assert not (project / folder).exists()
     line = succeed(project, "--list", "--runs-dir", folder).splitlines()[0]
     env = environment(project) | {"RUN_INFO": "{}"}
@@ -260,7 +268,9 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
     assert "RuntimeError: shapes do not match \N{SNOWMAN}" in ends["torch"]["tail"]
     assert "Runs not complete: 4 of 5:" in driver.stdout
     again = driver.stdout.splitlines()[-1]
-    assert again.startswith(f"To run them again: ./benchmark.sh {' '.join(flags)} --notes $'")
+    assert again.startswith(
+        f"To run them again: ./benchmark.sh {' '.join(flags)} --notes '@first='$'"
+    )
     succeed(project, *flags)
     assert len(started(project)) == 9
 
@@ -275,12 +285,12 @@ def test_a_study_has_commands_at_its_begin_and_end(project):
     (project / "end.py").write_text("import sys\nprint(sys.argv)\nsys.exit(1)")
     (project / "analysis/__main__.py").write_text("raise SystemExit(1)")
     first, _, *said = succeed(project, "mine", "--runs-dir", "my & runs").splitlines()
-    assert first.startswith("This takes about 2 hours on two cores: 1 runs.")
+    assert first.startswith("This takes about 2 hours on two idle cores: 1 runs.")
     assert said == [
         "Runs complete: 1 of 1, in my & runs.",
         "['end.py', 'my & runs/x', 'my & runs']",
-        "This failed at the end: python end.py RUNS/x RUNS",
-        "The report could not be made; the runs are in my & runs.",
+        "This command failed: python end.py 'my & runs/x' 'my & runs'",
+        "Could not write the report; the runs are in my & runs.",
     ]
 
 
@@ -311,7 +321,7 @@ def test_a_full_disk_stops_the_grid(project):
     (project / "runs/.benchmark/space").symlink_to("/dev/full")
     driver = bench(project, *TWO, "--no-report")
     assert driver.returncode == 1 and not started(project)
-    assert "no room left in runs, so the grid stops" in driver.stderr
+    assert "no space left in runs; stopping" in driver.stderr
     assert "Runs not complete: 2 of 2:" in driver.stdout
 
 
@@ -328,7 +338,7 @@ def test_stopping_leaves_no_process(project, sent, status, send):
     assert [x[1:3] for x in limits] == [["--kill-after=10", "86400"]] * 2
     send(driver.pid, getattr(signal, sent))
     assert finish(driver).returncode == status
-    assert driver.stderr.endswith("to go on: ./benchmark.sh --gpus 0,1\n")
+    assert driver.stderr.endswith("To continue: ./benchmark.sh --gpus 0,1\n")
     wait_for(lambda: not processes_in(project))
     assert len(started(project)) == 2  # no other run began meanwhile
 
@@ -430,7 +440,7 @@ def test_a_small_real_grid(tmp_path):
     assert said[place + 2].startswith("On CartPole-v1, 1 iteration took ")
     assert [line.split()[0] for line in said[-2:]] == ["ppo_linen", "mine"]
     what, _, command = send.partition(": ")
-    assert what == "To send the offline runs to W&B"
+    assert what == "To upload the offline runs to W&B"
     words = subprocess.check_output(["bash", "-c", f"echo {command}"], cwd=ROOT, text=True)
     program, verb, *folders = words.split()
     assert os.access(ROOT / program, os.X_OK) and verb == "sync" and len(folders) == 2

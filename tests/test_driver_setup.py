@@ -1,4 +1,4 @@
-"""setup.sh, with a stand-in for Python that only notes what it is to install; and machine.py."""
+"""setup.sh, with a stand-in for Python that only notes what to install; and bench/machine.py."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, start_process
 from driving import add_tool
 
-from studies import machine
+from bench import machine
 
 PYTHON = """#!/bin/bash
 case "$*" in
@@ -100,15 +100,15 @@ def test_two_setups_at_once_install_once(project):
 
 
 def test_what_cannot_be_set_up_gets_one_sentence(project):
-    missing = ["setup: VENV is 'nowhere', which has no bin/python."]
+    missing = ["setup: VENV is 'nowhere', but there is no nowhere/bin/python."]
     assert setup(project, VENV="nowhere") == (2, [], missing)
     (project / ".venv").write_text("in the way")
     code, said, (error,) = setup(project)
-    assert (code, said) == (2, []) and f"{project}/.venv" in error
+    assert (code, said) == (2, []) and f"cannot write to {project}/.venv" in error
     (project / ".venv").unlink()
     old = f'exec {sys.executable} -c "import sys; sys.version_info = (3, 10); $2"'
     add_tool(project, "python3.12", f"#!/bin/bash\n{old}\n")
-    error = "setup: no Python 3.11 or later on PATH: install one, then run this again."
+    error = "setup: no Python 3.11 or later on PATH. Install one, then run this again."
     assert setup(project) == (2, [], [error])
 
 
@@ -130,7 +130,7 @@ def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
     def said(text):
         add_tool(tmp_path, "nvidia-smi", f"#!/bin/sh\n{text}\n")
         env = os.environ | {"PATH": f"{tmp_path}/tools:{os.environ['PATH']}"}
-        command = [sys.executable, "-I", ROOT / "studies/machine.py", script]
+        command = [sys.executable, ROOT / "bench/machine.py", script]
         done = subprocess.run(command, env=env, check=True, capture_output=True)
         return json.loads(done.stdout)
 

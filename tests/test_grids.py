@@ -12,10 +12,10 @@ from conftest import ROOT
 from driving import bench, environment, names_of, succeed
 from sections import ROWS, path_of
 
-from analysis.schema import SIZES
+from analysis.catalog import SIZES
 from studies.doors import run as doors_run
 
-PROMISED = {"quick": 15, "async": 108, "sync": 96 + 24, "full": 231}
+PROMISED = {"quick": 15, "throughput": 108, "phases": 96 + 24}
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +56,19 @@ def test_longer_runs_are_said_to_take_longer(env):
 
 def test_a_seed_shuffles_whole_blocks(env, tmp_path):
     """Nothing else decides, or Slurm would find other runs."""
-    sync = ("sync", "--repeats", "2")
-    order = names_of(ROOT, *sync, env=env)
+    phases = ("phases", "--repeats", "2")
+    order = names_of(ROOT, *phases, env=env)
     cells = [cell_of(name) for name in order]
     assert [cell["seed"] for cell in cells] == [1] * 120 + [2] * 120  # repeats are outer
     blocks = groupby(cells, lambda x: (x["seed"], x["label"], x["env"], x["size"]))
     scripts = [tuple(cell["script"] for cell in block) for _, block in blocks]
     assert {len(set(block)) for block in scripts} == {8} and len(set(scripts)) > 25
-    other = names_of(ROOT, *sync, "--seed", "2", env=env)
+    other = names_of(ROOT, *phases, "--seed", "2", env=env)
     assert other != order and sorted(other) == sorted(order)
     flags = ("--notes", "linen", "--runs-dir", "linen", "--track", "--only", "linen", "--from=3")
     (tmp_path / "linen").symlink_to(sys.prefix)
     own = env | {"VENV": str(tmp_path / "linen")}
-    same = names_of(ROOT, *sync, *flags, "--to=4", env=own)
+    same = names_of(ROOT, *phases, *flags, "--to=4", env=own)
     assert same == [name for name in order if "linen" in name][2:4]
     # There a repeat is one block, and no two repeats share the seed of an agent.
     agents = [cell_of(name) for name in names_of(ROOT, "agents", env=env)]
@@ -78,9 +78,9 @@ def test_a_seed_shuffles_whole_blocks(env, tmp_path):
     flags = "--scripts ppo_torch.py,linen,ppo_linen.py --sizes small,large --repeats=2"
     names = names_of(ROOT, *flags.split(), env=env)
     assert len(set(names)) == len(names) == 2 * 2 * 2
-    # The discarded ones come first, and once.
-    full = names_of(ROOT, "full", "--repeats", "2", env=env)
-    assert [name[:6] == "warmup" for name in full] == [True] * 3 + [False] * 2 * 228
+    # Warm-up runs come first, and once.
+    names = names_of(ROOT, "dqn", "--repeats", "2", env=env)
+    assert [name[:6] == "warmup" for name in names] == [True] * 2 + [False] * 8
 
 
 def test_a_row_keeps_iterations_of_its_own(env):
@@ -88,7 +88,9 @@ def test_a_row_keeps_iterations_of_its_own(env):
     assert {(x["label"] == "warmup", x["iterations"]) for x in cells} == {(True, 1), (False, 7)}
 
 
-@pytest.mark.parametrize("study", ["full", "dqn", "doors", "agents", "minatar", "gpu"])
+@pytest.mark.parametrize(
+    "study", ["throughput", "phases", "dqn", "doors", "agents", "minatar", "gpu"]
+)
 def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
     """As they parse them, the commands say what the names of the runs do."""
     kinds = {}  # one command of each
@@ -115,7 +117,7 @@ def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
         assert study in ("doors", "minatar") or args.env_id == cell["env"]
         assert study != "doors" or args.env_id.startswith("envs.doors")
         assert args.hidden_sizes == tuple(SIZES.get(cell["size"], args.hidden_sizes))
-        assert getattr(args, "sync_for_timing", False) == label.startswith("sync")
+        assert getattr(args, "sync_for_timing", False) == label.startswith("phases")
         assert "agents" not in label or label == f"agents-{args.num_agents}"
         assert (args.save_every == 20) == (cell["env"] == "minatar" and args.num_iterations > 20)
 
@@ -126,8 +128,10 @@ def test_without_an_environment_scripts_race_in_one_that_takes_their_actions(env
     (line, _) = succeed(ROOT, *scripts, "--list", env=env).splitlines()
     assert " --total-timesteps 409600 " in line
     driver = bench(ROOT, "--scripts", "linen,dqn_linen,continuous_torch", env=env)
-    said = "benchmark.sh: --scripts: continuous_torch takes continuous actions and linen discrete "
-    assert (driver.returncode, driver.stderr) == (2, f"{said}ones, so no environment is for both\n")
+    both = "continuous_torch needs continuous actions and linen discrete ones"
+    why = "so they have no environment in common"
+    assert driver.returncode == 2
+    assert driver.stderr == f"benchmark.sh: --scripts: {both}, {why}\n"
 
 
 def test_tracked_are_all_runs_but_those_side_by_side(env):
@@ -155,8 +159,8 @@ def test_devices_start_one_training_on_as_many(env):
     assert torch[1:6] == [*launch, "more/ppo_torch_ddp.py"]
     assert all("__2devices__" in words[words.index("--run-name") + 1] for words in (jax, torch))
     for others, said in [
-        (("--scripts", "linen"), "linen trains on one device"),
-        (("--scripts", "torch_ddp", "--gpus", "0"), "leave out --gpus"),
+        (("--scripts", "linen"), "--devices is for linen_sharded and torch_ddp, not for linen"),
+        (("--scripts", "torch_ddp", "--gpus", "0"), "omit --gpus"),
     ]:
         process = bench(ROOT, "--devices", "2", *others, "--list", env=env)
         assert process.returncode == 2 and said in process.stderr

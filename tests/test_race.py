@@ -1,4 +1,4 @@
-"""race.py: programs that take turns, what is left of them, and what turns say."""
+"""race.py: programs that run interleaved, that no process is left, and what the turns say."""
 
 import json
 import signal
@@ -13,9 +13,11 @@ import psutil
 import pytest
 from conftest import wait_for
 
+import race as race_module
 from analysis import races
 from analysis.schema import SourceError
 from analysis.stats import Interval
+from bench.interleave import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 # A program that prints a line each so many seconds, and has a worker in a session of its own.
@@ -55,11 +57,15 @@ def num_turns(folder):
     return path.read_text().count('"turn"') if path.exists() else 0
 
 
+def is_guard(process):
+    return str(ROOT / "bench/processes.py") in process.cmdline()
+
+
 def racers_of(process):
-    """The processes that race.py has started, which are not its guard."""
+    """The processes that race.py has started, without its guard."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
-        return [x for x in family if "--guard" not in x.cmdline()]
+        return [x for x in family if not is_guard(x)]
     except psutil.NoSuchProcess:
         return []
 
@@ -69,11 +75,12 @@ def test_a_race_says_who_is_faster_and_keeps_its_turns(tmp_path, ticker):
     slow, fast = ticker(0.04), ticker(0.01)
     status, out, err = race(tmp_path, "--turns", "12", "--seconds", "0.1", slow, fast)
     assert (status, err) == (0, "")
-    assert "ticker.py 0.01 1000000 is" in out and "times as fast as" in out
+    assert "x as fast as" in out and "no significant" not in out.lower()
     (found,) = races.read(tmp_path / "turns.jsonl")
     assert len(found.turns) == 24 and len(found.times()) == 10  # the first two do not count
     assert found.info["versions"]["numpy"] == np.__version__
     assert all(turn.seconds >= 0.1 and turn.iterations >= 1 for turn in found.turns)
+    assert found.info["steps"] == [None, None] and not found.is_per_step()
     assert found.times().median().iloc[0] > 0.036  # no iteration counts that is not timed
     order = [turn.program for turn in found.turns]
     assert order == [0, 1, 1, 0] * 6
@@ -97,11 +104,48 @@ def test_scripts_race_and_flags_reach_them(tmp_path):
     flags = ("--num-envs", "2", "--num-steps", "8", "--num-minibatches", "1")
     status, out, err = race(tmp_path, *turns, script, f"{script} --seed 2", "--", *flags)
     assert status == 0, err
-    assert "ppo_linen.py --seed 2" in out
     (found,) = races.read(tmp_path / "turns.jsonl")
+    assert found.info["programs"] == ["ppo_linen.py", "ppo_linen.py --seed 2"]
+    assert found.info["steps"] == [16, 16] and "µs/step" in out
     assert found.info["flags"] == list(flags)
     assert [len(commit) >= 40 for commit in found.info["commits"]] == [True, True]
     assert not (tmp_path / "runs").exists()
+
+
+def test_steps_of_other_programs_make_them_comparable(tmp_path, ticker):
+    programs = (ticker(0.01), ticker(0.02))
+    words = ("--turns", "12", "--seconds", "0.05", "--steps", "10", "20")
+    status, out, err = race(tmp_path, *programs, *words)
+    assert (status, err) == (0, "") and "µs/step" in out
+    (found,) = races.read(tmp_path / "turns.jsonl")
+    assert found.info["steps"] == [10, 20]
+    (ratio,) = found.ratios().values()
+    assert ratio.estimate == pytest.approx(1, rel=0.1)  # twice the time for twice the steps
+    status, _, err = race(tmp_path, *programs, "--steps", "1", "2", "3")
+    assert status == 2 and "--steps: 3 numbers for 2 programs with @TEXT" in err
+
+
+def test_a_path_may_have_a_space(tmp_path):
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    (folder / "mine.py").write_text("RunLog")
+    status, _, err = race(tmp_path, str(folder / "mine.py"), str(folder / "nothing.py"))
+    assert status == 2 and f"race.py: {folder}/nothing.py: no such script." in err
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["a.py", "b.py"], ["a", "b"]),
+        (["a.py --x 1 --y", "a.py --x 2 --y"], ["a.py --x 1", "a.py --x 2"]),
+        (["a.py --x 1", "../a.py --x 1"], ["a.py", "../a.py"]),
+        (["a.py p --x 1", "a.py p", "b.py p"], ["a.py --x 1", "a.py", "b.py"]),
+        (["a.py", "a.py"], ["a.py (1)", "a.py (2)"]),
+    ],
+)
+def test_names_have_only_what_differs(texts, names):
+    programs = [Program(x, [], b"", "", Path(x.split()[0]), None) for x in texts]
+    assert race_module.names_of(programs) == names
 
 
 # === Ends =======================================================================================
@@ -115,7 +159,7 @@ def test_no_end_leaves_a_process_behind(number, tmp_path, ticker):
     out, err = process.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert process.returncode == 1 and "stopped" in err
-        assert "here" in out or "apart" in out  # what is known so far
+        assert " and " in out or "here" in out  # what is known so far
     wait_for(lambda: not any(x.is_running() for x in family))
     assert num_turns(tmp_path) >= 20
 
@@ -125,7 +169,7 @@ def test_a_program_that_ends_is_left_out_and_the_others_race_on(tmp_path, ticker
     turns = ("--turns", "15", "--seconds", "0.1", "--within", "0")
     status, out, err = race(tmp_path, *turns, *programs)
     assert status == 1
-    assert "is left out: it ended by itself, with exit status 0" in err and "a last word" in err
+    assert "is left out: it ended with exit status 0" in err and "a last word" in err
     assert "0.011" in out
     workers = [x.info for x in psutil.process_iter(["name", "cwd"]) if x.info["name"] == "sleep"]
     assert str(tmp_path) not in [x["cwd"] for x in workers]
@@ -138,7 +182,7 @@ def test_a_guard_that_is_killed_leaves_no_process_behind(tmp_path, ticker):
     wait_for(lambda: num_turns(tmp_path) >= 4)
     family = racers_of(process)
     everything = psutil.Process(process.pid).children(recursive=True)
-    (guard,) = [x for x in everything if "--guard" in x.cmdline()]
+    (guard,) = [x for x in everything if is_guard(x)]
     guard.kill()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
@@ -149,15 +193,15 @@ def test_a_program_without_a_line_is_left_out(tmp_path, ticker):
     silent = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(99)' @tick"
     status, _, err = race(tmp_path, "--patience", "3", ticker(0.01), silent)
     assert status == 1
-    assert "had no iteration in 3 s. Its last lines:\n  1" in err
+    assert "finished no iteration in 3 s. Its last lines:\n  1" in err
 
 
 @pytest.mark.parametrize(
     ("programs", "reason"),
     [
         (["a.py @x"], "name two programs or more"),
-        (["a.py", "b.py"], "a.py is no script"),
-        (["true @x", "nowhere/at-all @x"], "nowhere/at-all does not start"),
+        (["a.py", "b.py"], "a.py: no such script. For any other program, append @TEXT, where TEXT"),
+        (["true @x", "nowhere/at-all @x"], "cannot run nowhere/at-all: No such file or directory"),
         (["'a", "b"], "'a: No closing quotation"),
         (["", "b"], "'' names no program"),
         (["@x", "@y"], "names no program"),
@@ -239,7 +283,7 @@ def test_a_wrong_study_is_one_sentence(text, reason, tmp_path):
 def made_race(*programs):
     """A race of programs whose times are given, turn by turn."""
     names = [str(i) for i in range(len(programs))]
-    info = {"programs": names, "thrown_away": 0, "args": {"within": 0.03}}
+    info = {"programs": names, "discarded": 0, "args": {"within": 0.03}}
     turns = [
         races.Turn(turn, program, 10, 10 * seconds)
         for program, times in enumerate(programs)
@@ -264,22 +308,26 @@ def test_the_others_are_compared_where_the_first_was_left_out():
 
 def test_turns_that_do_not_count_and_programs_that_are_missing():
     found = made_race([9, 9, 1, 1, 1, 1, 1, 1], [9, 9, 2, 2, 2, 2, 2, 2, 7], [9, 9, 3])
-    found.info["thrown_away"] = 2
+    found.info["discarded"] = 2
     assert list(found.times().columns) == ["0", "1", "2"]
     ratios = found.ratios()
     assert ratios["1"] == pytest.approx((2, 2, 2))  # the turn that the first has not is not paired
     assert ratios["2"].estimate == pytest.approx(3) and np.isnan(ratios["2"].low)
 
 
+EQUAL = "b and a are equally fast here, to within 3%"
+UNCLEAR = "No significant difference between b and a"
+
+
 @pytest.mark.parametrize(
     ("ratio", "sentence"),
     [
-        ((2.0, 1.9, 2.1), "a is 2.00 times as fast as b here (1.900 to 2.100)."),
-        ((0.5, 0.4, 0.625), "b is 2.00 times as fast as a here (1.600 to 2.500)."),
-        ((1.01, 0.98, 1.02), "b and a are equally fast here to within 3% (0.980 to 1.020)."),
-        ((1.01, 1.005, 1.02), "b and a are equally fast here to within 3% (1.005 to 1.020)."),
-        ((1.1, 0.9, 1.2), "b and a cannot be told apart: 1.100 (0.900 to 1.200)."),
-        ((1.1, np.nan, np.nan), "b and a cannot be told apart: 1.100 (nan to nan)."),
+        ((2.0, 1.9, 2.1), "a is 2.00x as fast as b here (95% interval 1.900 to 2.100)."),
+        ((0.5, 0.4, 0.625), "b is 2.00x as fast as a here (95% interval 1.600 to 2.500)."),
+        ((1.01, 0.98, 1.02), f"{EQUAL} (95% interval 0.980 to 1.020)."),
+        ((1.01, 1.005, 1.02), f"{EQUAL} (95% interval 1.005 to 1.020)."),
+        ((1.1, 0.9, 1.2), f"{UNCLEAR}: 1.100 (95% interval 0.900 to 1.200)."),
+        ((1.1, np.nan, np.nan), "b and a: too few turns to compare them."),
     ],
 )
 def test_sentence(ratio, sentence):
@@ -347,7 +395,7 @@ STRANGE += [HEAD + TURN.replace("1}", "NaN}"), HEAD + TURN + "\n" + TURN]
 def test_a_strangers_file_is_one_sentence(text, tmp_path):
     path = tmp_path / "race.jsonl"
     path.write_text(text + "\n")
-    with pytest.raises(SourceError, match="is no file of race"):
+    with pytest.raises(SourceError, match="was not written by race"):
         races.read(path)
 
 

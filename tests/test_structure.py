@@ -31,6 +31,8 @@ from sections import (
     sections,
 )
 
+from analysis import catalog
+
 OFF_POLICY = (*DQN_SCRIPTS, *SAC_SCRIPTS)
 EACH = pytest.mark.parametrize("name", [*PPO_SCRIPTS, *OFF_POLICY])
 MAIN = """
@@ -45,7 +47,7 @@ def test_every_script_has_a_row_and_every_row_a_script():
     files = [*ROOT.glob("ppo_*.py"), *ROOT.glob("more/*.py")]
     assert sorted(files) == sorted(map(path_of, ROWS))
     for name, row in ROWS.items():
-        assert set(row) == {"folder", "algorithm", "framework", "family", "steps", "teaches"}
+        assert set(row) == set(catalog.FIELDS)
         assert name.startswith(f"{row['algorithm']}_")
         # As many as the script takes by its own arguments, which its first class has.
         num_envs = re.search(r"^    num_envs: int = (\d+)", read(name), re.M)

@@ -43,7 +43,7 @@ PNG = b"\x89PNG"
 
 @pytest.mark.parametrize(
     "name",
-    ["agents", "control", "doors", "gpu", "limits", "memory", "peers", "simulators", "tuning"],
+    ["agents", "control", "doors", "gpu", "limits", "recurrent", "peers", "simulators", "tuning"],
 )
 def test_a_studys_figures_are_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
@@ -67,9 +67,10 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
 
 
 # === Races ======================================================================================
-def listed_race(path, name, **seconds):
-    """A race as a study lists it: ten turns, in which each program has so many seconds a line."""
-    info = {"programs": list(seconds), "thrown_away": 0, "args": {}, "listed": {"name": name}}
+def listed_race(path, name, steps=(), /, **seconds):
+    """Write a race of a study: ten turns, with these steps and seconds per line of each program."""
+    info = {"programs": list(seconds), "discarded": 0, "args": {}, "listed": {"name": name}}
+    info["steps"] = list(steps)
     lines: list[Any] = [info]
     for turn, (program, each) in product(range(10), enumerate(seconds.values())):
         speed = 1 + turn  # of the machine
@@ -91,14 +92,15 @@ def test_a_races_tables(tmp_path):
     ]
     over = tables.race_table(path, "one, small", "b").cells.iloc[:, -1]
     assert over.tolist() == ["0.500 [0.500, 0.500]", "1.00"]
-    with pytest.raises(SourceError, match="no race three"):
+    with pytest.raises(SourceError, match="no race 'three'"):
         tables.race_table(path, "three")
 
 
 def test_a_line_of_another_library_may_stand_for_ten_iterations(tmp_path):
-    path = listed_race(tmp_path / "races.jsonl", "PPO", Linen=0.2048, CleanRL=0.4096)
+    path = listed_race(tmp_path / "races.jsonl", "PPO", [2048] * 2, Linen=0.2048, CleanRL=0.4096)
     lean = {"Linen": 0.2048, "LeanRL": 6.144, "LeanRL, compiled": 2.048}
-    listed_race(path, "PPO beside LeanRL", **{x: 2 * y for x, y in lean.items()})
+    lean = {x: 2 * y for x, y in lean.items()}
+    listed_race(path, "PPO beside LeanRL", [2048, 20480, 20480], **lean)
     found = control.costs(path, "PPO").set_index("program")
     assert found["estimate"].round(6).to_dict() == {
         "Linen": 1,
@@ -168,7 +170,7 @@ def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monk
 def made_up_race(path, programs, *rounds):
     """Seconds of an iteration of each program, in each round; the first round does not count."""
     lines: list[dict[str, Any]] = [
-        {"programs": [f"short {x}" for x in programs], "thrown_away": 1},
+        {"programs": [f"short {x}" for x in programs], "discarded": 1},
     ]
     lines[0]["args"] = {"programs": programs}
     for turn, seconds in enumerate(rounds):

@@ -23,7 +23,8 @@ from sections import path_of
 import ppo_linen_vmap
 import ppo_rnn_torch
 import ppo_torch
-from analysis.runs import NOT_SETTINGS, load
+from analysis.describe import NOT_SETTINGS
+from analysis.runs import load
 from studies.agents import one_scan, side_by_side
 from studies.doors import run as doors_run
 from studies.doors.study import gather
@@ -141,7 +142,6 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
     """Every five iterations and at the end, off the clock."""
     script = importlib.import_module(name)
     monkeypatch.setattr(script, "RunLog", script.RunLog)
-    monkeypatch.setattr(script, "START", 0.0)
     squares, seen = np.eye(45, dtype=np.float32), []
 
     def spy(policy):
@@ -158,7 +158,7 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
     doors_run.main()
     lasted = time.perf_counter() - begin - len(seen)
     info = json.loads((tmp_path / "doors-4__it/run.json").read_text())
-    assert info["durations"]["total"] < lasted
+    assert info["ended"] - info["started"] < lasted
     settings = {"gamma": 0.95, "double_q": True, "train_frequency": 32, "hidden_sizes": [8]}
     assert settings.items() <= info["args"].items()  # those of doors, but for a flag
     rows = gather(tmp_path)
@@ -217,14 +217,14 @@ def run_peer(file, tmp_path, *flags):
     code = f"import library, runpy, sys; sys.path[0] = {str(file.parent)!r}\n"
     code += f"runpy.run_path({str(file)!r}, run_name='__main__')"
     own = {"PYTHONPATH": str(tmp_path), "CALLED_WITH": str(tmp_path / "called.json")}
-    own["RUN_INFO"] = '{"cpu": "Fast", "cores": 3}'  # as benchmark.sh does
+    own["RUN_INFO"] = '{"os": "Linux-6", "cpu": "Fast", "cores": 3}'  # as benchmark.sh does
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
     words += ["--total-timesteps", str(3 * 8192 + 1)]
     subprocess.run([sys.executable, "-c", code, *words], env=os.environ | own, check=True)
     return load(tmp_path / "runs"), json.loads((tmp_path / "called.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "memory/ppo_sb3_recurrent"])
+@pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "recurrent/ppo_sb3_recurrent"])
 def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, tmp_path):
     script = name.partition("ppo_")[2]
     args = asdict(ppo_torch.Args(run_name="usual"))

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -61,11 +62,11 @@ def begin(project, words, env, patch):
     os.environ.pop("PYTHONSAFEPATH", None)  # which the server has, if an async test started it
     os.environ.update(env)
     sys.argv = ["tune.py", *words]
-    tune.HERE = project  # where the stand-in judges
+    tune.HERE = project  # where the stand-in for evaluate.py is
     tune.draw = lambda *_: None  # it takes longer than all else
     if patch:
         patch()
-    tune.main()
+    tune.main(*tune.parse_args())
 
 
 def start(project, *words, mlflow="", patch=None, **plans):
@@ -261,12 +262,12 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path, capsys):
     (waiting,) = tune.counted(study, TrialState.WAITING)
     assert waiting.user_attrs["goes_on"] == other.number
     tune.finish(command)  # too early
-    assert "other commands run trials" in capsys.readouterr().out
+    assert "Other commands are running trials" in capsys.readouterr().out
 
 
 def live_on():
-    tune.DIE_TOO = []
-    tune.BEAT = 0
+    tune.processes.Guard = Mock()
+    tune.HEARTBEAT = 0
 
 
 def test_what_a_killed_command_left_behind_is_waited_for(project):
@@ -301,7 +302,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(project):
         os.kill(command.pid, number)
         status, out, err = wait(project, command)
         assert (status, err) == (128 + number, "") and not processes_in(project)
-        assert out.splitlines()[-1] == "Stopped. The same command goes on."
+        assert out.splitlines()[-1] == "Stopped. Run the same command again to continue."
         assert runs <= {x["run"] for x in traced(project, "stop")}
     assert run(project, *words)[::2] == (0, "")
     check_runs(project)
@@ -364,9 +365,9 @@ def test_failures_are_told_and_the_study_goes_on(project):
     plans["own-seed-1002"] = "crash"
     status, out, err = run(project, *words, **plans)
     said = tune.plain("RuntimeError: shapes do not match \N{SNOWMAN} \x1b[31m")
-    crash = f"fake.py ended by 1: {said}"
+    crash = f"fake.py ended with status 1: {said}"
     assert (status, err) == (1, crash + "\n") and "\x1b" not in out
-    told = {1: crash, 2: "fake.py ended by -9: it said nothing", 3: "no end after 3 s"}
+    told = {1: crash, 2: "fake.py ended with status -9: no output", 3: "not finished after 3 s"}
     for trial in load(project).trials:
         assert (trial.state == TrialState.FAIL) == (trial.number in told)
         assert trial.user_attrs.get("error") == told.get(trial.number)
@@ -381,14 +382,14 @@ def test_failures_are_told_and_the_study_goes_on(project):
 
 def test_where_all_trials_fail_one_sentence_says_so(project):
     status, out, err = run(project, *QUICK, "--trials", 1, diverged="")
-    assert (status, err) == (1, "no trial is complete: trials.csv says why\n")
-    assert "trial 0: an agent's return is no number" in out
+    assert (status, err) == (1, "no trial is complete; trials.csv has the reasons\n")
+    assert "trial 0: the return of an agent is not finite" in out
 
 
 def test_what_the_scripts_own_settings_cannot_run_ends_the_study(project):
     """With the script's sentence; once it is mended, the same command goes on."""
     words = [*QUICK, "--trials", 2]
-    sentence = "fake.py ended by 2: --env-id: a package is missing\n"
+    sentence = "fake.py ended with status 2: --env-id: a package is missing\n"
     assert run(project, *words, **{"0000-": "refused"})[::2] == (2, sentence)
     assert run(project, *words, **{"0002-": "refused"})[::2] == (0, "")
     own, another = tune.counted(load(project))
@@ -401,14 +402,14 @@ def test_what_the_scripts_own_settings_cannot_run_ends_the_study(project):
     "words, sentence",
     [
         ("fake.py --gamma 2", "--gamma must lie between 0 and 1, not 2.0"),
-        ("fake.py --run-name=x", "--run-name cannot be set: tune.py gives it to each run"),
+        ("fake.py --run-name=x", "--run-name cannot be set: tune.py sets it for each run"),
         ("fake.py --studies-dir /dev/null", "the study cannot be opened: [Errno 20] Not a dir"),
         ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is fixed, by a flag"),
         ("fake.py --space gama=0.9", "the script has no gama"),
-        ("fake.py --space gamma=a:\x1b[31m", "is no NAME=LOW:HIGH[:log] or NAME=A,B,C"),
-        ("fake.py --space gamma=0.5:2", "it has no values from 0.5 to 2.0"),
+        ("fake.py --space gamma=a:\x1b[31m", "must be NAME=LOW:HIGH[:log] or NAME=A,B,C"),
+        ("fake.py --space gamma=0.5:2", "the range from 0.5 to 2.0 is empty or not allowed"),
         ("many.py", "many.py does not train one agent"),
-        ("ppo_lenin", "ppo_lenin is neither a file nor the name of a script of this project"),
+        ("ppo_lenin", "ppo_lenin is neither a file nor a script of this project"),
     ],
 )
 def test_what_is_wrong_is_said(project, words, sentence):
@@ -425,12 +426,12 @@ def test_a_study_goes_on_only_as_it_was_begun_and_by_one_command(project):
     assert run(project, *words)[0] == 0
     code = (project / "fake.py").read_text()
     (project / "fake.py").write_text(code + "# another\n")
-    sentence = f"study {NAME} was begun with another version: name another by --study\n"
+    sentence = f"study {NAME} was started with another version; choose another --study\n"
     assert run(project, *words)[::2] == (2, sentence)
     (project / "fake.py").write_text(code)
     with tune.locked(project / "tuned" / NAME / "study.lock", ""):
         status, _, err = run(project, *words)
-    assert status == 2 and err.startswith("another command runs this study")
+    assert status == 2 and err.startswith("another command is running this study")
     # These only say how, or how much.
     more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
     assert run(project, *words, *more)[0] == 0
@@ -474,7 +475,7 @@ def test_ranges(capsys):
     assert parse("hidden_sizes", "8x8,9").choices == ("8x8", "9", "64x64")
     assert parse("gamma", "0.9,2,0.5,0.9") == kinds.CategoricalDistribution([0.9, 0.5, 0.99])
     assert parse("loss", "huber,l1").choices == ("huber", "mse")
-    assert "gamma is searched without 2.0: Error" in capsys.readouterr().out
+    assert "Leaving out gamma=2.0: Error" in capsys.readouterr().out
 
 
 def test_the_same_seed_proposes_the_same(tmp_path):
@@ -495,7 +496,7 @@ def test_the_space_is_of_settings_that_scripts_have():
         tree = ast.parse(path.read_text())
         (found,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Args")
         names = {ast.unparse(x.target) for x in found.body if isinstance(x, ast.AnnAssign)}
-        assert {*tune.OURS, "env_id", "total_timesteps"} <= names
+        assert {*tune.GIVEN, "env_id", "total_timesteps"} <= names
         how_often_it_logs = set() if name in PPO_SCRIPTS else {"num_steps"}
         space = tune.SPACE | tune.CONTINUOUS_SPACE | tune.SAC_SPACE
         searched = space.keys() & names - how_often_it_logs
@@ -517,7 +518,7 @@ def begun(monkeypatch):
     def begun(folder, *words):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["tune.py", *map(str, words)])
-        return tune.begin()
+        return tune.begin(*tune.parse_args())
 
     yield begun
     sys.modules.pop("fake", None)
@@ -546,7 +547,7 @@ def test_mlflow_has_all_of_a_study_once(project, begun, monkeypatch):
     monkeypatch.setattr(tune, "draw", lambda *_: None)
     command = begun(project, *words, "--mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with pytest.raises(SystemExit, match=r"^--mlflow: .*the same command tries again$"):
+    with pytest.raises(SystemExit, match=r"^--mlflow: .*run the same command to try again$"):
         tune.finish(command)
     server = f"sqlite:///{project}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)

@@ -21,11 +21,12 @@ from itertools import takewhile
 from pathlib import Path
 
 from analysis import page, tables
+from analysis.catalog import SCRIPTS, file_of
 from analysis.formatting import join
 from analysis.measures import Experiment, experiments
 from analysis.page import Table, Text
 from analysis.runs import load
-from analysis.schema import SCRIPTS, SourceError, file_of
+from analysis.schema import SourceError
 from tools import idioms
 from tools.sections import changed_lines, function, read
 
@@ -43,7 +44,7 @@ COLUMNS = ("linen", "nnx", "equinox", "torch", "torch_compile")  # of the script
 def experiment_of(source: str, where: str | None) -> Experiment:
     """Return the largest experiment of a source, where each word is an environment, size or length.
 
-    A length is so many iterations, as 100it.
+    A length is a number of iterations, such as 100it.
     """
     data = load(ROOT / source)
     for word in (where or "").split():
@@ -99,11 +100,12 @@ def scripts_matrix() -> str:
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     settings: dict[tuple[str, str], list[str]] = {}
     for name, row in SCRIPTS.items():
-        settings.setdefault((row["algorithm"], row["family"]), []).append(name)
-    for (algorithm, family), names in settings.items():
-        kind = "" if family == "plain" else f", {family}"
-        setting = algorithm.upper() + kind.replace("continuous", "continuous actions")
-        # A link says what lies between the words that all names of the row begin and end with.
+        settings.setdefault((row["algorithm"], row["setting"]), []).append(name)
+    for (algorithm, kind), names in settings.items():
+        setting = algorithm.upper()
+        if kind != "plain":
+            setting += f", {kind.replace('continuous', 'continuous actions')}"
+        # The text of a link is the name without the prefix and suffix that the row has in common.
         words = [name.split("_") for name in names]
         begin = "".join(f"{x}_" for x in shared(words))
         end = "".join(f"_{x}" for x in reversed(shared([x[::-1] for x in words])))
@@ -135,7 +137,7 @@ def diff(old: str, new: str, functions: list[str]) -> str:
 
 
 def own_blocks(source: str) -> dict[str, Callable[[Path], Table | Text]]:
-    """Return the blocks that the study of a source has of its own."""
+    """Return the blocks that the study of a source defines."""
     folder = Path(*Path(source).parts[:2])
     if not (ROOT / folder / "study.py").exists():
         return {}

@@ -1,7 +1,7 @@
-"""Draw a study's own figures anew.
+"""Draw the figures of a study again.
 
 python -m tools.draw studies/agents
-python -m tools.draw studies/agents runs/agents    # of runs of yours, into runs/agents/report
+python -m tools.draw studies/agents runs/agents    # from new runs, into runs/agents/report
 """
 
 import argparse
@@ -16,8 +16,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.draw")
     add = parser.add_argument
     add("folder", type=Path, help="studies/NAME")
-    add("runs", type=Path, nargs="?", help="runs of yours; default the study's")
-    add("--out", type=Path, help="folder to write to; default RUNS/report, or the study's")
+    add("runs", type=Path, nargs="?", help="folder of runs; default the data of the study")
+    add(
+        "--out",
+        type=Path,
+        help="folder to write to; default RUNS/report, or the study",
+    )
     args = parser.parse_args()
     if not (args.folder / "study.py").exists():
         parser.error(f"{args.folder} has no study.py")
@@ -25,7 +29,7 @@ def main() -> None:
         parser.error(f"{args.runs} is not a folder of runs")
     study = importlib.import_module(f"studies.{args.folder.name}.study")
     if not hasattr(study, "update"):
-        parser.error(f"{args.folder} has no figure of its own")
+        parser.error(f"{args.folder} has no figures")
     out = args.out or (args.runs / "report" if args.runs else args.folder)
     out.mkdir(parents=True, exist_ok=True)
     try:

@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.schema import FRAMEWORKS, SourceError
+from analysis.catalog import FRAMEWORKS
+from analysis.schema import SourceError
 
 
 class Excerpt(NamedTuple):

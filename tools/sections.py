@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from analysis.schema import SCRIPTS as ROWS
-from analysis.schema import file_of
+from analysis.catalog import SCRIPTS as ROWS
+from analysis.catalog import file_of
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = ["Arguments", "Environment", "Agent", "Storage", "Rollout", "GAE", "Loss", "Update"]
@@ -25,7 +25,7 @@ BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 
 
 def scripts(*words: str) -> tuple[str, ...]:
-    """Those in whose rows all the words are, each as algorithm, framework or family."""
+    """Those in whose rows all the words are, each as algorithm, framework or setting."""
     return tuple(name for name, row in ROWS.items() if set(words) <= set(row.values()))
 
 
@@ -39,7 +39,7 @@ TORCH_SCRIPTS = scripts("ppo", "plain", "torch")
 JAX_SCRIPTS = but(SCRIPTS, *TORCH_SCRIPTS)
 VMAP_SCRIPTS = scripts("ppo", "many agents")
 DEVICES_SCRIPTS = scripts("ppo", "many devices")
-RNN_SCRIPTS = scripts("ppo", "memory")
+RNN_SCRIPTS = scripts("ppo", "recurrent")
 GYMNASIUM_SCRIPTS = scripts("ppo", "Gymnasium")
 ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 CONTINUOUS_IN_GYMNAX = scripts("ppo", "continuous")

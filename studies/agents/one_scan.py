@@ -13,11 +13,8 @@ mean, to which the first adds the seconds of compiling. All metrics are kept on 
 the end, and another number of iterations is another program, compiled anew.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import signal
+import time
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -27,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from more import ppo_linen_vmap
 from more.ppo_linen_vmap import (
     Args,
     Checkpoint,
@@ -75,6 +71,8 @@ def train(args: Args) -> None:
     env = VecEnv(args.env_id, args.num_envs)
     log = RunLogs(
         args,
+        0,
+        packages=["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"],
         script="one_scan",
         framework="linen",
         compile_mode="jit",
@@ -82,7 +80,6 @@ def train(args: Args) -> None:
         obs_shape=env.obs_shape,
         num_actions=env.num_actions,
     )
-    log.begin(0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # there is no iteration to wait for
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
@@ -99,12 +96,10 @@ def train(args: Args) -> None:
         row = {name: x[:, iteration] for name, x in metrics.items()}
         # The log asks the clock when an iteration ends, and here all of them have ended.
         with mock.patch.object(time, "perf_counter", return_value=marks[iteration + 1]):
-            log.write(iteration, row, marks[iteration], marks[iteration])
+            log.write(iteration, row, marks[iteration])
     save_checkpoints(log, Checkpoint(args.num_iterations, train_state, obs, env_state))
-    log.note_saved(args.num_iterations)
-    for one in (*log.agents, log.program):
-        one.info["compile_seconds"] = compiled - start
-    log.close(args.num_iterations)
+    log.update_info(iteration=args.num_iterations, compile_seconds=compiled - start)
+    log.close()
 
 
 def check(args: Args) -> None:
@@ -118,5 +113,4 @@ def check(args: Args) -> None:
 if __name__ == "__main__":
     args = tyro.cli(Args, prog="python -m studies.agents.one_scan")
     check(args)
-    ppo_linen_vmap.START = START
     train(args)

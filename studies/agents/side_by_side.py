@@ -64,9 +64,9 @@ def train(script: str, flags: list[str], seed: int, folder: Path) -> None:
     # JAX would take most of a GPU's memory for the first process.
     environ = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
     info = json.loads(environ.get("RUN_INFO", "{}"))
-    info["side_by_side"] = len(cores)
-    environ["RUN_INFO"] = json.dumps(info)
     start = time.perf_counter()
+    info |= {"side_by_side": len(cores), "launched": time.time()}
+    environ["RUN_INFO"] = json.dumps(info)
     for own_seed, cpus in enumerate(cores, seed):
         name = f"seed{own_seed}"
         # Or the threads of each, as many as there are cores, would wait for each other.

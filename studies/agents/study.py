@@ -13,10 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import figures, page, stats
+from analysis.catalog import FRAMEWORKS
 from analysis.measures import timed
 from analysis.page import Table
 from analysis.runs import load
-from analysis.schema import FRAMEWORKS, SourceError
+from analysis.schema import SourceError
 from analysis.tables import across, texts
 
 VMAP, SCAN, BESIDE, AFTER = "vmap", "one scan", "side by side", "one after another"

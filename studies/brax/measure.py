@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from studies.machine import cpu
+from bench.machine import cpu
 
 RUNS = [
     ("envs.brax:HalfCheetahSpring", 64),

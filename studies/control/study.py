@@ -10,25 +10,24 @@ from analysis.stats import Interval
 from analysis.tables import span, table_of, text, value
 
 LINEN = "Linen"
-# The table's title -> its races, and how many steps of the environment a line of theirs stands for.
-TABLES = {"PPO": (("PPO", "PPO beside LeanRL"), 2048), "SAC": (("SAC",), 100)}
-LINES = {("PPO beside LeanRL", "LeanRL"): 10, ("PPO beside LeanRL", "LeanRL, compiled"): 10}
+TABLES = {"PPO": ("PPO", "PPO beside LeanRL"), "SAC": ("SAC",)}  # the races of each table
 OURS = (LINEN, "compiled PyTorch", "PyTorch")
 
 
 def costs(path: Path, title: str) -> pd.DataFrame:
-    """Return a row per program: microseconds of a step with its share of updates, over Linen's.
+    """Return a row per program: microseconds per environment step, and the ratio to Linen.
 
-    The microseconds are Linen's in the first race, times the ratio, so that all are of one race.
+    The microseconds are those of Linen in the first race times the ratio, so that all rows refer
+    to the same race.
     """
-    names, steps = TABLES[title]
     found = races.named(path)
-    linen = 1e6 * found[names[0]].times()[LINEN].median() / steps
+    first, *_ = TABLES[title]
+    linen = 1e6 * found[first].compared_times()[LINEN].median()
     rows: dict[str, tuple[object, ...]] = {}
-    for name in names:
-        times = found[name].times()
+    for name in TABLES[title]:
+        times = found[name].compared_times()
         for program in times:
-            ratio = races.ratio_of(times[program] / LINES.get((name, program), 1), times[LINEN])
+            ratio = races.ratio_of(times[program], times[LINEN])
             rows.setdefault(program, (program, linen * ratio.estimate, *ratio))
     return pd.DataFrame(rows.values(), columns=["program", "step", *Interval._fields])
 
@@ -91,7 +90,7 @@ BLOCKS = {"control_ppo": ppo_table, "control_sac": sac_table, "control_intel": i
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure."""
+    """Draw the figure of the study."""
     found = {title: costs(source / "races.jsonl", title) for title in TABLES}
     panels = {f"{title} in HalfCheetah": frame for title, frame in found.items()}
     label = "time per step / Linen time per step"

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from craftax.craftax_env import make_craftax_env_from_name
 
+from bench.machine import cpu
 from envs.craftax_symbolic import CraftaxSymbolic, CraftaxSymbolicEndless
-from studies.machine import cpu
 
 NUM_STEPS = 64
 num_envs, rounds = map(int, sys.argv[1:])

@@ -1,22 +1,18 @@
-"""Train in Doors by one of the DQN scripts, and evaluate the agent on all layouts as it learns.
+"""Train in Doors with one of the DQN scripts, and evaluate the agent on all layouts meanwhile.
 
     python -m studies.doors.run more/dqn_linen.py doors --seed 1
 
-The word doors stands for SETTINGS, and flags after it change them. The script then does what it
-does by these flags. Every five iterations the greedy agent also starts from each of the 225
-layouts, and the run's folder gets a line of JSON in layouts.jsonl: iteration, global_step, seconds
-(since the script began), solved (how many layouts), steps (taken in those) and optimal (the fewest
-possible in those). The run's clock stands still meanwhile. A run that is stopped begins anew: the
-script's --resume would go on without evaluation.
+The word doors stands for SETTINGS; flags after it override them. Every five iterations the greedy
+agent also starts from each of the 225 layouts, and layouts.jsonl in the run folder gets a line of
+JSON: iteration, global_step, seconds (since the launch of the process), solved (number of layouts),
+steps (taken in those) and optimal (the minimum for those). The evaluations are not part of the
+durations of the run. A run that was stopped starts over, because --resume would not evaluate.
 """
-
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
 
 import importlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +22,7 @@ import numpy as np
 from envs.doors_gymnasium import LIMIT, DoorsGymnasium, all_layouts, optimal_steps
 
 EVERY = 5  # iterations
-# By these agents solve all layouts, in 640,000 steps. --env-id is added.
+# With these settings, agents solve all layouts in 640,000 steps. --env-id is added.
 SETTINGS = """
     --total-timesteps 640000 --learning-rate 3e-4 --num-envs 64 --num-steps 80 --gamma 0.95
     --buffer-size 102400 --train-frequency 32 --learning-starts 5120 --target-network-frequency 20
@@ -35,7 +31,7 @@ SETTINGS = """
 
 
 def evaluate(policy: Callable) -> dict[str, int]:
-    """Play all layouts at once by a policy, (225, 45) -> (225,)."""
+    """Run an episode in each layout with a policy, which maps (225, 45) to (225,)."""
     layouts = all_layouts()
     envs = [DoorsGymnasium() for _ in layouts]
     starts = [env.reset(options={"layout": x})[0] for env, x in zip(envs, layouts, strict=True)]
@@ -57,41 +53,47 @@ def evaluate(policy: Callable) -> dict[str, int]:
 
 
 def load_policy(script: Any, folder: Path) -> Callable:
-    """What a script has just saved, without a trace in the training's random numbers."""
+    """Load the last checkpoint without changing the random numbers of the training."""
     if not hasattr(script, "torch"):
         return script.load_policy(folder)
-    with script.torch.random.fork_rng(devices=[]):  # first weights are drawn, for nothing
+    with script.torch.random.fork_rng(devices=[]):  # loading draws initial weights
         return script.load_policy(folder)
 
 
 def train(script: Any) -> None:
-    """Run a script by sys.argv, and evaluate its agent as it learns."""
+    """Run a script with sys.argv, and evaluate its agent after each checkpoint."""
     args = script.parse_args()
     args.save_every = EVERY
 
     class RunLog(script.RunLog):
-        """That of the script, which also evaluates what was saved."""
+        """The log of the script, which also evaluates what was saved."""
 
-        def note_saved(self, done: int) -> None:
-            super().note_saved(done)
-            start = time.perf_counter()
+        def update_info(self, **changes: Any) -> None:
+            super().update_info(**changes)
+            if "iteration" not in changes:
+                return
+            start = time.time()
+            iteration = changes["iteration"]
             row = {
-                "iteration": done,
-                "global_step": done * self.steps,
-                "seconds": self.info["durations"]["imports"] + start - self.start,
+                "iteration": iteration,
+                "global_step": iteration * self.steps_per_iteration,
+                "seconds": start - self.info.get("launched", self.info["started"]),
             }
             row |= evaluate(load_policy(script, self.dir))
             with open(self.dir / "layouts.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
-            self.start += time.perf_counter() - start
+            seconds = time.time() - start
+            self.start += seconds
+            self.info["started"] += seconds
+            if "launched" in self.info:
+                self.info["launched"] += seconds
 
     script.RunLog = RunLog
-    script.START = START
     script.train(args)
 
 
 def flags_of(script: str, words: list[str]) -> list[str]:
-    """The flags that a script gets; of a flag that is given twice, it takes the last."""
+    """Return the flags of the script; it uses the last value of a flag."""
     if words[:1] != ["doors"]:
         return words
     is_gymnasium = script.endswith("_gymnasium")
@@ -102,7 +104,7 @@ def flags_of(script: str, words: list[str]) -> list[str]:
 def main() -> None:
     _, file, *words = sys.argv
     path = Path(file)
-    sys.argv = [file, *flags_of(path.stem, words)]  # as if the script had been called
+    sys.argv = [file, *flags_of(path.stem, words)]  # as if the script had been started
     sys.path.insert(0, str(path.parent))
     train(importlib.import_module(path.stem))
 

@@ -101,9 +101,9 @@ def draw(rows: pd.DataFrame) -> Figure:
     points = points.rename(columns={"script": "mode", "global_step": "x"})
     points["panel"] = points["number"].map("{:,} environments".format)
     frameworks = [x.split("_")[1] for x in MODES]
-    looks = figures.looks(pd.DataFrame({"mode": MODES, "framework": frameworks}))
+    styles = figures.styles(pd.DataFrame({"mode": MODES, "framework": frameworks}))
     label = "fraction of layouts solved"
-    return figures.bands(points, looks, "environment steps", label)
+    return figures.bands(points, styles, "environment steps", label)
 
 
 BLOCKS = {"doors_contrasts": contrast_table}

@@ -6,49 +6,50 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import figures, races
+from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
-from analysis.schema import SIZES
 from analysis.stats import Interval
 from analysis.tables import span, table_of, text, texts, value
 
-# Of a script's call; small is its default.
+# Flags of a script for each network; small is the default.
 FLAGS = {x: f" --hidden-sizes {' '.join(map(str, units))}" for x, units in SIZES.items()}
 FLAGS["small"] = ""
 ENVS = {"CartPole-v1": "", "Breakout-MinAtar": " --env-id Breakout-MinAtar"}
 OTHERS = ("nnx", "nnx_cached", "nnx_tree", "equinox", "torch_compile", "torch")
-# What trains, the script in Linen, as it begins, and the steps of an iteration.
-ROBOTS = {
-    "SAC, MuJoCo in Gymnasium": ("more/sac_linen_gymnasium.py", 200),
-    "PPO, MuJoCo in Gymnasium": ("more/ppo_continuous_linen_gymnasium.py", 32 * 64),
-    "PPO, brax": ("more/ppo_continuous_linen.py", 32 * 64),
-    "SAC, brax": ("more/sac_linen.py", 50),
+CONTROL = {  # training -> the script in Linen
+    "SAC, MuJoCo in Gymnasium": "more/sac_linen_gymnasium.py",
+    "PPO, MuJoCo in Gymnasium": "more/ppo_continuous_linen_gymnasium.py",
+    "PPO, brax": "more/ppo_continuous_linen.py",
+    "SAC, brax": "more/sac_linen.py",
 }
 WIDTH = 1024
 WORDS = {"torch_compile": "compiled", "torch": "uncompiled"}
-# How many products with weights of 1024 x 1024 have so many rows, in an iteration of 256 steps and
-# 10 epochs of 8 minibatches: a network has five. Its first and its output are left out.
+# Number of matrix products with 1024 x 1024 weights by their number of rows, in an iteration of 256
+# steps and 10 epochs of 8 minibatches. A network has five; its first and last layers are ignored.
 PRODUCTS = {
-    32: 256 * 5,  # the actor's, in each step
-    16384: 5,  # the critic's, of all obs and next_obs
-    1024: 80 * 2 * 5 * 3,  # both networks', in each minibatch: one forward and two backward
+    32: 256 * 5,  # the actor, in each step
+    16384: 5,  # the critic, on all obs and next_obs
+    1024: 80 * 2 * 5 * 3,  # both networks, in each minibatch: one forward and two backward
 }
 
 
 class Times:
-    """Seconds of an iteration, turn by turn, of programs as they were called."""
+    """Seconds per iteration in each turn, by the command of the program."""
 
     def __init__(self, path: Path) -> None:
         tables: dict[tuple[str, ...], list[pd.DataFrame]] = {}
+        self.steps: dict[str, int] = {}  # per iteration
         for race in races.read(path):
             called = race.info["args"]["programs"]
             names = dict(zip(race.info["programs"], called, strict=True))
-            # A race that was run twice is one race of more turns.
+            self.steps |= {names[name]: steps for name, steps in race.steps().items()}
+            # A race that was run twice is one race with more turns.
             tables.setdefault(tuple(called), []).append(race.times().rename(columns=names))
         self.tables = [pd.concat(x, ignore_index=True) for x in tables.values()]
 
     def with_all(self, *programs: str) -> pd.DataFrame | None:
-        """The turns of the race that had these programs."""
+        """Return the turns of the race that had these programs."""
         return next((x for x in self.tables if set(programs) <= set(x.columns)), None)
 
     def milliseconds(self, program: str) -> float:
@@ -57,7 +58,7 @@ class Times:
         return 1000 * float(turns[program].median())
 
     def ratios(self, program: str, first: str) -> pd.Series | None:
-        """How many times as long the program's iteration takes, in each turn."""
+        """Return the time of a program divided by that of the first, in each turn."""
         turns = self.with_all(program, first)
         return None if turns is None else turns[program] / turns[first]
 
@@ -66,7 +67,7 @@ class Times:
         return races.NOTHING if turns is None else races.ratio_of(turns[program], turns[first])
 
     def called(self, script: str) -> str | None:
-        """How a script was called that ran once."""
+        """Return the command of a script that raced once."""
         return next((x for t in self.tables for x in t if x.startswith(f"{script} ")), None)
 
 
@@ -98,10 +99,10 @@ def ratio_table(path: Path) -> Table:
 
 
 def robot_table(path: Path) -> Table:
-    """A row per script: its steps a second, and how long it takes beside Linen and eager."""
+    """Return a row per script: steps per second, and the ratios to Linen and to eager PyTorch."""
     times = Times(path)
     rows = []
-    for what, (script, steps) in ROBOTS.items():
+    for what, script in CONTROL.items():
         linen = times.called(script)
         assert linen is not None
         others = (script.replace("linen", x) for x in ("torch_compile", "torch"))
@@ -110,7 +111,8 @@ def robot_table(path: Path) -> Table:
             milliseconds = times.milliseconds(program)
             over_linen = times.ratio(program, linen) if program != linen else Interval(1, 1, 1)
             gain = times.ratio(eager, program) if "compile" in program else races.NOTHING
-            cells = (what, Path(program.split()[0]).stem, milliseconds, 1000 * steps / milliseconds)
+            per_second = 1000 * times.steps[program] / milliseconds
+            cells = (what, Path(program.split()[0]).stem, milliseconds, per_second)
             ends = [f"{x}_{y}" for x in ("linen", "eager") for y in Interval._fields]
             rows.append(
                 dict(zip(("what", "mode", "ms", "steps"), cells, strict=True))
@@ -128,7 +130,7 @@ def robot_table(path: Path) -> Table:
 
 
 def agent_table(path: Path) -> Table:
-    """A row per number of agents in a program."""
+    """Return a row per number of agents in a program."""
     times = Times(path)
     rows = []
     for many in (1, 8, 64):
@@ -150,8 +152,8 @@ def agent_table(path: Path) -> Table:
     return table_of("gpu_agents", "Agents in one program", pd.DataFrame(rows), columns)
 
 
-def share_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
-    """The time that products would take by the fastest rate of these, over Linen's iteration."""
+def fraction_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
+    """Return the fraction of a Linen iteration that matrix products take at the fastest rate."""
     measured = pd.DataFrame(json.loads((path.parent / "products.json").read_text()))
     fastest = measured[measured["framework"].isin(frameworks)].groupby("rows")["seconds"].min()
     linen = ppo("linen", "CartPole-v1", "large")
@@ -162,9 +164,9 @@ def share_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
 
 
 def share_table(path: Path) -> Table:
-    """A row per rate: that of the faster framework for each number of rows, and JAX's."""
+    """Return a row for the rates of the faster framework at each size, and for those of JAX."""
     rates = {"the faster of the two": ("jax", "torch"), "JAX": ("jax",)}
-    rows = [{"rate": x, **share_of_products(path, y)._asdict()} for x, y in rates.items()]
+    rows = [{"rate": x, **fraction_of_products(path, y)._asdict()} for x, y in rates.items()]
     columns = {
         "products at the rate of": text("rate"),
         "fraction of ppo_linen's iteration": span(),
@@ -173,7 +175,7 @@ def share_table(path: Path) -> Table:
 
 
 def product_table(path: Path) -> Table:
-    """Each framework's rate, for each number of rows."""
+    """Return the rate of each framework, for each number of rows."""
     frame = pd.DataFrame(json.loads(path.read_text()))
     frame["rate"] = 2e-12 * frame["rows"] * WIDTH**2 / frame["seconds"]
     wide = frame.pivot(index="rows", columns="framework", values="rate").reset_index()
@@ -195,7 +197,7 @@ BLOCKS = {
 
 
 def update(source: Path, out: Path) -> None:
-    """Draw the study's figure: PyTorch beside Linen, turn by turn."""
+    """Draw the ratio of PyTorch to Linen in each turn."""
     times = Times(source / "races.jsonl")
     pairs = {}
     for env in ENVS:
@@ -203,7 +205,7 @@ def update(source: Path, out: Path) -> None:
             for script in ("torch_compile", "torch"):
                 name = f"{env}, {size}, {WORDS[script]}"
                 pairs[name] = (ppo(script, env, size), ppo("linen", env, size))
-    for what, (linen, _) in ROBOTS.items():
+    for what, linen in CONTROL.items():
         for script in ("torch_compile", "torch"):
             programs = [times.called(linen.replace("linen", x)) for x in (script, "linen")]
             pairs[f"{what}, {WORDS[script]}"] = tuple(x or "" for x in programs)

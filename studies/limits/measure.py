@@ -33,8 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from analysis.schema import SIZES
-from studies.machine import describe, git_commit
+from analysis.catalog import SIZES
+from bench.machine import describe, git_commit
 
 ROUNDS = {"small": 10, "medium": 5, "large": 2}
 EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten of the others would take hours
@@ -304,16 +304,14 @@ def torch_parts(script: Any, size: str) -> Parts:
 
 
 def make_log(script: Any, size: str) -> Callable:
-    """What the host does between two iterations: metrics.jsonl and TensorBoard."""
+    """Return a function that logs an iteration to metrics.jsonl and TensorBoard."""
     args = make_args(script, size, runs_dir=tempfile.mkdtemp())
     metrics = dict.fromkeys(METRICS, 0.5)
     with contextlib.redirect_stdout(io.StringIO()):
-        log = script.RunLog(args)
-        log.begin(0)
-    log.give_signals_back()  # this process is measured, and no run
+        log = script.RunLog(args, 0, packages=[])
 
     def write():
-        with contextlib.redirect_stdout(io.StringIO()):  # here JSON goes there
+        with contextlib.redirect_stdout(io.StringIO()):  # stdout is for JSON
             log.write(0, metrics, 0.0, 0.5)
 
     return write

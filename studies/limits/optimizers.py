@@ -20,8 +20,8 @@ import torch
 from scipy import stats
 
 import ppo_torch_compile as ppo
+from bench.machine import describe
 from more import dqn_torch_compile as dqn
-from studies.machine import describe
 
 ROUNDS, STEPS = 21, 100
 CPU = torch.device("cpu")

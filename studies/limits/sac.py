@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.machine import describe
 from more import sac_linen_gymnasium as sac
-from studies.machine import describe
 
 CALLS = 300
 WIDTH, BATCH = 256, 256

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import figures, races, stats
+from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
-from analysis.schema import SIZES
 from analysis.tables import across, span, table_of, text, texts, value
 
 # Part -> its name in the table; those of an update begin where products do.
@@ -116,6 +116,6 @@ def update(source: Path, out: Path) -> None:
     rows = 1000 * table.groupby("script")[list(DRAWN)].mean()
     rows = rows.reset_index(names="mode").assign(size="small", low=float("nan"), high=float("nan"))
     modes = rows[["mode"]].assign(framework=rows["mode"].str.split("_").str[1])
-    looks = figures.looks(modes)
-    figure = figures.bars(rows, looks, DRAWN, "milliseconds of rollout and update")
+    styles = figures.styles(modes)
+    figure = figures.bars(rows, styles, DRAWN, "milliseconds of rollout and update")
     (out / "limits.png").write_bytes(figures.png(figure))

@@ -30,7 +30,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from studies.machine import describe, git_commit
+from bench.machine import describe, git_commit
 
 STEPS = 80  # of Adam, in an iteration
 SIZE = 8  # of a layer, and of a minibatch

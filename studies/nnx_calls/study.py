@@ -54,7 +54,7 @@ def update(source: Path, out: Path) -> None:
     frame = read(source / "measured.jsonl")
     frame = frame[frame["calls"] == MOST_CALLS].rename(columns={"way": "mode", "arrays": "x"})
     frame["panel"] = "flax " + frame["flax"]
-    looks = figures.looks(pd.DataFrame(HUES.items(), columns=["mode", "framework"]))
+    styles = figures.styles(pd.DataFrame(HUES.items(), columns=["mode", "framework"]))
     label = "microseconds of one call"
-    figure = figures.bands(frame, looks, "parameter arrays", label, log=True)
+    figure = figures.bands(frame, styles, "parameter arrays", label, log=True)
     (out / "calls.png").write_bytes(figures.png(figure))

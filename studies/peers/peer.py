@@ -6,7 +6,6 @@ It runs in a peer's own environment, and imports nothing of this repository and 
 import argparse
 import json
 import os
-import platform
 import resource
 import sys
 import time
@@ -85,13 +84,12 @@ def describe(returns: Sequence[float], lengths: Sequence[float]) -> dict[str, An
 
 
 class RunLog:
-    """Writes metrics.jsonl as a run goes, as ppo_torch.py does, and run.json once it is complete.
+    """Write metrics.jsonl during the run, like ppo_torch.py, and run.json once it is complete.
 
-    An iteration lasts from the end of the one before, the first from begin(), to write().
+    An iteration lasts from the end of the previous one to write(); the first starts at begin().
     """
 
-    def __init__(self, args: argparse.Namespace, start: float, compile_mode: str) -> None:
-        """start is when the script began, before its imports."""
+    def __init__(self, args: argparse.Namespace, compile_mode: str) -> None:
         self.beginning = time.perf_counter()
         self.iteration = 0
         self.dir = Path(args.runs_dir, args.run_name).absolute()
@@ -101,16 +99,12 @@ class RunLog:
             "framework": args.exp_name,
             "compile_mode": compile_mode,
             "device": "cpu",
-            "python": platform.python_version(),
             "versions": {package.name: package.version for package in metadata.distributions()},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "started": time.time(),
             "resumed": [],
             "wandb_id": None,
-            "durations": {"imports": self.beginning - start},
         }
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
+        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         self.dir.mkdir(parents=True)
         self.metrics = open(self.dir / "metrics.jsonl", "w", buffering=1)
         self.begin()
@@ -135,7 +129,7 @@ class RunLog:
     def finish(self) -> None:
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.info["status"] = "completed"
-        self.info["durations"]["total"] = time.perf_counter() - self.beginning
+        self.info["ended"] = time.time()
         self.info["peak_host_bytes"] = peak_rss * (1 if sys.platform == "darwin" else 1024)
         partial = self.dir / "run.partial"
         partial.write_text(json.dumps(self.info, indent=2))

@@ -27,10 +27,6 @@ its imports and setup. Its events for TensorBoard are written into the run's fol
 Gymnasium 0.29, hence NumPy 1; PyTorch is that of our scripts, not 2.4.1 as in its own list.
 """
 
-import time
-
-START = time.perf_counter()
-
 import io
 import os
 import re
@@ -69,7 +65,7 @@ class Output(io.TextIOBase):
 def main() -> None:
     args = parse_args("cleanrl", checkout=("../cleanrl", "a checkout of CleanRL at the commit"))
     file = foreign.find(args, REPOSITORY, COMMIT, "cleanrl/ppo.py")
-    log = RunLog(args, START, "eager")
+    log = RunLog(args, "eager")
     foreign.record(log, REPOSITORY, COMMIT)
     words = ["--env-id", args.env_id, "--seed", str(args.seed), "--no-cuda"]
     words += ["--total-timesteps", str(num_iterations(args) * BATCH_SIZE)]

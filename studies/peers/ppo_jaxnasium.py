@@ -15,10 +15,6 @@ what the rollout gave; an iteration lasts from one such call to the next. The fi
 the compiling, as in our scripts.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import jax
 import jaxnasium as jym
 import numpy as np
@@ -29,7 +25,7 @@ from peer import BATCH_SIZE, RunLog, describe, num_iterations, parse_args
 
 def main() -> None:
     args = parse_args("jaxnasium")
-    log = RunLog(args, START, "jit")
+    log = RunLog(args, "jit")
 
     def report(info, iteration) -> None:
         ended = np.asarray(info["returned_episode"])

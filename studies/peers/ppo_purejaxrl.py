@@ -20,12 +20,9 @@ the compiling besides, as in our scripts. The file takes gymnax before version 1
 and navix, which its CartPole does not use.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import runpy
 import sys
+import time
 
 import foreign
 import jax
@@ -41,7 +38,7 @@ def main() -> None:
     file = foreign.find(args, REPOSITORY, COMMIT, "purejaxrl/ppo.py")
     sys.path.append(str(file.parent))  # it imports its wrappers
     make_train = runpy.run_path(str(file))["make_train"]
-    log = RunLog(args, START, "jit")
+    log = RunLog(args, "jit")
     foreign.record(log, REPOSITORY, COMMIT)
     config = {
         "LR": args.learning_rate,

@@ -18,10 +18,6 @@ call to the next. Nothing is evaluated. The first iteration has the compiling, a
 rejax takes gymnax before version 1.0.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 from typing import Any, NamedTuple
 
 import gymnax
@@ -62,7 +58,7 @@ class Counted:
 
 def main() -> None:
     args = parse_args("rejax")
-    log = RunLog(args, START, "jit")
+    log = RunLog(args, "jit")
     before = np.zeros(3)
 
     def report(ended, params) -> None:

@@ -20,10 +20,6 @@ It differs in these: a value loss without the factor 1/2, of the clipped error a
 rate that falls per iteration.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import torch
 from peer import RunLog, parse_args
 from peer_sb3 import train
@@ -61,7 +57,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(RunLog(args, START, "eager"), args, make_model)
+    train(RunLog(args, "eager"), args, make_model)
 
 
 if __name__ == "__main__":

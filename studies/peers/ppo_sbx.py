@@ -21,10 +21,6 @@ It differs in these: a value loss without the factor 1/2, which is not clipped, 
 read its clip_range_vf, and a learning rate that falls per iteration.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import flax.linen as nn
 from peer import RunLog, parse_args
 from peer_sb3 import train
@@ -61,7 +57,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(RunLog(args, START, "jit"), args, make_model)
+    train(RunLog(args, "jit"), args, make_model)
 
 
 if __name__ == "__main__":

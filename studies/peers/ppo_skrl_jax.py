@@ -17,10 +17,6 @@ an entropy_loss_scale would change no gradient, so none is given here. Its GAE u
 steps: the first iteration compiles for long.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import math
 from collections.abc import Callable
 
@@ -85,7 +81,7 @@ def linear_decay(iterations: int, steps: int, epochs: int) -> Callable[[int], fl
 
 def main() -> None:
     args = parse_args("skrl_jax")
-    log = RunLog(args, START, "jit")
+    log = RunLog(args, "jit")
     config.jax.device = "cpu"
     set_seed(args.seed)
     envs = Envs(args, log)

@@ -19,10 +19,6 @@ It differs in these: the clipped value error alone; advantages normalised over t
 of 1e-8; a learning rate that falls per epoch; an episode's end costs a step.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import math
 from itertools import pairwise
 
@@ -75,7 +71,7 @@ class Value(DeterministicMixin, Model):
 
 def main() -> None:
     args = parse_args("skrl_torch")
-    log = RunLog(args, START, "eager")
+    log = RunLog(args, "eager")
     config.torch.device = "cpu"
     set_seed(args.seed)
     envs = Envs(args, log)

@@ -19,10 +19,6 @@ TorchRL's documentation has the training loop written by its user. Its examples 
 anew in each epoch, and here they are computed once.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import math
 
 import gymnasium
@@ -57,7 +53,7 @@ def make_mlp(inputs: int, outputs: int, hidden_sizes: list[int], output_scale: f
 
 def main() -> None:
     args = parse_args("torchrl")
-    log = RunLog(args, START, "eager")
+    log = RunLog(args, "eager")
     torch.manual_seed(args.seed)
     env = make_env(args)
     env.set_seed(args.seed)

@@ -56,7 +56,7 @@ def update(source: Path, out: Path) -> None:
     """Draw the report's bars, in the order of the table, and the race."""
     experiment = experiments(load(source))[0]
     scripts = experiment.runs.drop_duplicates("mode").set_index("mode").loc[order(experiment)]
-    [plot] = report.answer_bars(experiment, figures.looks(scripts.reset_index(), HUES))
+    [plot] = report.answer_bars(experiment, figures.styles(scripts.reset_index(), HUES))
     (out / "answer.png").write_bytes(figures.png(plot.figure))
     race = tables.race_table(source / "races.jsonl", "CartPole-v1").frame
     ours = [x for x in race["program"] if x in MODES]

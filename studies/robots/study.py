@@ -126,7 +126,7 @@ def update(source: Path, out: Path) -> None:
     points = curves(source)
     runs = load(source).runs
     modes = in_order(runs[runs["mode"].isin(points["mode"])].drop_duplicates("mode"))
-    figure = figures.bands(points, figures.looks(modes), "steps", "mean return")
+    figure = figures.bands(points, figures.styles(modes), "steps", "mean return")
     (out / "answer.png").write_bytes(figures.png(figure))
 
 

@@ -14,7 +14,7 @@ from importlib import metadata
 
 import gymnasium
 
-from studies.machine import describe
+from bench.machine import describe
 
 ENVIRONMENTS = (
     *("Pendulum-v1", "InvertedPendulum-v5", "Hopper-v5", "HalfCheetah-v5", "Walker2d-v5"),

@@ -128,7 +128,7 @@ def draw(path: Path) -> Figure:
     entries: list[tuple[Any, str]] = [
         (Line2D([], [], color=colour), name) for name, colour in COLOURS.items()
     ]
-    styles: dict[str, figures.Look] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
+    styles: dict[str, figures.Style] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
     styles |= {"computes": {"linestyle": "", "marker": "o"}}
     styles |= {"waits": {"linestyle": "", "marker": "s", "markerfacecolor": "white"}}
     entries += [(Line2D([], [], color=figures.GREY, **x), name) for name, x in styles.items()]

@@ -13,15 +13,11 @@
 # ///
 """A peer: sb3-contrib's RecurrentPPO, used as its documentation says, with our sizes.
 
-    uv run studies/memory/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
-    ./benchmark.sh memory
+    uv run studies/recurrent/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
+    ./benchmark.sh recurrent
 
 README.md says where it is not the same algorithm.
 """
-
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
 
 import sys
 from pathlib import Path
@@ -96,7 +92,7 @@ def main() -> None:
             device="cpu",
         )
 
-    train(RunLog(args, START, "eager"), args, make_model, make_env)
+    train(RunLog(args, "eager"), args, make_model, make_env)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What memory costs and what it brings: tables, and the figure, of ./benchmark.sh memory.
+"""Cost and benefit of recurrent PPO: tables and the figure of ./benchmark.sh recurrent.
 
-Scripts with memory have other arguments than those without, for which the analysis would compare
-them apart. Here a run's size is that of its hidden layers, which its memory has, too.
+Recurrent scripts have further arguments, for which the analysis would not compare them with others.
+Here the size of a run is the number of units of its hidden layers, which the GRU also has.
 """
 
 from pathlib import Path
@@ -19,12 +19,12 @@ from analysis.tables import across, texts
 
 BASELINE, LIBRARY = "ppo_rnn_linen", "sb3_recurrent"
 MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
-SIZES = {"small": "64", "256x256": "256"}  # of two layers, as of one and a memory
+SIZES = {"small": "64", "256x256": "256"}  # two hidden layers, or one and a GRU
 NAMES = {
     MASKED_CARTPOLE: "CartPole without velocities",
     "envs.memory_chain:MemoryChain30": "MemoryChain, 30 steps",
 }
-LAST = 10  # iterations, whose mean return is what a run has learned
+LAST = 10  # iterations over which the return is averaged
 
 
 def read(source: Path) -> Experiment:
@@ -35,7 +35,7 @@ def read(source: Path) -> Experiment:
 
 
 def cost_table(source: Path) -> Table:
-    """A row per script; for each number of units, an iteration and its ratio."""
+    """Return a row per script: for each number of units, the time of an iteration and its ratio."""
     runs = read(source).runs
     frame = summarize(runs[runs["env_id"] == MASKED_CARTPOLE], ("steady",), BASELINE)
     shown = frame.rename(columns={"mode": "script"})
@@ -46,11 +46,11 @@ def cost_table(source: Path) -> Table:
         ratios = texts(part.rename(columns=lambda x: x.removeprefix("steady_")))
         parts.append(ratios.rename(f"{units} units, time / {BASELINE} time"))
     cells = pd.concat(parts, axis=1).fillna("-").reset_index()
-    return Table("memory_costs", "What memory costs: an iteration", frame, cells)
+    return Table("recurrent_costs", "Time per iteration", frame, cells)
 
 
 def learning_table(source: Path) -> Table:
-    """A row per script, and a column per environment: the mean over seeds, and the least seed."""
+    """Return a row per script, a column per environment: the mean and the minimum over seeds."""
     experiment = read(source)
     rows = experiment.iterations.sort_values("iteration")
     last = rows.groupby("run").tail(LAST).groupby("run")["charts/episodic_return"].mean()
@@ -58,15 +58,15 @@ def learning_table(source: Path) -> Table:
     runs = in_order(runs[(runs["mode"] != LIBRARY) & (runs["size"] == "64")])
     runs = runs.sort_values("env_id", key=lambda x: x.map(list(NAMES).index), kind="stable")
     ends = runs.groupby(["env_id", "mode"], sort=False)["last"].agg(["mean", "min"])
-    frame = (ends.round(2) + 0.0).reset_index()  # no minus before a 0
+    frame = (ends.round(2) + 0.0).reset_index()  # 0 instead of -0
     shown = frame["mean"].map(number) + " (" + frame["min"].map(number) + ")"
     frame = frame.replace({"env_id": NAMES}).rename(columns={"mode": "script"})
     cells = across(frame, shown, ["script"], "env_id")
-    return Table("memory_learning", "What it learns", frame, cells)
+    return Table("recurrent_learning", "Returns", frame, cells)
 
 
 def draw(experiment: Experiment) -> Figure:
-    """Plot the return on CartPole without its velocities against steps, and against seconds."""
+    """Plot the return in CartPole without velocities against steps and against seconds."""
     runs = experiment.runs[
         (experiment.runs["env_id"] == MASKED_CARTPOLE) & (experiment.runs["size"] == "64")
     ]
@@ -78,16 +78,16 @@ def draw(experiment: Experiment) -> Figure:
         found = stats.mean(part["return"].to_numpy())._asdict() | {"mode": part["mode"].iloc[0]}
         points.append({"panel": "against steps", "x": part["steps"].iloc[0]} | found)
         points.append({"panel": "against seconds", "x": part["seconds"].mean()} | found)
-    looks = figures.looks(in_order(runs).drop_duplicates("mode"))
-    figure = figures.bands(pd.DataFrame(points), looks, "", "return of an iteration's episodes")
+    styles = figures.styles(in_order(runs).drop_duplicates("mode"))
+    figure = figures.bands(pd.DataFrame(points), styles, "", "mean return in an iteration")
     for axes in figure.axes:
-        axes.set_ylim(0, 510)  # no return is less or more than 0 and 500
+        axes.set_ylim(0, 510)  # returns are between 0 and 500
     return figure
 
 
-BLOCKS = {"memory_costs": cost_table, "memory_learning": learning_table}
+BLOCKS = {"recurrent_costs": cost_table, "recurrent_learning": learning_table}
 
 
 def update(source: Path, out: Path) -> None:
     """Draw the figure of a folder of runs, or of the study."""
-    (out / "memory.png").write_bytes(figures.png(draw(read(source))))
+    (out / "recurrent.png").write_bytes(figures.png(draw(read(source))))

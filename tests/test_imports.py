@@ -1,34 +1,35 @@
-"""Who imports whom: the arrows of the house that CONTRIBUTING.md draws."""
+"""Which package may import which: the architecture in CONTRIBUTING.md."""
 
 import ast
 from pathlib import Path
 
 from conftest import ROOT
 
-# Room -> those that it may import from, beside itself. A study is a room of its own.
+# Package -> the packages that it may import, besides itself. Each study is a package.
 BELOW = {
     "scripts": set(),
     "analysis": set(),
-    "programs": {"analysis"},
-    "studies": {"analysis", "programs", "scripts"},
-    "tools": {"analysis", "programs", "scripts", "studies"},
+    "bench": {"analysis"},
+    "commands": {"analysis", "bench"},
+    "studies": {"analysis", "bench", "scripts"},
+    "tools": {"analysis", "bench", "scripts", "studies"},
 }
-# Studies that take from another what runs other libraries.
-BESIDE = {("studies/control", "studies/peers"), ("studies/memory", "studies/peers")}
-FOLDERS = {"analysis": "analysis", "envs": "scripts", "more": "scripts"}
+# These studies use the code of another study that runs other libraries.
+BESIDE = {("studies/control", "studies/peers"), ("studies/recurrent", "studies/peers")}
+FOLDERS = {"analysis": "analysis", "bench": "bench", "envs": "scripts", "more": "scripts"}
 FOLDERS |= {"site": "tools", "tools": "tools"}
 
 
-def room_of(path: Path) -> str:
-    """A room, or studies/NAME; of the files beside this project's folders, the scripts' or not."""
+def package_of(path: Path) -> str:
+    """Return the package of a file, such as bench or studies/NAME."""
     first, *rest = path.relative_to(ROOT).parts
     if first == "studies" and len(rest) > 1:
         return f"studies/{rest[0]}"
-    return FOLDERS.get(first, "scripts" if first.startswith("ppo_") else "programs")
+    return FOLDERS.get(first, "scripts" if first.startswith("ppo_") else "commands")
 
 
 def file_of(name: str, importer: Path) -> Path | None:
-    """The file of this project that a dotted name leads to, if one does."""
+    """Return the file of this project with a dotted name, if there is one."""
     parts = name.split(".")
     folders = [ROOT, importer.parent, ROOT / "more", ROOT / "studies/peers"]  # as on sys.path
     for end in range(len(parts), 0, -1):
@@ -49,13 +50,13 @@ def imported_by(path: Path) -> set[Path]:
     return {found for name in names if (found := file_of(name, path))}
 
 
-def test_no_arrow_points_back():
+def test_imports_follow_the_architecture():
     paths = [x for folder in (*FOLDERS, "studies") for x in (ROOT / folder).rglob("*.py")]
     wrong: dict[tuple[str, str], str] = {}
     for path in [*ROOT.glob("*.py"), *paths]:
         for other in imported_by(path):
-            arrow = (room_of(path), room_of(other))
-            room, below = (x.partition("/")[0] for x in arrow)
-            if arrow[0] != arrow[1] and below not in BELOW[room]:
-                wrong[arrow] = f"{path.name} imports {other.name}"
+            pair = (package_of(path), package_of(other))
+            package, imported = (x.partition("/")[0] for x in pair)
+            if pair[0] != pair[1] and imported not in BELOW[package]:
+                wrong[pair] = f"{path.name} imports {other.name}"
     assert wrong.keys() == BESIDE, wrong

@@ -1,6 +1,6 @@
 """Count the operators that PyTorch's GRU calls on a CPU, forwards and backwards.
 
-python -m studies.memory.operators --out studies/memory/operators.json
+python -m studies.recurrent.operators --out studies/recurrent/operators.json
 """
 
 import argparse

@@ -1,0 +1,82 @@
+"""Known before any run: the scripts, the networks, the environments and the columns of a table.
+
+It needs the standard library alone, so whoever only wants the scripts does not wait for pandas.
+"""
+
+import csv
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+# Frameworks as tables and figures write them.
+FRAMEWORKS = {
+    "torch": "PyTorch",
+    "linen": "Flax Linen",
+    "nnx": "Flax NNX",
+    "equinox": "Equinox",
+}
+FIELDS: dict[str, type] = {"folder": str, "algorithm": str, "framework": str, "compile": str}
+FIELDS |= {"setting": str, "steps": int, "teaches": str}
+
+
+class CatalogError(ValueError):
+    """A file of this project that cannot be used; the message is one sentence."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise CatalogError(f"{path.name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CatalogError(f"{path.name} is not valid TOML: {error}") from error
+
+
+def read_csv(name: str) -> list[dict[str, str]]:
+    with open(HERE / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_scripts() -> dict[str, dict[str, Any]]:
+    """Return the rows of scripts.toml by script; an installed analysis has the file beside this."""
+    path = HERE / "scripts.toml"
+    if not path.exists():
+        path = HERE.parent / "scripts.toml"
+    rows = read_toml(path)
+    if not rows:
+        raise CatalogError("scripts.toml has no scripts")
+    for name, row in rows.items():
+        if not isinstance(row, dict):
+            raise CatalogError(f"scripts.toml, {name} must be a table, not {row!r}")
+        for field, kind in FIELDS.items():
+            if not isinstance(row.get(field), kind):
+                wanted = f"{field} must be {'a number' if kind is int else 'text'}"
+                raise CatalogError(f"scripts.toml, {name}: {wanted}")
+    return rows
+
+
+def read_sizes() -> dict[str, list[int]]:
+    """Return the units of each hidden layer, by the name of the network."""
+    sizes = read_toml(HERE / "sizes.toml")
+    for name, units in sizes.items():
+        if not isinstance(units, list) or not all(type(x) is int and x > 0 for x in units):
+            raise CatalogError(f"sizes.toml: {name} must be a list of positive integers")
+    return sizes
+
+
+SCRIPTS = read_scripts()
+SIZES = read_sizes()
+ENVIRONMENTS = {row.pop("env_id"): row for row in read_csv("environments.csv")}
+COLUMNS = read_csv("columns.csv")
+
+
+def file_of(script: str) -> str:
+    """Return the path of a script of this project, relative to the root of the project."""
+    return str(Path(SCRIPTS[script]["folder"], f"{script}.py"))
+
+
+def is_continuous(script: str) -> bool:
+    """Whether a script of this project is for continuous actions."""
+    row = SCRIPTS[script]
+    return row["algorithm"] == "sac" or row["setting"].startswith("continuous")

@@ -1,0 +1,1 @@
+"""Run training scripts, and measure how long they take."""

@@ -1,0 +1,123 @@
+"""Pause, resume and end all processes of a program, wherever they are.
+
+The processes of a program inherit an environment variable, the mark. So they are found even if
+their parent has ended, or if they lead a session of their own. The mark "a" also finds the
+processes with the marks "a.1" and "a.2".
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MARK = "BENCH_MARK"  # the environment variable
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end a program
+
+
+def new_mark() -> str:
+    return uuid.uuid4().hex
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes with a mark; zombies have lost theirs."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        value = (process.info["environ"] or {}).get(MARK, "")
+        if value == mark or value.startswith(f"{mark}."):
+            found.append(process)
+    return found
+
+
+def pause(mark: str) -> None:
+    """Pause the processes, and those that they start meanwhile."""
+    paused: set[psutil.Process] = set()
+    while new := set(marked(mark)) - paused:
+        for process in new:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        paused |= new
+
+
+def resume(mark: str) -> None:
+    for process in marked(mark):
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def end(mark: str, seconds: float = 0) -> None:
+    """Kill the processes; with seconds, first send SIGTERM to the programs and wait so long."""
+    if seconds:
+        processes = [x for x in marked(mark) if leads_session(x)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        psutil.wait_procs(processes, timeout=seconds)
+    for _ in range(200):  # a process in a device driver cannot be killed
+        left = marked(mark)
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        if not left:
+            return
+        time.sleep(0.05)
+
+
+def leads_session(process: psutil.Process) -> bool:
+    with suppress(ProcessLookupError):
+        return os.getsid(process.pid) == process.pid
+    return False
+
+
+def end_on_signals(mark: str) -> None:
+    """On a signal, end the processes with the mark and this process."""
+
+    def stop(number: int, _: Any) -> None:
+        for other in SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        end(mark)
+        sys.exit(128 + number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, stop)
+
+
+class Guard:
+    """A process that ends the marked processes once this process has ended, even by SIGKILL.
+
+    It also deletes the folder, if there is one.
+    """
+
+    def __init__(self, mark: str, seconds: float = 0, folder: Path | None = None) -> None:
+        self.arguments = [mark, str(seconds), str(folder or "")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", __file__, *self.arguments],
+            stdin=subprocess.PIPE,  # closed when this process ends
+            start_new_session=True,  # the end of the terminal does not end the guard
+        )
+
+    def close(self) -> None:
+        """End the processes now."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        if self.process.wait() != 0:  # the guard was killed
+            clean_up(*self.arguments)
+
+
+def clean_up(mark: str, seconds: str, folder: str) -> None:
+    end(mark, float(seconds))
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    clean_up(*sys.argv[1:])

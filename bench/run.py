@@ -1,0 +1,291 @@
+"""Make one run of a plan, in a fresh process: python -m bench.run PLAN NUMBER GPU DRIVER [wait]
+
+benchmark.sh calls this for each run. NUMBER counts the missing runs of the plan from 0, GPU is "-"
+if the run gets no GPU of its own, and DRIVER is the process id of benchmark.sh.
+
+No other run uses the same GPU at the same time, or the same machine if there is no GPU, and two
+calls of benchmark.sh never make the same run. Locks ensure both. The run inherits them, so they
+last as long as the run, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from bench import processes
+from bench.machine import describe, git_commit
+
+# Exit statuses. With 0 the run is complete, or its failure was reported.
+NO_MORE_RUNS = 74  # the disk is full, or benchmark.sh was killed
+BUSY = 75  # another process is making this run
+
+
+@dataclass
+class Run:
+    study: str
+    order_seed: int
+    runs_dir: str
+    timeout: int  # seconds
+    name: str
+    folder: str  # where the script writes
+    repeat: int
+    command: list[str]
+    key: str  # the text that --only searches
+    block: list[Any]  # runs are shuffled within a block
+    seconds: int  # rough duration, on two idle cores
+    line: int = 0  # in the list of runs, from 1
+    gpu: str = ""
+
+    @property
+    def state(self) -> Path:
+        """The folder for logs, locks and unfinished runs."""
+        return Path(self.runs_dir, ".benchmark")
+
+    @property
+    def failed(self) -> Path:
+        """The file with the reason of a failure; benchmark.sh deletes it when it starts."""
+        return self.state / f"{self.name}.failed"
+
+    def has_status(self, status: str) -> bool:
+        try:
+            return f'"status": "{status}"' in Path(self.folder, "run.json").read_text()
+        except (OSError, ValueError):
+            return False
+
+    def is_done(self) -> bool:
+        return self.has_status("completed")
+
+    def is_resumable(self) -> bool:
+        """Whether it is a long run, which saves checkpoints, and has a checkpoint."""
+        if "--save-every" not in self.command or self.is_done():
+            return False
+        files = [x for x in Path(self.folder).glob("checkpoint.*") if x.suffix != ".new"]
+        return any(x.is_file() and x.stat().st_size for x in files)
+
+    def script(self) -> str:
+        return next((x for x in self.command if x.endswith(".py")), "benchmark.sh")
+
+
+@dataclass
+class Plan:
+    """All that a call of benchmark.sh will do."""
+
+    invocation: str  # the command that continues it
+    runs_dir: str
+    started: float  # time.time()
+    end: str  # arguments of Python at the end, in which RUNS is the folder of the runs
+    track: bool
+    report: bool
+    notes: str
+    runs: list[Run]
+    missing: list[int]  # positions of the runs that were not complete at the start
+
+    def write(self, path: str, gpus: str) -> None:
+        """Write the plan, below two lines for benchmark.sh."""
+        values = vars(self) | {"runs": [vars(run) for run in self.runs]}
+        first = f"{len(self.missing)} {gpus}"
+        Path(path).write_text(f"{first}\n{self.invocation}\n{json.dumps(values)}\n")
+
+    @staticmethod
+    def read(path: str) -> "Plan":
+        *_, line = Path(path).read_text().splitlines()
+        values = json.loads(line)
+        return Plan(**(values | {"runs": [Run(**x) for x in values["runs"]]}))
+
+    def progress(self) -> str:
+        """Return how many runs are complete, and about how long the rest will take."""
+        seconds = time.time() - self.started
+        missing = sum(not self.runs[i].is_done() for i in self.missing)
+        text = f"{len(self.runs) - missing}/{len(self.runs)} done, {clock(seconds)}"
+        if missing < len(self.missing):
+            rest = seconds * missing / (len(self.missing) - missing)
+            text += f", about {clock(rest)} left"
+        return f"[{text}]"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+# === Files ======================================================================================
+def log_event(runs_dir: str, **event: Any) -> None:
+    """Append a line to the log in one call, since other drivers may write at the same time."""
+    now = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load": os.getloadavg()}
+    line = json.dumps(now | event).encode() + b"\n"
+    with open(f"{runs_dir}/benchmark.jsonl", "ab+", buffering=0) as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(0, size - 1))
+        if size and log.read(1) != b"\n":  # the last line was cut when the disk was full
+            line = b"\n" + line
+        log.write(line)
+
+
+def check_room(run: Run) -> None:
+    """Raise OSError if a run could not write its files."""
+    # The name is fixed, so the next call removes what a killed process has left.
+    space = run.state / "space"
+    try:
+        space.write_bytes(bytes(1_000_000))
+    finally:
+        space.unlink(missing_ok=True)
+
+
+def lock(file: IO[bytes], holder: str) -> bool:
+    """Lock a file; if it is taken, wait and say for what, or give up if holder is empty."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not holder:
+            return False
+        print(f"Waiting for {holder}.", flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return True
+
+
+# === One run ====================================================================================
+def command_of(run: Run) -> list[str]:
+    """Return the command that starts the run, or resumes it from a checkpoint."""
+    if run.is_resumable():
+        script = run.command.index(run.script())
+        return [*run.command[: script + 1], "--resume", run.folder]
+    if os.path.lexists(run.folder):  # keep the measurements of a killed run
+        (run.state / "partial").mkdir(exist_ok=True)
+        shutil.move(run.folder, run.state / f"partial/{run.name}.{time.time_ns()}")
+    return run.command
+
+
+def environment_of(run: Run, notes: str) -> dict[str, str]:
+    environment = os.environ | {
+        # Every run compiles for itself; with a cache the second run would start faster.
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    environment.setdefault("WANDB_FINISH_TIMEOUT", "60")  # seconds to wait for a lost server
+    if notes:
+        environment["WANDB_NOTES"] = notes
+    if "--track" in run.command:
+        environment["WANDB_RUN_GROUP"] = f"{run.study}-repeat{run.repeat}"
+        environment["WANDB_MODE"] = environment.get("WANDB_MODE") or wandb_mode()
+    return environment
+
+
+def wandb_mode() -> str:
+    """Return "online" if a server accepts the key, or else "offline"."""
+    code = "import sys, wandb; sys.exit(not wandb.login(verify=True))"
+    words = ["timeout", "30", sys.executable, "-c", code]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
+    return "offline" if done.returncode else "online"
+
+
+def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
+    """Make the run, and report its start and its end."""
+    check_room(run)
+    environment = environment_of(run, plan.notes)
+    mode = environment["WANDB_MODE"] if "--track" in run.command else ""
+    details = [f" on GPU {run.gpu}"] if run.gpu else []
+    details += [f", W&B {mode}"] if mode else []
+    print(f"{plan.progress()} {run.name}{''.join(details)}", flush=True)
+    command = command_of(run)
+    event = {"event": "start", "run": run.name, "line": run.line, "study": run.study}
+    event |= {"order_seed": run.order_seed, "gpu": run.gpu, "wandb": mode}
+    log_event(run.runs_dir, **event, command=shlex.join(command))
+    info = describe() | {"git_commit": git_commit(Path(run.script()))}
+    without_jit = "JAX_DISABLE_JIT=1" in command or bool(environment.get("JAX_DISABLE_JIT"))
+    info |= {"jit_disabled": without_jit, "launched": time.time()}
+    output.truncate(0)
+    start = time.monotonic()
+    process = subprocess.Popen(
+        # A new process group, which Ctrl-C in a terminal does not reach.
+        ["timeout", "--kill-after=10", str(run.timeout), *command],
+        env=environment | {"RUN_INFO": json.dumps(info)},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=[output.fileno(), gpu_lock.fileno()],  # the run holds the locks
+    )
+    status = process.wait()
+    processes.end(os.environ[processes.MARK])
+    if status < 0:
+        status = 128 - status  # a signal, counted as shells do
+    seconds = int(time.monotonic() - start)
+    event = {"event": "end", "run": run.name, "exit_status": status, "seconds": seconds}
+    if run.is_done():
+        log_event(run.runs_dir, **event, completed="yes")
+    else:
+        check_room(run)
+        report_failure(run, event, output)
+
+
+def report_failure(run: Run, event: dict[str, Any], output: IO[bytes]) -> None:
+    status, seconds = event["exit_status"], event["seconds"]
+    reason = f"exit status {status}, after {seconds} s"
+    if run.has_status("diverged"):
+        reason = "its losses became NaN or infinite"
+    elif seconds >= run.timeout:
+        reason = f"not finished after {run.timeout} s (--timeout)"
+    elif status == 137:
+        reason = f"killed after {seconds} s, probably because the memory was full"
+    output.seek(-min(2000, output.seek(0, os.SEEK_END)), os.SEEK_END)
+    tail = output.read().decode(errors="replace")
+    log_event(run.runs_dir, **event, completed="no", reason=reason, tail=tail)
+    run.failed.write_text(f"{reason}\n")
+    print(f"FAILED {run.name}: {reason}")
+    for line in tail.splitlines()[-5:]:
+        print(f"    {line[:200]}")
+
+
+def wait_and_make(run: Run, plan: Plan, driver: int, wait: bool) -> int:
+    """Make the run as soon as its GPU is free, unless it was made meanwhile; return the status."""
+    # One lock per machine, user and GPU. Slurm jobs never share a GPU, although names repeat.
+    job, gpus = (os.environ.get(x, "") for x in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"))
+    gpu_file = os.environ.get("TMPDIR") or "/tmp"
+    gpu_file += f"/ppo-benchmark.{os.getuid()}.{job}.{gpus}.lock"
+    # The file with the output of the run is also its lock.
+    with open(run.state / f"{run.name}.log", "ab+") as output, open(gpu_file, "ab") as gpu_lock:
+        holder = f"{run.name}, which is running already or left a process behind"
+        if not lock(output, holder if wait else ""):
+            return BUSY
+        if not run.is_done() and not run.failed.exists():
+            lock(gpu_lock, "another benchmark on this machine to finish its run")
+            if not psutil.pid_exists(driver):
+                return NO_MORE_RUNS
+            make(run, plan, output, gpu_lock)
+        # Closing is not enough: a process that outlived its run may hold the files open.
+        fcntl.flock(gpu_lock, fcntl.LOCK_UN)
+        fcntl.flock(output, fcntl.LOCK_UN)
+    return 0
+
+
+def main() -> None:
+    path, number, gpu, driver, *wait = sys.argv[1:]
+    plan = Plan.read(path)
+    run = plan.runs[plan.missing[int(number)]]
+    mark = os.environ[processes.MARK] = processes.new_mark()
+    processes.end_on_signals(mark)
+    if gpu != "-":
+        run.gpu = gpu
+        # By default CUDA numbers the fastest GPU first, unlike nvidia-smi.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    try:
+        sys.exit(wait_and_make(run, plan, int(driver), wait == ["wait"]))
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = f"no space left in {run.runs_dir}" if is_full else error
+        print(f"benchmark.sh: {reason}; stopping. Completed runs are kept.", file=sys.stderr)
+        sys.exit(NO_MORE_RUNS)
+
+
+if __name__ == "__main__":
+    main()
