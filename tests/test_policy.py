@@ -1,4 +1,4 @@
-"""load_policy: what a run learnt, as a function of observations, in every script."""
+"""load_policy: the trained policy as a function of observations, in every script."""
 
 import importlib
 import shutil
@@ -20,7 +20,7 @@ BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max
 
 @pytest.fixture(scope="session")
 def folder_of(whole_run, tmp_path_factory):
-    """Name of a script -> folder of an agent that it trained shortly, which is made once."""
+    """Return a function: name of a script -> folder of an agent that it trained briefly."""
 
     @cache
     def folder_of(name):
@@ -43,7 +43,7 @@ def policy_of(name, folder, **options):
 
 
 @pytest.mark.parametrize("name", NO_MEMORY)
-def test_ppos_likeliest_action_is_that_of_the_checkpoints_actor(name, folder_of):
+def test_ppo_policy_returns_the_most_likely_action_of_the_actor(name, folder_of):
     folder = folder_of(name)
     obs = np.random.default_rng(0).normal(size=(300, 4))
     logits = reference.forward(weights_in(folder)["actor"], obs)
@@ -54,21 +54,21 @@ def test_ppos_likeliest_action_is_that_of_the_checkpoints_actor(name, folder_of)
 
 
 @pytest.mark.parametrize("name", [*PPO_SCRIPTS, *DQN_SCRIPTS])
-def test_an_obs_of_another_size_is_an_error(name, folder_of):
+def test_an_obs_of_the_wrong_size_is_an_error(name, folder_of):
     shape = tuple(info(folder_of(name))["obs_shape"])
     policy = policy_of(name, folder_of(name))
-    with pytest.raises(Exception):  # noqa: B017  (the framework's)
+    with pytest.raises(Exception):  # noqa: B017  (it depends on the framework)
         policy(np.zeros((2, *shape[:-1], shape[-1] + 1), np.float32))
 
 
 def hundredfold(x):
-    """The last layer of an actor, which is for two actions: it begins with a scale of 0.01."""
+    """Scale the last layer of an actor with two actions, whose initial scale is 0.01."""
     return 100 * x if 2 in np.shape(x) and "float" in str(x.dtype) else x
 
 
 @pytest.mark.parametrize("name", DISCRETE)
-def test_draws_are_by_the_chances_and_repeat_with_the_seed(name, folder_of, tmp_path):
-    """20,000 of one state, within five standard errors."""
+def test_samples_follow_the_probabilities_and_depend_on_the_seed(name, folder_of, tmp_path):
+    """20,000 samples for one obs; the tolerance is five standard errors."""
     folder = shutil.copytree(folder_of(name), tmp_path / "run")
     rewrite(folder, hundredfold)
     obs = np.tile([0.5, -1.0, 0.1, 1.0], (20_000, 1))
@@ -102,8 +102,8 @@ RECALL += "--gru-hidden-size 16 --learning-rate 1e-2 --gamma 0.99 --vf-coef 0.5"
 
 
 @pytest.mark.parametrize("name", RNN_SCRIPTS)
-def test_with_memory_a_policy_remembers_until_an_episode_begins(name, tmp_path):
-    """Recall1 shows a signal, then nothing, and asks for the signal that it showed."""
+def test_an_rnn_policy_remembers_until_an_episode_starts(name, tmp_path):
+    """Recall1 shows a signal, then nothing, and rewards the action that the signal named."""
     flags = f"{RECALL} --env-id probes:Recall1 --total-timesteps {32 * 62 * 10}"
     policy: Any = policy_of(name, train(name, tmp_path, "run", *flags.split()))
     obs_dim = 1
@@ -111,17 +111,17 @@ def test_with_memory_a_policy_remembers_until_an_episode_begins(name, tmp_path):
     nothing = np.zeros((20, obs_dim))
     policy(signal)
     np.testing.assert_array_equal(policy(nothing), signal[:, 0] > 0)
-    # Half of them begin anew: they see nothing, and know nothing of the signal before.
+    # Half of the environments restart. They see nothing, and must have forgotten the signal.
     policy(signal)
     starts = np.arange(20) < 10
     action = policy(nothing, starts.astype(int))
     assert len(set(action[:10])) == 1
     np.testing.assert_array_equal(action[10:], signal[10:, 0] > 0)
-    assert len(policy(nothing[:3])) == 3  # fewer environments begin anew
+    assert len(policy(nothing[:3])) == 3  # another number of environments starts over
 
 
 @pytest.mark.parametrize("name", [name for name in PPO_SCRIPTS if "vmap" in name])
-def test_of_many_agents_one_must_be_named(name, whole_run, capsys):
+def test_one_of_many_agents_must_be_named(name, whole_run, capsys):
     folder = whole_run(name).folder
     with pytest.raises(SystemExit) as stopped:
         policy_of(name, folder)
