@@ -33,10 +33,18 @@ from running import (
     stop,
     train,
 )
-from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, PPO_SCRIPTS, path_of, scripts
+from sections import (
+    ALL_SCRIPTS,
+    CONTINUOUS_SCRIPTS,
+    IMAGE_SCRIPTS,
+    PPO_SCRIPTS,
+    path_of,
+    scripts,
+)
 from torch._inductor import metrics as inductor
 
 COMPILED = ("ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_torch_compile_gymnasium")
+COMPILED += ("ppo_cnn_torch_compile_gymnasium",)
 IN_NUMPY = [x for x in scripts("ppo", "torch") if "gymnasium" in x]  # and without JAX
 LIKE_NNX = ("ppo_nnx_cached", "ppo_nnx_tree")  # they train as ppo_nnx does, to the last digit
 
@@ -99,6 +107,8 @@ def test_a_run_leaves_what_it_did(name, whole_run):
         "device": "cpu",
     }
     expected |= {"device": "cpu", "obs_shape": [4], "num_actions": 2}
+    if name in IMAGE_SCRIPTS:
+        expected |= {"obs_shape": [9, 8, 3], "channels_first": False}
     if name in CONTINUOUS_SCRIPTS:
         expected |= {"obs_shape": [3], "action_low": [-1, 0], "action_high": [3, 10]}
         del expected["num_actions"]
@@ -243,12 +253,12 @@ def test_without_xla_a_run_is_the_same_but_for_the_last_digits(name, tmp_path):
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_by_torch_compile_too_and_its_graphs_are_whole(name, whole_run, tmp_path, monkeypatch):
-    """The minibatch step and, but in ppo_torch_compile, the policy: kernels are made once."""
+    """The minibatch step and, in two scripts, the policy: kernels are made once."""
     torch._dynamo.utils.counters.clear()
     counts = Counts(monkeypatch)
     counts.watch(monkeypatch, importlib.import_module(name))
     folder = train(name, tmp_path, "compiled", *flags_of(name), iterations=5)
-    graphs = 1 if name == "ppo_torch_compile" else 2
+    graphs = 1 if name in ("ppo_torch_compile", "ppo_cnn_torch_compile_gymnasium") else 2
     assert [row["graphs"] for row in counts.per_iteration] == [graphs] * 5
     assert not torch._dynamo.utils.counters["graph_break"]
     assert inductor.generated_kernel_count > 0
