@@ -3,38 +3,38 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""DQN in JAX and Flax Linen: acting, replay and learning are one jax.jit.
+"""DQN in JAX with Flax Linen.
 
     python more/dqn_linen.py --seed 1          # CartPole-v1
-    python more/dqn_linen.py minatar --seed 1  # Breakout, by MinAtar's own settings
+    python more/dqn_linen.py minatar --seed 1  # Breakout, with MinAtar's settings
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- TrainState holds parameters, target and optimizer; update returns the next one.
-- iterate acts, steps, stores and learns in one lax.scan, so an iteration is one call.
-- The replay is written before it is read, and train donates it: XLA changes it in place.
-- epsilon comes from outside, for each step, since Python works it out more exactly than float32.
-Diff me with dqn_torch.py to see what PyTorch changes, with dqn_linen_gymnasium.py to see what
-environments in NumPy do.
+Start reading at Agent:
+- TrainState holds the parameters, the target network and the optimizer; update() returns a new one.
+- iterate() acts, steps, stores and updates in lax.scan, a compiled loop.
+- train() compiles iterate() with jax.jit, so an iteration is one call. It donates the replay, which
+  lets XLA change it in place.
+Lines marked "# sync" wait for the device.
+
+Compare with dqn_torch.py to see PyTorch, or with dqn_linen_gymnasium.py to see environments of
+Gymnasium.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import argparse
+import atexit
 import importlib
 import json
 import math
 import os
-import platform
+import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import gymnax
@@ -54,57 +54,67 @@ from tensorboard.summary import Writer
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    seed: int = 1  # seed of all random numbers
+    seed: int = 1  # random seed
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    sticky_actions: float = 0.0  # chance that an environment repeats its last action instead
-    full_actions: bool = False  # MinAtar's games: all six actions, also those without effect
-    max_episode_steps: int = 0  # steps after which an episode is truncated; 0: the environment's
-    total_timesteps: int = 500_000  # environment steps, in whole iterations
+    sticky_actions: float = 0.0  # probability of repeating the previous action instead
+    full_actions: bool = False  # MinAtar: all six actions, including those without effect
+    max_episode_steps: int = 0  # truncate episodes after N steps; 0: the environment's default
+    total_timesteps: int = 500_000  # environment steps, rounded down to whole iterations
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps of each environment per iteration, a line of the log
+    num_steps: int = 625  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 10_000  # environment steps that the replay holds
-    batch_size: int = 128  # transitions drawn from the replay for each update
-    train_frequency: int = 10  # environment steps from one update to the next
+    buffer_size: int = 10_000  # maximum number of transitions in the replay
+    batch_size: int = 128  # transitions per update
+    train_frequency: int = 10  # environment steps per update
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates (not steps) between target copies
-    double_q: bool = False  # the online network chooses the target's action (Double DQN)
-    start_e: float = 1.0  # chance of a random action, until learning starts
-    end_e: float = 0.05  # chance of a random action in the end
-    exploration_steps: int = 250_000  # environment steps from learning_starts to end_e, linearly
-    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or linear beyond 1
-    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
-    rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
-    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
+    target_network_frequency: int = 50  # updates (not steps) per copy to the target network
+    double_q: bool = False  # Double DQN: the online network chooses the target's action
+    start_e: float = 1.0  # initial epsilon, the probability of a random action
+    end_e: float = 0.05  # final epsilon
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
+    loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
+    optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
+    rmsprop_decay: float = 0.95  # decay rate of RMSProp's moving averages
+    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; for images, after a convolution
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
-            raise ValueError("--seed must lie between 0 and 2**32 - 1")
-        if self.buffer_size % self.num_envs != 0:
-            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
+        """Derive the number of iterations. tyro reports a ValueError as a usage error."""
+        if self.seed not in range(2**32):  # JAX would silently drop the upper bits
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
+        for name in (*counts, "target_network_frequency", "learning_starts", "exploration_steps"):
+            least = 0 if name in ("learning_starts", "exploration_steps") else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}")
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
+        if self.buffer_size % self.num_envs != 0:
+            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least an iteration, {steps} steps")
-        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+            raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "sticky_actions", "num_envs", "num_steps", "buffer_size")
+FIXED += ("hidden_sizes", "optimizer")
 
 
 def parse_args() -> Args:
-    """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
+    saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
-    # The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.
+    # The settings of MinAtar's examples/dqn.py (Young & Tian 2019) for five million frames.
     minatar = Args(
         env_id="Breakout-MinAtar",
         sticky_actions=0.1,
@@ -127,7 +137,7 @@ def parse_args() -> Args:
         hidden_sizes=(128,),
     )
     presets = {
-        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
+        "cartpole": ("Put `minatar` before the flags to use MinAtar's settings.", Args()),
         "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
     argv = sys.argv[1:]
@@ -139,13 +149,13 @@ def parse_args() -> Args:
 # === Environment ================================================================================
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
-    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the running episode
+    inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the current episode so far
     episode_length: jax.Array  # (N,)
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+    """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(
         self,
@@ -156,8 +166,8 @@ class VecEnv:
         max_episode_steps: int = 0,
     ) -> None:
         if full_actions and not env_id.endswith("-MinAtar"):
-            fail(f"--full-actions is for MinAtar's games, not for {env_id}")
-        if ":" in env_id:  # your own; envs/check.py tests it
+            fail(f"--full-actions is only for MinAtar, not for {env_id}")
+        if ":" in env_id:  # your own class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -167,34 +177,34 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
-                fail(f"--env-id: {error}")
+                hint = "use more/dqn_linen_gymnasium.py or dqn_torch_gymnasium.py"
+                fail(f"{error} For an environment of Gymnasium, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "see more/sac_linen.py or sac_torch.py"
-            fail(f"--env-id: {env_id} has continuous actions: {hint}")
+            hint = "use more/sac_linen.py or sac_torch.py"
+            fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
-        self.obs_dim = math.prod(self.obs_shape)
         if sticky_actions > 0:
             self.env = StickyActionWrapper(self.env, sticky_actions)
         if max_episode_steps > 0:
             if not hasattr(self.params, "max_steps_in_episode"):
-                fail(f"--max-episode-steps: {env_id} has no max_steps_in_episode in its parameters")
+                fail(f"--max-episode-steps: {env_id} has no parameter max_steps_in_episode")
             self.params = self.params.replace(max_steps_in_episode=max_episode_steps)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
-        """Start every environment; return obs (N, obs_dim) and the state."""
+        """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
-        # so what takes the state would compile twice. astype makes all of them strong.
-        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        # Some environments return weakly typed arrays from reset but not from step, which would
+        # compile every function of the state twice. astype makes the types strong.
+        obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
-        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
+        return obs, EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
+        """Step with action (N,). Return obs (after any restart), the state and the results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -202,47 +212,43 @@ class VecEnv:
         reward = reward.astype(jnp.float32)
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
-        result = {
+        results = {
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": self.flatten(info["final_observation"]),
+            "next_obs": info["final_observation"],
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
         done = terminated | truncated
         episode_return = jnp.where(done, 0, episode_return)
         episode_length = jnp.where(done, 0, episode_length)
-        return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
-
-    def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strong, as in reset
+        return obs, EnvState(key, inner, episode_return, episode_length), results
 
 
 # === Agent ======================================================================================
 class Agent(nn.Module):
-    """Q(obs, action) of each action: an MLP; before it, for images (H, W, C), a convolution."""
+    """Q-network: an MLP. For images (H, W, C), a convolution comes first."""
 
-    obs_shape: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     num_actions: int
 
     @nn.compact
-    def __call__(self, obs):  # (B, obs_dim) -> (B, num_actions)
-        x = obs.astype(jnp.float32)  # from the environment's own type
-        if len(self.obs_shape) == 3:
-            x = neighbourhoods(x.reshape(-1, *self.obs_shape))
-            x = nn.relu(dense(x, 16)).reshape(len(obs), -1)
+    def __call__(self, obs):  # (B, *obs_shape) -> (B, num_actions)
+        x = obs.astype(jnp.float32)
+        if obs.ndim == 4:
+            x = nn.relu(dense(patches(x), 16))
+        x = x.reshape(len(obs), -1)
         for size in self.hidden_sizes:
             x = nn.relu(dense(x, size))
         return dense(x, self.num_actions)
 
 
-def neighbourhoods(x):
-    """(B, H, W, C) -> (B, H - 2, W - 2, 9 C): each square's 3 x 3 surroundings.
+def patches(x):
+    """All 3x3 patches of images: (B, H, W, C) -> (B, H - 2, W - 2, 9 C).
 
-    A dense layer of these is nn.Conv(features, (3, 3), padding="VALID"), whose XLA code takes
-    several times as long in a compiled loop on a CPU.
+    A dense layer of the patches is nn.Conv(features, (3, 3), padding="VALID"). On a CPU, in a
+    compiled loop, it is several times faster.
     """
     _, height, width, _ = x.shape
     corners = [(i, j) for i in range(3) for j in range(3)]
@@ -250,102 +256,107 @@ def neighbourhoods(x):
 
 
 def dense(x, num_outputs: int):
-    """A layer with PyTorch's initial weights and biases: uniform within 1 / sqrt(inputs)."""
+    """A dense layer, initialized as in PyTorch: uniformly within 1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(x.shape[-1])
     init = partial(jax.random.uniform, minval=-bound, maxval=bound)
     return nn.Dense(num_outputs, kernel_init=init, bias_init=init)(x)
 
 
 class TrainState(train_state.TrainState):
-    target_params: Any  # the parameters of some updates ago
+    target_params: Any  # parameters of the target network
 
 
 def make_agent(args: Args, obs_shape: tuple[int, ...], num_actions: int, key) -> TrainState:
-    """Initialise the parameters, the target network, which begins as a copy, and the optimizer."""
-    agent = Agent(obs_shape, args.hidden_sizes, num_actions)
-    params = jax.jit(agent.init)(key, jnp.zeros((1, math.prod(obs_shape))))
-    if args.optimizer == "adam":  # without a rate: update multiplies by the iteration's
+    """Initialize the parameters, the target network as a copy, and the optimizer."""
+    agent = Agent(args.hidden_sizes, num_actions)
+    params = jax.jit(agent.init)(key, jnp.zeros((1, *obs_shape)))
+    # The optimizers have no learning rate: update() applies it.
+    if args.optimizer == "adam":
         tx = optax.scale_by_adam(eps=args.optimizer_eps)
-    else:  # PyTorch's RMSprop(centered=True), which adds eps to the root
+    else:  # as torch.optim.RMSprop(centered=True), which adds eps outside the square root
         tx = optax.scale_by_stddev(args.rmsprop_decay, args.optimizer_eps, eps_in_sqrt=False)
-    copy = jax.tree.map(jnp.copy, params)  # own memory: training overwrites both
-    state = TrainState.create(apply_fn=agent.apply, params=params, target_params=copy, tx=tx)
-    return state.replace(step=jnp.int32(0))  # not an int: update would compile twice
+    target_params = jax.tree.map(jnp.copy, params)  # a copy, because train() donates both
+    state = TrainState.create(
+        apply_fn=agent.apply, params=params, target_params=target_params, tx=tx
+    )
+    return state.replace(step=jnp.int32(0))  # a Python int would compile iterate twice
 
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
+    """Transitions; B is num_envs, batch_size or buffer_size."""
 
-    obs: jax.Array  # (N, obs_dim) of the environment's type, what the action was chosen from
-    action: jax.Array  # (N,) int32
-    reward: jax.Array  # (N,) float32, result of the action, like all fields below
-    terminated: jax.Array  # (N,) bool
-    next_obs: jax.Array  # (N, obs_dim), before any restart
+    obs: jax.Array  # (B, *obs_shape), what the policy saw
+    action: jax.Array  # (B,) int32
+    reward: jax.Array  # (B,); this and the fields below result from the action
+    terminated: jax.Array  # (B,) bool
+    next_obs: jax.Array  # (B, *obs_shape), before any restart
 
 
 class Replay(NamedTuple):
-    """The last buffer_size environment steps."""
+    """The last buffer_size transitions."""
 
-    rows: Transition
-    num_added: jax.Array  # () int32, how many environment steps so far
+    transitions: Transition
+    num_added: jax.Array  # () int32, transitions so far, including those overwritten
 
 
-def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype) -> Replay:
-    """An empty one."""
+def make_replay(args: Args, obs_shape: tuple[int, ...], obs_dtype: np.dtype) -> Replay:
+    """Create an empty replay."""
     size = args.buffer_size
-    gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+    gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
     if gigabytes > 1:
-        print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
-    rows = Transition(
-        obs=jnp.zeros((size, obs_dim), obs_dtype),
+        print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+    transitions = Transition(
+        obs=jnp.zeros((size, *obs_shape), obs_dtype),
         action=jnp.zeros(size, jnp.int32),
         reward=jnp.zeros(size),
         terminated=jnp.zeros(size, bool),
-        next_obs=jnp.zeros((size, obs_dim), obs_dtype),
+        next_obs=jnp.zeros((size, *obs_shape), obs_dtype),
     )
-    return Replay(rows, jnp.int32(0))
+    return Replay(transitions, jnp.int32(0))
 
 
 def add(replay: Replay, obs, action, result: dict) -> Replay:
-    """Store a step of all environments, over the oldest rows."""
-    row = replay.num_added % len(replay.rows.obs)
+    """Store a step of all environments, overwriting the oldest transitions."""
+    start = replay.num_added % len(replay.transitions.obs)
     step = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
 
     def write(old, new):
-        return jax.lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=0)
 
-    rows = jax.tree.map(write, replay.rows, step)
-    return Replay(rows, replay.num_added + len(obs))
+    transitions = jax.tree.map(write, replay.transitions, step)
+    return Replay(transitions, replay.num_added + len(obs))
 
 
 def sample(replay: Replay, key, batch_size: int) -> Transition:
-    """A batch of the rows so far, drawn uniformly with replacement."""
-    num_rows = jnp.minimum(replay.num_added, len(replay.rows.obs))
-    rows = jax.random.randint(key, (batch_size,), 0, num_rows)
-    return Transition(*(x[rows] for x in replay.rows))
+    """Draw a batch uniformly, with replacement."""
+    size = jnp.minimum(replay.num_added, len(replay.transitions.obs))
+    indices = jax.random.randint(key, (batch_size,), 0, size)
+    return Transition(*(x[indices] for x in replay.transitions))
 
 
 def updates_due(replay: Replay, args: Args) -> jax.Array:
-    """How many updates are due after the step that was added last."""
+    """Number of updates due after the latest step."""
     before = updates_after(replay.num_added - args.num_envs, args)
     return updates_after(replay.num_added, args) - before
 
 
 def updates_after(steps, args: Args) -> jax.Array:
-    """How many updates are due once so many steps were added, whatever num_envs is."""
+    """Total number of updates due after `steps` environment steps, for any num_envs."""
     return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
 def epsilon_after(steps: int, args: Args) -> float:
-    """The chance of a random action after so many environment steps."""
+    """Probability of a random action after `steps` environment steps."""
+    if args.exploration_steps == 0:  # no decay
+        return args.start_e if steps < args.learning_starts else args.end_e
     progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
 
 
 def act(train_state, obs, key, epsilon):
-    """Actions (N,) int32: each environment's best, or with chance epsilon a random one."""
+    """Actions (N,) int32: random with probability epsilon, otherwise the best action."""
     q = train_state.apply_fn(train_state.params, obs)
     best = q.argmax(-1).astype(jnp.int32)
     explore_key, action_key = jax.random.split(key)
@@ -356,11 +367,10 @@ def act(train_state, obs, key, epsilon):
 
 # === Loss =======================================================================================
 def td_target(selector_q, target_q_next, batch: Transition, args: Args):
-    """What Q(obs, action) should be, (B,), from two networks' Q(next_obs), (B, num_actions) each.
+    """Targets (B,) for Q(obs, action), from two networks' Q(next_obs), (B, num_actions) each.
 
-    It takes the target network's value of the action that selector_q has as best. After a
-    termination the future is worth 0. After a truncation it is not: the episode could have gone on
-    from next_obs.
+    selector_q chooses the next action, and target_q_next gives its value. A terminated episode has
+    no future value. A truncated one bootstraps from next_obs, like any other step.
     """
     best = selector_q.argmax(-1)
     future = jnp.where(batch.terminated, 0.0, value_of(best, target_q_next))
@@ -368,7 +378,7 @@ def td_target(selector_q, target_q_next, batch: Transition, args: Args):
 
 
 def dqn_loss(params, train_state, batch: Transition, args: Args):
-    """The mean loss of Q(obs, action), and what to log."""
+    """DQN's loss, and the metrics to log."""
     q = value_of(batch.action, train_state.apply_fn(params, batch.obs))
     target_q_next = train_state.apply_fn(train_state.target_params, batch.next_obs)
     selector_q = target_q_next  # Mnih et al. 2015
@@ -381,21 +391,21 @@ def dqn_loss(params, train_state, batch: Transition, args: Args):
 
 
 def value_of(action, q):
-    """(B,), (B, num_actions) -> (B,)."""
+    """Q of the given actions: (B,), (B, num_actions) -> (B,)."""
     return jnp.take_along_axis(q, action[:, None], axis=-1).squeeze(-1)
 
 
 # === Update =====================================================================================
 def update(train_state, batch: Transition, learning_rate, args: Args):
-    """Train on a batch; every target_network_frequency updates, copy the parameters."""
+    """Train on a batch. Return the new TrainState and the metrics of the loss."""
     loss_fn = partial(dqn_loss, train_state=train_state, batch=batch, args=args)
     grads, losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
     params = optax.tree.add_scale(train_state.params, -learning_rate, direction)
     step = train_state.step + 1
-    copied = step % args.target_network_frequency == 0
+    is_copied = step % args.target_network_frequency == 0
     old = train_state.target_params
-    target_params = jax.tree.map(lambda new, old: jnp.where(copied, new, old), params, old)
+    target_params = jax.tree.map(lambda new, old: jnp.where(is_copied, new, old), params, old)
     train_state = train_state.replace(
         step=step, params=params, target_params=target_params, opt_state=opt_state
     )
@@ -403,7 +413,7 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
 
 
 def learn(i, carry, constants, args: Args):
-    """Train on a new batch, and add up the losses: update i of those that are due after a step."""
+    """Run update i of those due after a step: train on a new batch, and sum the losses."""
     train_state, losses = carry
     replay, key, learning_rate = constants
     sample_key = jax.random.fold_in(key, i)
@@ -413,7 +423,7 @@ def learn(i, carry, constants, args: Args):
 
 
 class Episodes(NamedTuple):
-    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
+    """Inputs of episode_statistics: T = num_steps steps in N = num_envs environments."""
 
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
@@ -422,9 +432,9 @@ class Episodes(NamedTuple):
 
 
 def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
-    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
     done = episodes.terminated | episodes.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -437,14 +447,14 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, env, args: Args):
-    """Act, step, store and learn num_steps times; return the four that changed, and what to log."""
+    """Act, step, store and update for num_steps. Return the new states and the metrics."""
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
         epsilon, act_key, learn_key = inputs
         action = act(train_state, obs, act_key, epsilon)
         new_obs, env_state, result = env.step(env_state, action)
-        # Written first, read afterwards: the other way round, XLA copies the replay at each step.
+        # Write before reading: in the other order, XLA copies the replay in every step.
         replay = add(replay, obs, action, result)
 
         constants = (replay, learn_key, learning_rate)
@@ -454,7 +464,7 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # A compiled loop over the inputs: the carry goes on from step to step, episodes are stacked.
+    # A compiled loop over the inputs. The carry is passed from step to step; outputs are stacked.
     losses = {"losses/td_loss": jnp.zeros(()), "losses/q_value": jnp.zeros(())}
     carry = (train_state, replay, obs, env_state, losses)
     act_keys, learn_keys = jax.random.split(key, (2, args.num_steps))
@@ -463,7 +473,7 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
     train_state, replay, obs, env_state, losses = carry
     num_updates = train_state.step - updates_before
     metrics = episode_statistics(episodes)
-    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # or NaN: 0 * inf
+    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # 0 * inf is NaN
     metrics["charts/epsilon"] = epsilon[-1]
     metrics["charts/learning_rate"] = learning_rate
     metrics["charts/updates"] = num_updates
@@ -471,42 +481,43 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
 
 
 def train(args: Args) -> None:
-    """Train an agent, from the start or from a checkpoint on."""
-    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    """Train an agent, or continue a run."""
+    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
+
+    # PRNGKey makes plain arrays, which a checkpoint can hold; jax.random.key does not.
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
+    iteration = 0
+    train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
+    obs, env_state = jax.jit(env.reset)(env_key)
+    replay = make_replay(args, env.obs_shape, obs.dtype)
+    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+        like = Checkpoint(iteration, train_state, replay, obs, env_state)
+        iteration, train_state, replay, obs, env_state = load_checkpoint(args.resume, like)
     log = RunLog(
         args,
-        framework="linen",
-        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        iteration,
+        packages=["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"],
         device=jax.devices()[0].device_kind,
         obs_shape=env.obs_shape,
         num_actions=env.num_actions,
     )
 
-    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
-    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
-    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    iteration = 0
-    train_state = make_agent(args, env.obs_shape, env.num_actions, agent_key)
-    obs, env_state = jax.jit(env.reset)(env_key)
-    replay = make_replay(args, env.obs_dim, obs.dtype)
-    if (log.dir / "checkpoint.msgpack").exists():  # resumed
-        like = Checkpoint(iteration, train_state, replay, obs, env_state)
-        iteration, train_state, replay, obs, env_state = load_checkpoint(log.dir, like)
-    log.begin(iteration)
-
-    # To the compiler, env and args are constants. What is donated is changed in place: the replay
-    # is never copied.
+    # env and args are constants to the compiler. Donated arguments are changed in place, so the
+    # replay is never copied.
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
-        epsilon = np.array([epsilon_after(x, args) for x in steps], np.float32)
+        # Set by hand: a schedule counts updates, which do not start before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
+        first = iteration * log.steps_per_iteration
+        steps = range(first, first + log.steps_per_iteration, args.num_envs)
+        epsilon = np.array([epsilon_after(x, args) for x in steps], np.float32)
+        # Deriving each iteration's key from its number keeps keys out of the checkpoint.
         iteration_key = jax.random.fold_in(key, iteration)
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, epsilon, learning_rate
@@ -516,17 +527,17 @@ def train(args: Args) -> None:
         iteration += 1
         if log.must_save(iteration):
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, replay, obs, env_state))
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here, after saving, so that no iteration is lost
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
                 break
-    log.close(iteration)
+    log.close()
 
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that a resumed training needs."""
+    """Everything a resumed run needs to continue exactly."""
 
-    iteration: int  # how many are done
+    iteration: int  # number of completed iterations
     train_state: TrainState
     replay: Replay
     obs: jax.Array
@@ -534,247 +545,234 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax writes its own classes. An environment's state may be of any class: a list of its leaves.
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
+    # Flax cannot serialize the environment's own classes, so only their arrays are saved.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
-    replay = checkpoint.replay
-    num_added = int(replay.num_added)
-    rows = jax.tree.map(lambda x: np.asarray(x)[:num_added], replay.rows)  # those that are filled
-    checkpoint = checkpoint._replace(replay=replay._replace(rows=rows))
+    num_added = int(checkpoint.replay.num_added)
+    in_use = jax.tree.map(lambda x: np.asarray(x)[:num_added], checkpoint.replay.transitions)
+    replay = checkpoint.replay._replace(transitions=in_use)
     new = folder / "checkpoint.new"
-    try:
-        new.write_bytes(to_bytes(checkpoint))  # sync
-    except OSError as error:  # a full disk
-        new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    new.write_bytes(to_bytes(checkpoint._replace(replay=replay)))  # sync
     os.replace(new, folder / "checkpoint.msgpack")
 
 
-def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
-    """What save_checkpoint wrote, in the structure of like."""
+def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
+    """Read a checkpoint into the structure of `like`."""
     arrays, structure = jax.tree.flatten(like.env_state)
-    content = (folder / "checkpoint.msgpack").read_bytes()
-    saved = from_bytes(like._replace(env_state=arrays), content)
-    num_rows = min(int(saved.replay.num_added), len(like.replay.rows.obs))
-    pairs = zip(like.replay.rows, saved.replay.rows, strict=True)
-    rows = Transition(*(empty.at[:num_rows].set(x) for empty, x in pairs))
-    replay = saved.replay._replace(rows=rows)
+    data = Path(folder, "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), data)
+    pairs = zip(like.replay.transitions, saved.replay.transitions, strict=True)
+    transitions = Transition(*(empty.at[: len(x)].set(x) for empty, x in pairs))
+    replay = saved.replay._replace(transitions=transitions)
     env_state = jax.tree.unflatten(structure, saved.env_state)
     return saved._replace(replay=replay, env_state=env_state)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """What a run learnt, as a function: policy(obs) is the best action for each obs.
+    """Load a trained policy: policy(obs) returns the best action for each observation.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. Nothing is
-    drawn, so the seed, which PPO's scripts have here, changes nothing.
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. seed is unused: nothing is random.
     """
     info, args = load_info(folder)
-    agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
+    agent = Agent(args.hidden_sizes, info["num_actions"])
     saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
     q_fn = jax.jit(partial(agent.apply, saved["train_state"]["params"]))
 
     def policy(obs):
-        return np.asarray(q_fn(flatten(obs, info["obs_shape"]))).argmax(-1)
+        return np.asarray(q_fn(obs)).argmax(-1)
 
     return policy
 
 
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
-
-
 # === Run log ====================================================================================
-# You may stop reading here. The rest is a run's folder, and is the same in DQN and SAC.
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.start = time.perf_counter()
-        self.stopped_by = 0  # number of the signal that came
-        self.handlers: dict[int, Any] = {}  # of signals, as they were before
-        self.wandb: Any = None
-        if not args.run_name:
-            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
-        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
-        packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info: dict[str, Any] = {
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
             "args": asdict(args),
-            "python": platform.python_version(),
-            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many the checkpoint has
-            "resumed": [],  # from which iterations on
-            "durations": {"imports": self.start - START},
-        } | facts
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        if args.resume:
-            before, old = load_info(self.dir)
-            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
-            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
-                if getattr(args, name, None) != getattr(old, name, None):
-                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
-            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
-                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
-            self.info["resumed"] = before["resumed"]
-            self.info["wandb_id"] = before.get("wandb_id")
-        elif self.dir.exists():
-            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        else:
-            self.dir.mkdir(parents=True)
-            self.write_info()
-
-    def begin(self, iteration: int) -> None:
-        """Open the files. A resumed run loses what it logged after its checkpoint."""
-        if self.args.resume:
-            self.info["iteration"] = iteration
-            self.info["resumed"].append(iteration)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
-        self.metrics.seek(0)
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
-        self.metrics.truncate(len("".join(lines)))
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
-        if self.args.track:
-            import wandb  # half a second that only --track pays
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
                 id=self.info.get("wandb_id"),
-                dir=self.dir,
-                config=self.info,
                 resume="allow",
                 reinit="create_new",
+                dir=self.dir,
+                config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
-        self.write_info()
-        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
-    def write(self, iteration: int, metrics: dict, start: float) -> None:
-        """Log an iteration, which began at start and ends now."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
-        row["global_step"] = (iteration + 1) * self.steps
-        row["charts/SPS"] = self.steps / (end - start)
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-
-        self.metrics.write(json.dumps(finite) + "\n")
-        self.plot(finite)
+        if middle:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
-            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
-            returns = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
         if self.wandb:
             try:
-                self.wandb.log(finite, step=iteration)
-            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
-                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
-            return
-        for name, x in row.items():
-            if x is not None and "/" in name:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
 
-    def must_save(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many iterations."""
-        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
-    def note_saved(self, done: int) -> None:
-        self.info["iteration"] = done
-        self.write_info()
-
-    def write_info(self) -> None:
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self, done: int) -> None:
-        """Say how the run ended: complete, or stopped by a signal."""
-        is_complete = done >= self.args.num_iterations
-        self.info["status"] = "completed" if is_complete else "stopped"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.write_info()
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.give_signals_back()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
 
-    def give_signals_back(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's run.json says of it, and its arguments."""
-    path = Path(folder, "run.json")
-    if not path.exists():
-        fail(f"{folder} has no run.json, so it is no run to resume or to play")
-    info = json.loads(path.read_text())
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']!r}")
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
 
 
 def args_to_resume() -> Args | None:
-    """The arguments of the run that --resume names on the command line, or None."""
+    """Return the arguments of the run that --resume names on the command line, if any."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
-    parser.add_argument("--env-id", "--env_id")
-    given, _ = parser.parse_known_args()
-    if not given.resume:
-        return None
-    _, args = load_info(given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
-    return args
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 
 def fail(reason: str) -> NoReturn:

@@ -77,7 +77,7 @@ class Args:
     double_q: bool = False  # Double DQN: the online network chooses the target's action
     start_e: float = 1.0  # initial epsilon, the probability of a random action
     end_e: float = 0.05  # final epsilon
-    exploration_steps: int = 250_000  # steps of epsilon's decay after learning_starts; 0: none
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
     loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
     optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
@@ -489,7 +489,7 @@ def train(args: Args) -> None:
     step_fn = jax.jit(env.step)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Set by hand: a scheduler would count updates, and none are due before learning_starts.
+        # Set by hand: a scheduler counts updates, which do not start before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         # Drawing the random numbers of all steps at once is faster than drawing them in every step.

@@ -3,42 +3,45 @@
 # dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""DQN in compiled PyTorch: the environments step in JAX, and arrays cross over as views.
+"""DQN in compiled PyTorch. The environments run in JAX and share memory with PyTorch.
 
     python more/dqn_torch_compile.py --seed 1          # CartPole-v1
-    python more/dqn_torch_compile.py minatar --seed 1  # Breakout, by MinAtar's own settings
+    python more/dqn_torch_compile.py minatar --seed 1  # Breakout, with MinAtar's settings
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- to_torch and to_jax hand arrays over where they lie; on a GPU, no step waits for the device.
-- update is one graph: gradient and optimizer, which is written out.
-- compile_graph compiles a function. train has it done at once: the first update is due later.
-Diff me with dqn_torch.py to see what compiling takes, with dqn_linen.py to see JAX.
+Start reading at Agent:
+- Adam and RMSProp are written out, so that they compile together with the loss.
+- Replay keeps its tensors on the device.
+- to_torch() and to_jax() share memory instead of copying; on a GPU, data never leaves it.
+- update() compiles into one graph: the loss, its gradient and the optimizer.
+- compile_graph() compiles a function. train() runs update() once at the start to compile it.
+- train() is a plain loop over steps: act, step, store, and update if an update is due.
+Lines marked "# sync" wait for the device.
+
+Compare with dqn_torch.py to see what compiling changes, or with dqn_linen.py to see JAX.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import argparse
+import atexit
 import copy
 import importlib
 import json
 import math
 import os
-import platform
+import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves GPU memory for PyTorch
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
 
 import gymnax
 import jax
@@ -56,57 +59,67 @@ from torch.nn import functional as F
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    seed: int = 1  # seed of all random numbers
+    seed: int = 1  # random seed
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    sticky_actions: float = 0.0  # chance that an environment repeats its last action instead
-    full_actions: bool = False  # MinAtar's games: all six actions, also those without effect
-    max_episode_steps: int = 0  # steps after which an episode is truncated; 0: the environment's
-    total_timesteps: int = 500_000  # environment steps, in whole iterations
+    sticky_actions: float = 0.0  # probability of repeating the previous action instead
+    full_actions: bool = False  # MinAtar: all six actions, including those without effect
+    max_episode_steps: int = 0  # truncate episodes after N steps; 0: the environment's default
+    total_timesteps: int = 500_000  # environment steps, rounded down to whole iterations
     learning_rate: float = 2.5e-4  # the optimizer's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 625  # steps of each environment per iteration, a line of the log
+    num_steps: int = 625  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 10_000  # environment steps that the replay holds
-    batch_size: int = 128  # transitions drawn from the replay for each update
-    train_frequency: int = 10  # environment steps from one update to the next
+    buffer_size: int = 10_000  # maximum number of transitions in the replay
+    batch_size: int = 128  # transitions per update
+    train_frequency: int = 10  # environment steps per update
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates (not steps) between target copies
-    double_q: bool = False  # the online network chooses the target's action (Double DQN)
-    start_e: float = 1.0  # chance of a random action, until learning starts
-    end_e: float = 0.05  # chance of a random action in the end
-    exploration_steps: int = 250_000  # environment steps from learning_starts to end_e, linearly
-    loss: Literal["mse", "huber"] = "mse"  # of the TD error: squared, or linear beyond 1
-    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centred, without momentum
-    optimizer_eps: float = 1e-8  # added to the root in the optimizer's denominator
-    rmsprop_decay: float = 0.95  # decay of RMSProp's moving averages
-    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; images are convolved before
+    target_network_frequency: int = 50  # updates (not steps) per copy to the target network
+    double_q: bool = False  # Double DQN: the online network chooses the target's action
+    start_e: float = 1.0  # initial epsilon, the probability of a random action
+    end_e: float = 0.05  # final epsilon
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
+    loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
+    optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
+    optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
+    rmsprop_decay: float = 0.95  # decay rate of RMSProp's moving averages
+    hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; for images, after a convolution
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
-            raise ValueError("--seed must lie between 0 and 2**32 - 1")
-        if self.buffer_size % self.num_envs != 0:
-            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
+        """Derive the number of iterations. tyro reports a ValueError as a usage error."""
+        if self.seed not in range(2**32):  # JAX would silently drop the upper bits
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
+        for name in (*counts, "target_network_frequency", "learning_starts", "exploration_steps"):
+            least = 0 if name in ("learning_starts", "exploration_steps") else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}")
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
+        if self.buffer_size % self.num_envs != 0:
+            raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least an iteration, {steps} steps")
-        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+            raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "sticky_actions", "num_envs", "num_steps", "buffer_size")
+FIXED += ("hidden_sizes", "optimizer")
 
 
 def parse_args() -> Args:
-    """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
+    saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
-    # The settings of MinAtar's examples/dqn.py (Young & Tian 2019), five million frames long.
+    # The settings of MinAtar's examples/dqn.py (Young & Tian 2019) for five million frames.
     minatar = Args(
         env_id="Breakout-MinAtar",
         sticky_actions=0.1,
@@ -129,7 +142,7 @@ def parse_args() -> Args:
         hidden_sizes=(128,),
     )
     presets = {
-        "cartpole": ("Before the flags, minatar chooses other settings.", Args()),
+        "cartpole": ("Put `minatar` before the flags to use MinAtar's settings.", Args()),
         "minatar": ("The settings of MinAtar's examples/dqn.py: five million frames.", minatar),
     }
     argv = sys.argv[1:]
@@ -141,13 +154,13 @@ def parse_args() -> Args:
 # === Environment ================================================================================
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
-    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the running episode
+    inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the current episode so far
     episode_length: jax.Array  # (N,)
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+    """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(
         self,
@@ -158,8 +171,8 @@ class VecEnv:
         max_episode_steps: int = 0,
     ) -> None:
         if full_actions and not env_id.endswith("-MinAtar"):
-            fail(f"--full-actions is for MinAtar's games, not for {env_id}")
-        if ":" in env_id:  # your own; envs/check.py tests it
+            fail(f"--full-actions is only for MinAtar, not for {env_id}")
+        if ":" in env_id:  # your own class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -169,34 +182,34 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
-                fail(f"--env-id: {error}")
+                hint = "use more/dqn_linen_gymnasium.py or dqn_torch_gymnasium.py"
+                fail(f"{error} For an environment of Gymnasium, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "see more/sac_linen.py or sac_torch.py"
-            fail(f"--env-id: {env_id} has continuous actions: {hint}")
+            hint = "use more/sac_linen.py or sac_torch.py"
+            fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
-        self.obs_dim = math.prod(self.obs_shape)
         if sticky_actions > 0:
             self.env = StickyActionWrapper(self.env, sticky_actions)
         if max_episode_steps > 0:
             if not hasattr(self.params, "max_steps_in_episode"):
-                fail(f"--max-episode-steps: {env_id} has no max_steps_in_episode in its parameters")
+                fail(f"--max-episode-steps: {env_id} has no parameter max_steps_in_episode")
             self.params = self.params.replace(max_steps_in_episode=max_episode_steps)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
-        """Start every environment; return obs (N, obs_dim) and the state."""
+        """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
-        # so what takes the state would compile twice. astype makes all of them strong.
-        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        # Some environments return weakly typed arrays from reset but not from step, which would
+        # compile every function of the state twice. astype makes the types strong.
+        obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
-        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
+        return obs, EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
+        """Step with action (N,). Return obs (after any restart), the state and the results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -204,45 +217,42 @@ class VecEnv:
         reward = reward.astype(jnp.float32)
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
-        result = {
+        results = {
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": self.flatten(info["final_observation"]),
+            "next_obs": info["final_observation"],
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
         done = terminated | truncated
         episode_return = jnp.where(done, 0, episode_return)
         episode_length = jnp.where(done, 0, episode_length)
-        return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
-
-    def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strong, as in reset
+        return obs, EnvState(key, inner, episode_return, episode_length), results
 
 
 def to_torch(arrays):
-    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
+    """Share JAX arrays with PyTorch without copying. arrays is one, or a dict or list of them.
 
-    On a CPU the host waits for JAX here (sync); on a GPU only torch's stream waits. JAX frees the
-    memory once the view is gone, without waiting for torch: keep the view until torch has read it.
+    Never write to the tensors: JAX assumes that its arrays are immutable. Keep them until PyTorch
+    has read them, since JAX frees the memory without waiting for PyTorch. On a CPU this waits for
+    JAX (sync); on a GPU only PyTorch's stream waits.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)  # one, or a dict or list of them
+    return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
-    """A view of a tensor for JAX, not a copy. Never write to the tensor again: JAX may read it."""
-    # On a CPU, NumPy makes a view in less time: DLPack takes tens of microseconds.
+    """Share a tensor with JAX without copying. Never write to it again: JAX may still read it."""
+    # On a CPU NumPy is faster: DLPack takes tens of microseconds.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
 # === Agent ======================================================================================
 class Agent(nn.Module):
-    """Q(obs, action) of each action: an MLP; before it, for images (H, W, C), a convolution."""
+    """Q-network: an MLP. For images (H, W, C), a convolution comes first."""
 
     def __init__(self, obs_shape, hidden_sizes, num_actions):
         super().__init__()
-        self.obs_shape = obs_shape
         num_inputs = math.prod(obs_shape)
         if len(obs_shape) == 3:
             height, width, channels = obs_shape
@@ -252,20 +262,20 @@ class Agent(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(m, n) for m, n in pairwise(sizes))
         self.output = nn.Linear(sizes[-1], num_actions)
 
-    def forward(self, obs):  # (B, obs_dim) -> (B, num_actions)
-        x = obs.float()  # from the environment's own type
-        if len(self.obs_shape) == 3:
-            x = x.reshape(-1, *self.obs_shape).permute(0, 3, 1, 2)
-            x = self.conv(x).relu().reshape(len(obs), -1)
+    def forward(self, obs):  # (B, *obs_shape) -> (B, num_actions)
+        x = obs.float()
+        if obs.ndim == 4:
+            x = self.conv(x.permute(0, 3, 1, 2)).relu()  # PyTorch convolves (B, C, H, W)
+        x = x.flatten(1)
         for layer in self.hidden:
             x = layer(x).relu()
         return self.output(x)
 
 
 class Adam(nn.Module):
-    """Adam (Kingma & Ba 2015), written out to compile into one graph with loss and gradient.
+    """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters are one vector to it: fewer kernels, which compile in a third less time.
+    It treats all P parameters as one vector: fewer kernels, which compile in a third less time.
     """
 
     count: torch.Tensor
@@ -275,13 +285,13 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # A count that is a number would be compiled in.
+        # The count is a tensor, because a number would be a constant to the compiler.
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Change the parameters in place by their gradient, (P,)."""
+        """Update the parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -293,7 +303,7 @@ class Adam(nn.Module):
 
 
 class RMSProp(nn.Module):
-    """torch.optim.RMSprop(centered=True) in the same form: divided by the standard deviation."""
+    """torch.optim.RMSprop(centered=True), written out like Adam."""
 
     mean: torch.Tensor
     square: torch.Tensor
@@ -306,7 +316,7 @@ class RMSProp(nn.Module):
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Change the parameters in place by their gradient, (P,)."""
+        """Update the parameters in place, given their gradient (P,)."""
         self.mean.lerp_(grad, 1 - self.decay)
         self.square.lerp_(grad**2, 1 - self.decay)
         root = (self.square - self.mean**2).sqrt() + self.eps
@@ -316,7 +326,7 @@ class RMSProp(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Initialise the parameters, the target network, which begins as a copy, and the optimizer."""
+    """Initialize the parameters, the target network as a copy, and the optimizer."""
     agent = Agent(obs_shape, args.hidden_sizes, num_actions).to(device)
     target = copy.deepcopy(agent)
     num_params = sum(x.numel() for x in agent.parameters())
@@ -329,27 +339,27 @@ def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
+    """Transitions; B is num_envs, batch_size or buffer_size."""
 
-    obs: torch.Tensor  # (N, obs_dim) of the environment's type, what the action was chosen from
-    action: torch.Tensor  # (N,) int32
-    reward: torch.Tensor  # (N,) float32, result of the action, like all fields below
-    terminated: torch.Tensor  # (N,) bool
-    next_obs: torch.Tensor  # (N, obs_dim), before any restart
+    obs: torch.Tensor  # (B, *obs_shape), what the policy saw
+    action: torch.Tensor  # (B,) int32
+    reward: torch.Tensor  # (B,); this and the fields below result from the action
+    terminated: torch.Tensor  # (B,) bool
+    next_obs: torch.Tensor  # (B, *obs_shape), before any restart
 
 
 class Replay:
-    """The last buffer_size environment steps, on the device."""
+    """The last buffer_size transitions, on the device."""
 
-    def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype, device: torch.device) -> None:
+    def __init__(self, args: Args, obs_shape, obs_dtype: np.dtype, device: torch.device) -> None:
         self.args = args
-        self.num_added = 0  # environment steps so far
+        self.num_added = 0  # transitions so far, including those overwritten
         size = args.buffer_size
-        gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+        gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
-        obs = torch.from_numpy(np.zeros((size, obs_dim), obs_dtype)).to(device)
-        self.rows = Transition(
+            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+        obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
+        self.transitions = Transition(
             obs=obs,
             action=torch.zeros(size, dtype=torch.int32, device=device),
             reward=torch.zeros(size, device=device),
@@ -358,64 +368,64 @@ class Replay:
         )
 
     def add(self, obs, action, result: dict) -> None:
-        """Store a step of all environments, over the oldest rows."""
-        row = self.num_added % self.args.buffer_size
+        """Store a step of all environments, overwriting the oldest transitions."""
+        start = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
-        for old, new in zip(self.rows, step, strict=True):
-            old[row : row + len(new)] = torch.as_tensor(new)
+        for old, new in zip(self.transitions, step, strict=True):
+            old[start : start + len(new)] = torch.as_tensor(new)
         self.num_added += len(obs)
 
     def sample(self, batch_size: int) -> Transition:
-        """A batch of the rows so far, drawn uniformly with replacement."""
-        num_rows = min(self.num_added, self.args.buffer_size)
-        rows = torch.randint(num_rows, (batch_size,), device=self.rows.reward.device)
-        return Transition(*(x[rows] for x in self.rows))
+        """Draw a batch uniformly, with replacement."""
+        size = min(self.num_added, self.args.buffer_size)
+        indices = torch.randint(size, (batch_size,), device=self.transitions.reward.device)
+        return Transition(*(x[indices] for x in self.transitions))
 
     def updates_due(self) -> int:
-        """How many updates are due after the step that was added last."""
+        """Number of updates due after the latest step."""
         before = updates_after(self.num_added - self.args.num_envs, self.args)
         return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
-        """For a checkpoint: the rows that are filled."""
-        rows = self.rows
+        transitions = self.transitions
         if self.num_added < self.args.buffer_size:
-            # Clones, since of a view torch.save would write all the memory.
-            rows = Transition(*(x[: self.num_added].clone() for x in rows))
-        return {"num_added": self.num_added, "rows": rows._asdict()}
+            # Save only the part in use. Without clone, torch.save would write all of it.
+            transitions = Transition(*(x[: self.num_added].clone() for x in transitions))
+        return {"num_added": self.num_added, "transitions": transitions._asdict()}
 
     def load_state_dict(self, state: dict) -> None:
         self.num_added = state["num_added"]
-        num_rows = min(self.num_added, self.args.buffer_size)
-        for name, x in state["rows"].items():
-            getattr(self.rows, name)[:num_rows] = x
+        size = min(self.num_added, self.args.buffer_size)
+        for name, x in state["transitions"].items():
+            getattr(self.transitions, name)[:size] = x
 
 
 def updates_after(steps: int, args: Args) -> int:
-    """How many updates are due once so many steps were added, whatever num_envs is."""
+    """Total number of updates due after `steps` environment steps, for any num_envs."""
     return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
 def epsilon_after(steps: int, args: Args) -> float:
-    """The chance of a random action after so many environment steps."""
+    """Probability of a random action after `steps` environment steps."""
+    if args.exploration_steps == 0:  # no decay
+        return args.start_e if steps < args.learning_starts else args.end_e
     progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
 
 
 @torch.no_grad()
 def act(agent, obs, explore, random_action):
-    """Actions (N,) int32: each environment's best, or where it explores (N,) the random one."""
+    """Actions (N,) int32: random_action where explore is True, otherwise the best action."""
     return torch.where(explore, random_action, agent(obs).argmax(-1).int())
 
 
 # === Loss =======================================================================================
 def td_target(selector_q, target_q_next, batch: Transition, args: Args):
-    """What Q(obs, action) should be, (B,), from two networks' Q(next_obs), (B, num_actions) each.
+    """Targets (B,) for Q(obs, action), from two networks' Q(next_obs), (B, num_actions) each.
 
-    It takes the target network's value of the action that selector_q has as best. After a
-    termination the future is worth 0. After a truncation it is not: the episode could have gone on
-    from next_obs.
+    selector_q chooses the next action, and target_q_next gives its value. A terminated episode has
+    no future value. A truncated one bootstraps from next_obs, like any other step.
     """
     best = selector_q.argmax(-1)
     future = torch.where(batch.terminated, 0.0, value_of(best, target_q_next))
@@ -423,7 +433,7 @@ def td_target(selector_q, target_q_next, batch: Transition, args: Args):
 
 
 def dqn_loss(agent, target, batch: Transition, args: Args):
-    """The mean loss of Q(obs, action), and what to log."""
+    """DQN's loss, and the metrics to log."""
     q = value_of(batch.action, agent(batch.obs))
     with torch.no_grad():
         target_q_next = target(batch.next_obs)
@@ -437,16 +447,16 @@ def dqn_loss(agent, target, batch: Transition, args: Args):
 
 
 def value_of(action, q):
-    """(B,), (B, num_actions) -> (B,)."""
+    """Q of the given actions: (B,), (B, num_actions) -> (B,)."""
     return q.gather(-1, action[:, None].long()).squeeze(-1)
 
 
 # === Update =====================================================================================
 def update(agent, target, optimizer, batch: Transition, learning_rate, args: Args):
-    """Train on a batch, in place; return its losses.
+    """Train in place on a batch. Return the metrics of the loss.
 
-    Gradient and optimizer compile as one graph. The step of a torch.optim would be a second one: an
-    update would take 1.40 [1.38, 1.41] times as long (CPU time of one thread, on a CPU).
+    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
+    and 1.4x the CPU time.
     """
     loss, losses = dqn_loss(agent, target, batch, args)
     params = list(agent.parameters())
@@ -457,33 +467,27 @@ def update(agent, target, optimizer, batch: Transition, learning_rate, args: Arg
 
 
 def compile_graph(function, device):
-    """Compile a function with its autograd.grad into one graph: a graph break is an error."""
-    from torch._inductor import cpp_builder, exc  # takes 1.5 s, and load_policy compiles nothing
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
+    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
-        "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
-        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
+        "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
+        "cpp.use_decompose_tanh": True,  # by exp: faster on a CPU, off by 1e-7 near 0
+        "cpp.vec_isa_ok": True,  # trusts the CPU flags: no test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def mean_losses(losses: list[dict]) -> dict:
-    """Means over an iteration's updates; NaN, which the log has as null, if there were none."""
+    """Means over the updates of an iteration, or NaN if there were none."""
     if not losses:
         return {"losses/td_loss": math.nan, "losses/q_value": math.nan}
     return {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
 
 
-def episode_statistics(results: list[dict]) -> dict:
-    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+def episode_statistics(results: list[dict]) -> dict[str, torch.Tensor]:
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
     done = torch.stack([x["terminated"] | x["truncated"] for x in results])  # (T, N)
     metrics = {"charts/episodes": done.sum()}
@@ -497,49 +501,39 @@ def episode_statistics(results: list[dict]) -> dict:
 
 # === Training ===================================================================================
 def choose_device() -> torch.device:
-    """The GPU if torch and JAX both see it; otherwise the CPU, for both."""
+    """Return the GPU if both PyTorch and JAX can use it, otherwise the CPU."""
     torch_gpu = torch.cuda.is_available()
     jax_gpu = jax.default_backend() == "gpu"
     if torch_gpu and not jax_gpu:
-        print("Only torch sees a GPU, so both use the CPU; to use the GPU install jax[cuda13].")
+        print("Running on the CPU: JAX sees no GPU. To use the GPU, install jax[cuda13].")
     if jax_gpu and not torch_gpu:
-        print(
-            "Only JAX sees a GPU, so both use the CPU; to use the GPU install torch, a CUDA build."
-        )
+        print("Running on the CPU: PyTorch sees no GPU. To use it, install a CUDA build of torch.")
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
 
 def train(args: Args) -> None:
-    """Train an agent, from the start or from a checkpoint on."""
-    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    """Train an agent, or continue a run."""
+    # In PyTorch "high" allows TF32 on a GPU, which is JAX's default.
+    torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
     options = (args.sticky_actions, args.full_actions, args.max_episode_steps)
     env = VecEnv(args.env_id, args.num_envs, *options)
-    log = RunLog(
-        args,
-        framework="torch",
-        compile_mode="compile, env none" if jax.config.values["jax_disable_jit"] else "compile",
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        obs_shape=env.obs_shape,
-        num_actions=env.num_actions,
-    )
 
     torch.manual_seed(args.seed)
     iteration = 0
     num_updates = 0
     agent, target, optimizer = make_agent(args, env.obs_shape, env.num_actions, device)
-    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # Arrays from DLPack are committed to a device. If the first state were not, step_fn would
     # compile twice.
     key = jax.device_put(jax.random.PRNGKey(args.seed), jax.devices(device.type)[0])
     obs, env_state = jax.jit(env.reset)(key)
-    replay = Replay(args, env.obs_dim, obs.dtype, device)
+    replay = Replay(args, env.obs_shape, obs.dtype, device)
     obs = to_torch(obs)
-    if (log.dir / "checkpoint.pt").exists():  # resumed
-        checkpoint = load_checkpoint(log.dir)
+    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+        checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         num_updates = checkpoint["num_updates"]
         agent.load_state_dict(checkpoint["agent"])
@@ -549,35 +543,44 @@ def train(args: Args) -> None:
         set_rng_state(checkpoint["rng_state"])
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
-    log.begin(iteration)
+    log = RunLog(
+        args,
+        iteration,
+        packages=["torch", "jax", "jaxlib", "gymnax", "numpy"],
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
-    # To the compiler, agent, target, optimizer and args are constants.
+    # agent, target, optimizer, env and args are constants to the compiler.
     step_fn = jax.jit(env.step)
-    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
+    torch.compiler.reset()  # graphs of an earlier train() would count towards its limit
     update_fn = compile_graph(partial(update, agent, target, optimizer, args=args), device)
-    # It compiles at the first call, which is made now, since no update is due before
-    # learning_starts. What the call changes is put back.
+    # Compile now, not after learning_starts: call update_fn once, and restore what it changes.
     saved = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
-    zeros = Transition(*(x.new_zeros(args.batch_size, *x.shape[1:]) for x in replay.rows))
-    update_fn(zeros, torch.zeros((), device=device))
+    zeros = [x.new_zeros(args.batch_size, *x.shape[1:]) for x in replay.transitions]
+    update_fn(Transition(*zeros), torch.zeros((), device=device))
     agent.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     while iteration < args.num_iterations:
         start = time.perf_counter()
+        # Set by hand: a scheduler counts updates, which do not start before learning_starts.
+        # The rate is a tensor, because a number would be a constant to the compiler.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = torch.tensor(args.learning_rate * decay, device=device)
-        # One call for all steps: a call costs more than the numbers that it draws.
-        steps = range(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
-        epsilon = torch.tensor([epsilon_after(x, args) for x in steps], device=device)
+        # Drawing the random numbers of all steps at once is faster than drawing them in every step.
         shape = (args.num_steps, args.num_envs)
+        first = iteration * log.steps_per_iteration
+        steps = range(first, first + log.steps_per_iteration, args.num_envs)
+        epsilon = torch.tensor([epsilon_after(x, args) for x in steps], device=device)
         explore = torch.rand(shape, device=device) < epsilon[:, None]
         random_action = torch.randint(env.num_actions, shape, dtype=torch.int32, device=device)
         results, losses = [], []
         for step in range(args.num_steps):
             action = act(agent, obs, explore[step], random_action[step])
             new_obs, env_state, result = step_fn(env_state, to_jax(action))
-            result = to_torch(result)  # on a CPU, sync
-            results.append(result)  # keeps the views until torch has read them
+            result = to_torch(result)  # sync on a CPU
+            results.append(result)  # keeps the shared memory until PyTorch has read it
             replay.add(obs, action, result)
             obs = to_torch(new_obs)
             for _ in range(replay.updates_due()):
@@ -590,7 +593,8 @@ def train(args: Args) -> None:
         metrics["charts/epsilon"] = epsilon[-1]
         metrics["charts/learning_rate"] = learning_rate
         metrics["charts/updates"] = len(losses)
-        log.write(iteration, metrics, start)  # sync
+        metrics = {name: float(x) for name, x in metrics.items()}  # sync
+        log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
             checkpoint = {
@@ -605,31 +609,27 @@ def train(args: Args) -> None:
                 "env_state": to_torch(jax.tree.leaves(env_state)),
             }
             save_checkpoint(log.dir, checkpoint)
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here, after saving, so that no iteration is lost
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
                 break
-    log.close(iteration)
+    log.close()
 
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    try:
-        torch.save(checkpoint, new)  # sync
-    except (OSError, RuntimeError):  # a full disk, of which PyTorch's own words say nothing
-        new.unlink(missing_ok=True)
-        sys.exit(f"{new}: is the disk full? The checkpoint before it, if there is one, stays.")
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
 def load_checkpoint(folder: str | Path) -> dict:
-    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
 
 
 def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
-    """The environments' state from the tensors of its leaves, on the device of the state like."""
+    """Restore the environments' state from its saved tensors, on the device of `like`."""
     arrays = [x.numpy() for x in tensors]
     state = jax.tree.unflatten(jax.tree.structure(like), arrays)
     return jax.device_put(state, like.key.device)
@@ -644,15 +644,14 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if the run started on a CPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """What a run learnt, as a function: policy(obs) is the best action for each obs.
+    """Load a trained policy: policy(obs) returns the best action for each observation.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. Nothing is
-    drawn, so the seed, which PPO's scripts have here, changes nothing.
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. seed is unused: nothing is random.
     """
     info, args = load_info(folder)
     agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
@@ -660,207 +659,200 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
 
     @torch.no_grad()
     def policy(obs):
-        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
-        return agent(obs).argmax(-1).numpy()
+        return agent(torch.tensor(obs)).argmax(-1).numpy()
 
     return policy
 
 
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
-
-
 # === Run log ====================================================================================
-# You may stop reading here. The rest is a run's folder, and is the same in DQN and SAC.
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.start = time.perf_counter()
-        self.stopped_by = 0  # number of the signal that came
-        self.handlers: dict[int, Any] = {}  # of signals, as they were before
-        self.wandb: Any = None
-        if not args.run_name:
-            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
-        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
-        packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info: dict[str, Any] = {
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
             "args": asdict(args),
-            "python": platform.python_version(),
-            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many the checkpoint has
-            "resumed": [],  # from which iterations on
-            "durations": {"imports": self.start - START},
-        } | facts
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        if args.resume:
-            before, old = load_info(self.dir)
-            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
-            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
-                if getattr(args, name, None) != getattr(old, name, None):
-                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
-            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
-                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
-            self.info["resumed"] = before["resumed"]
-            self.info["wandb_id"] = before.get("wandb_id")
-        elif self.dir.exists():
-            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        else:
-            self.dir.mkdir(parents=True)
-            self.write_info()
-
-    def begin(self, iteration: int) -> None:
-        """Open the files. A resumed run loses what it logged after its checkpoint."""
-        if self.args.resume:
-            self.info["iteration"] = iteration
-            self.info["resumed"].append(iteration)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
-        self.metrics.seek(0)
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
-        self.metrics.truncate(len("".join(lines)))
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
-        if self.args.track:
-            import wandb  # half a second that only --track pays
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
                 id=self.info.get("wandb_id"),
-                dir=self.dir,
-                config=self.info,
                 resume="allow",
                 reinit="create_new",
+                dir=self.dir,
+                config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
-        self.write_info()
-        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
-    def write(self, iteration: int, metrics: dict, start: float) -> None:
-        """Log an iteration, which began at start and ends now."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
-        row["global_step"] = (iteration + 1) * self.steps
-        row["charts/SPS"] = self.steps / (end - start)
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-
-        self.metrics.write(json.dumps(finite) + "\n")
-        self.plot(finite)
+        if middle:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
-            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
-            returns = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
         if self.wandb:
             try:
-                self.wandb.log(finite, step=iteration)
-            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
-                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
-            return
-        for name, x in row.items():
-            if x is not None and "/" in name:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
 
-    def must_save(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many iterations."""
-        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
-    def note_saved(self, done: int) -> None:
-        self.info["iteration"] = done
-        self.write_info()
-
-    def write_info(self) -> None:
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self, done: int) -> None:
-        """Say how the run ended: complete, or stopped by a signal."""
-        is_complete = done >= self.args.num_iterations
-        self.info["status"] = "completed" if is_complete else "stopped"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.write_info()
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.give_signals_back()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
 
-    def give_signals_back(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's run.json says of it, and its arguments."""
-    path = Path(folder, "run.json")
-    if not path.exists():
-        fail(f"{folder} has no run.json, so it is no run to resume or to play")
-    info = json.loads(path.read_text())
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']!r}")
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
 
 
 def args_to_resume() -> Args | None:
-    """The arguments of the run that --resume names on the command line, or None."""
+    """Return the arguments of the run that --resume names on the command line, if any."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
-    parser.add_argument("--env-id", "--env_id")
-    given, _ = parser.parse_known_args()
-    if not given.resume:
-        return None
-    _, args = load_info(given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
-    return args
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 
 def fail(reason: str) -> NoReturn:

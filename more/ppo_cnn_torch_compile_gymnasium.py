@@ -579,6 +579,7 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
+    # Not parameters_to_vector, which needs gradients that are contiguous, not channels_last.
     grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)

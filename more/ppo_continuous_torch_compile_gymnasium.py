@@ -3,28 +3,26 @@
 # dependencies = ["torch==2.13.0", "gymnasium[mujoco]==1.3.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO with continuous actions, in compiled PyTorch, with environments in Gymnasium on the CPU.
+"""PPO with continuous actions in compiled PyTorch, with Gymnasium environments on the CPU.
 
     python more/ppo_continuous_torch_compile_gymnasium.py --env-id Pendulum-v1 --seed 1
     python more/ppo_continuous_torch_compile_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
 
-The robots of the second line need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
+MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
-Read Statistics to Training first. "# sync" marks a line that waits for the device. What to look at:
-- Agent gives each number of an action a Gaussian. Its mean depends on obs, its log_std does not.
-- VecEnv.step maps [-1, 1] to the bounds, and clips the rest. PPO learns from actions as they were
-  drawn: a clipped action has another density than the Gaussian's, and a wrong gradient by it.
-- normalise uses the statistics of the rollouts before. In the first rollout it only clips.
-- scale_reward divides rewards and subtracts nothing: that would favour long or short episodes.
-- compile_graph compiles policy and minibatch_step. The loops of compute_gae and epoch are Python's:
-  compiled, they would be unrolled. On a GPU, capture records policy and epoch as CUDA graphs.
-Diff me with ppo_continuous_torch_gymnasium.py to see what compiling takes, with
+Start reading at Statistics:
+- Agent models each action as a Gaussian: the mean depends on the observation, log_std does not.
+- VecEnv.step() maps actions from [-1, 1] to the bounds and clips them. PPO learns from the actions
+  before clipping, because the Gaussian gives their density.
+- normalize() uses the statistics of earlier rollouts, so in the first rollout it only clips.
+- scale_reward() divides rewards but subtracts no mean, which would favor long or short episodes.
+- minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
+- compile_graph() compiles a function. On a GPU, capture() records an epoch as a CUDA graph.
+Lines marked "# sync" wait for the device.
+
+Compare with ppo_continuous_torch_gymnasium.py to see what compiling changes, or with
 ppo_continuous_linen_gymnasium.py to see JAX.
 """
-
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
 
 import argparse
 import atexit
@@ -32,19 +30,20 @@ import json
 import math
 import multiprocessing
 import os
-import platform
+import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
 
 import gymnasium
 import numpy as np
@@ -59,55 +58,62 @@ from torch import nn
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    seed: int = 1  # seed of all random numbers
-    env_id: str = "Pendulum-v1"  # Gymnasium environment with continuous actions; my_module:MyEnv-v0
-    total_timesteps: int = 204_800  # environment steps, in whole rollouts
+    seed: int = 1  # random seed
+    env_id: str = "Pendulum-v1"  # Gymnasium id with continuous actions, or my_module:MyEnv-v0
+    total_timesteps: int = 204_800  # environment steps, rounded down to whole rollouts
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 16  # parallel environments
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 32  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
-    norm_obs: bool = True  # normalise observations by their running mean and standard deviation
+    norm_obs: bool = True  # normalize observations by their running mean and standard deviation
     norm_reward: bool = True  # divide rewards by the running std of discounted returns
-    norm_adv: bool = True  # normalise advantages per minibatch
-    clip_coef: float = 0.2  # clipping range of ratio and value
+    norm_adv: bool = True  # normalize advantages in each minibatch
+    clip_coef: float = 0.2  # clipping range of the ratio and of the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    max_grad_norm: float = 0.5  # maximum global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
-    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
-    runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+    vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Work out the sizes. On the command line, a ValueError becomes a message."""
+        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):
-            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.batch_size % self.num_minibatches != 0:
-            raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
+            raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
-        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
 def parse_args() -> Args:
-    """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
+    """Parse the command line: an optional preset, then flags. With --resume, no preset."""
+    saved = args_to_resume()  # with --resume, the run's arguments are the defaults
     if saved:
         return tyro.cli(Args, default=saved)
     mujoco = Args(
@@ -118,8 +124,11 @@ def parse_args() -> Args:
         num_minibatches=8,
     )
     presets = {
-        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
-        "mujoco": ("The best of the settings tried in HalfCheetah-v5, with one seed.", mujoco),
+        "pendulum": (
+            "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings.",
+            Args(),
+        ),
+        "mujoco": ("The best of the settings tried on HalfCheetah-v5, with one seed.", mujoco),
     }
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
@@ -129,9 +138,9 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class VecEnv:
-    """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
+    """N = num_envs Gymnasium environments stepped together. Finished ones restart automatically.
 
-    All of it is NumPy's, on the host. options, such as render_mode, are the environment's own.
+    Runs in NumPy, on the CPU. options are keyword arguments of the environment, like render_mode.
     """
 
     def __init__(
@@ -143,78 +152,79 @@ class VecEnv:
         seed: int,
         **options: Any,
     ) -> None:
-        namespace = env_id.partition("/")[0]  # my_plugin/MyEnv-v0: Gymnasium loads no plugin
-        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
-            plugin.load()()
-        sys.path.append(os.getcwd())  # where my_module lies
+        sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-        wrappers: list[Any] = [WithoutInfo]
+        wrappers: list[Any] = [DropInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # else a file here could pass for a library
-            # The server, from which processes are forked, imports these once for all of them.
-            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
-            loaded = [name for name in packages if name in sys.modules]
-            multiprocessing.set_forkserver_preload(loaded)
-            wrappers.append(ignore_ctrl_c)
+            vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
+            vector_options["daemon"] = False  # so that an environment may start processes, too
+            wrappers.append(isolate_worker)
+        atexit.register(terminate_workers)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
             )
-        except gymnasium.error.Error as error:  # which says what is wrong with env_id
+        except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
+        except (ConnectionError, EOFError):
+            sys.exit(1)  # a worker process failed, and has printed why
+        atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/ppo_linen_gymnasium.py or the same in PyTorch"
-            fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
+            hint = "for Discrete, use more/ppo_linen_gymnasium.py or the one in PyTorch"
+            fail(f"--env-id: the action space must be a bounded Box of floats, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
-            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
-            fail(f"--env-id: observations must be arrays, not {obs_space}; {hint}")
+            hint = "gymnasium.wrappers.FlattenObservation turns it into one array"
+            fail(f"--env-id: the observation space must be a Box, not {obs_space}; {hint}")
         self.num_envs = num_envs
         self.seed = seed
         self.gamma = gamma
         self.action_space = space
-        self.action_low = np.float32(space.low)
-        self.action_high = np.float32(space.high)
+        self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        self.obs_dim = math.prod(self.obs_shape)
+        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
-        """Start every environment; return obs (N, obs_dim).
+        """Start all environments. Return obs (N, *obs_shape).
 
-        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
-        episodes, which are not those that it began with.
+        Gymnasium environments cannot be saved, so a run that resumes after an iteration starts
+        new episodes, with seeds that it has not used before.
         """
         if iteration > 0:
-            print("New episodes start: Gymnasium saves no environment.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
-        # as some simulators take a C int.
+            print("Starting new episodes: Gymnasium environments cannot be saved.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. Some
+        # simulators require 31 bits.
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
-        self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
+        self.step_count = 0
+        self.check_finite("an observation", obs)
+        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        self.discounted_return = np.zeros(self.num_envs)  # the latest reward counts in full
-        return self.flatten(obs)
+        self.discounted_return = np.zeros(
+            self.num_envs
+        )  # discounts the past: gamma * previous + reward
+        return obs.astype(self.obs_dtype)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Take action (N, action_dim), of which -1 to 1 spans the bounds, and the rest is clipped.
+        """Step with action (N, action_dim), mapped from [-1, 1] to the bounds and clipped.
 
-        Return obs (after any restart) and a dict of results.
+        Return obs (after any restart) and the results.
         """
         action = action.reshape(self.num_envs, *self.action_space.shape)
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
-        if np.isnan(obs).any() or np.isnan(reward).any():  # it would ruin all that was learnt
-            raise FloatingPointError(f"{self.envs.spec.id} returned NaN")
-        next_obs = self.flatten(obs)
+        self.step_count += 1
+        self.check_finite("an observation", obs)
+        self.check_finite("a reward", reward)
+        next_obs = obs.astype(self.obs_dtype)  # a copy, since Gymnasium reuses obs
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
         discounted_return = self.gamma * self.discounted_return + reward
-        result = {
+        results = {
             "reward": reward.astype(np.float32),
             "terminated": terminated,
             "truncated": truncated,
@@ -228,78 +238,95 @@ class VecEnv:
         self.episode_length = np.where(done, 0, episode_length)
         self.discounted_return = np.where(done, 0, discounted_return)
         if not done.any():
-            return next_obs, result
-        # At once: Gymnasium's default would spend the next step on it.
+            return next_obs, results
+        # Restart now; by default Gymnasium would use up the next step.
         obs, _ = self.envs.reset(options={"reset_mask": done})
-        return self.flatten(obs), result
+        self.check_finite("an observation", obs)
+        return obs.astype(self.obs_dtype), results
 
-    def flatten(self, obs: np.ndarray) -> np.ndarray:
-        return obs.reshape(len(obs), self.obs_dim).astype(np.float32)  # a copy
+    def check_finite(self, what: str, x: np.ndarray) -> None:
+        """Stop at NaN and infinity, which would ruin the parameters."""
+        if not np.isfinite(x).all():
+            env, *_ = np.argwhere(~np.isfinite(x))[0]
+            step = f"step {self.step_count} since the run started or resumed"
+            raise FloatingPointError(
+                f"environment {env} returned {what} of NaN or infinity, {step}"
+            )
 
 
-class WithoutInfo(gymnasium.Wrapper):
-    """Nobody here reads info, and Gymnasium's merging of it takes time and fails on mixed types."""
+class DropInfo(gymnasium.Wrapper):
+    """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
-    def reset(self, **options: Any) -> tuple:
-        obs, _ = self.env.reset(**options)
-        return obs, {}
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        returned = self.env.reset(seed=seed, options=options or None)
+        if not (
+            isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
+        ):
+            raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
+        return returned[0], {}
 
     def step(self, action: Any) -> tuple:
-        *result, _ = self.env.step(action)
-        return *result, {}
+        *results, _ = self.env.step(action)
+        return *results, {}
 
 
-def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
-    """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
-    if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
+def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep the terminal's Ctrl-C from a worker process, so that training can end its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium also creates an environment in this process
         os.setsid()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which closes the environment
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
     return env
 
 
+def terminate_workers() -> None:
+    """End all worker processes; otherwise Python would wait for them at exit."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+
+
 def to_bounds(action, low, high):
-    """Map actions from [-1, 1] to [low, high], and clip what lies outside."""
-    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high)
+    """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
+    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high).astype(low.dtype)
 
 
 # === Statistics =================================================================================
 class RunningMeanStd(nn.Module):
-    """Mean and variance of each number, over all rollouts so far."""
+    """Running mean and variance, over all rollouts so far."""
 
     mean: torch.Tensor  # (...)
     var: torch.Tensor  # (...)
-    count: torch.Tensor  # () int64, how many rollouts
+    count: torch.Tensor  # () int64, number of rollouts
 
-    def __init__(self, *shape):
+    def __init__(self, shape):
         super().__init__()
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("var", torch.ones(shape))
         self.register_buffer("count", torch.tensor(0))
 
     def update(self, x):
-        """Take in one more rollout, x (T, N, ...), in place (Chan et al. 1979)."""
-        distance = x - self.mean  # float32 adds this up more exactly than an x that is far from 0
+        """Add another rollout x (T, N, ...) in place (Chan et al. 1979)."""
+        distance = x.float() - self.mean  # float32 averages numbers near 0 more accurately
         change = distance.mean((0, 1))
         self.count += 1
-        weight = 1 / self.count  # of the new rollout; all have the same size
+        weight = 1 / self.count  # all rollouts have the same size
         self.mean += weight * change
         rollout_var = distance.var((0, 1), correction=0)
         self.var.copy_((1 - weight) * (self.var + weight * change**2) + weight * rollout_var)
 
 
 class Stats(nn.Module):
-    """Of obs and of discounted returns. Before any rollout, normalise only clips."""
+    """Starts with mean 0 and variance 1, so that normalize() only clips in the first rollout."""
 
-    def __init__(self, obs_dim):
+    def __init__(self, obs_shape):
         super().__init__()
-        self.obs = RunningMeanStd(obs_dim)
-        self.discounted_return = RunningMeanStd()
+        self.obs = RunningMeanStd(obs_shape)
+        self.discounted_return = RunningMeanStd(())
 
 
-def normalise(obs, stats: RunningMeanStd, args: Args):
+def normalize(obs, stats: RunningMeanStd, args: Args):
     if not args.norm_obs:
         return obs
-    return ((obs - stats.mean) / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
+    return ((obs.float() - stats.mean) / (stats.var + 1e-8) ** 0.5).clip(-10, 10)
 
 
 def scale_reward(reward, stats: RunningMeanStd, args: Args):
@@ -316,7 +343,8 @@ class MLP(nn.Module):
         self.hidden = nn.ModuleList(linear(m, n, math.sqrt(2)) for m, n in pairwise(sizes))
         self.output = linear(sizes[-1], num_outputs, output_scale)
 
-    def forward(self, x):
+    def forward(self, obs):
+        x = obs.flatten(1).float()
         for layer in self.hidden:
             x = layer(x).tanh()
         return self.output(x)
@@ -332,28 +360,28 @@ def linear(num_inputs, num_outputs, scale):
 class Agent(nn.Module):
     def __init__(self, obs_shape, hidden_sizes, action_dim):
         super().__init__()
-        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
-        self.actor = MLP(obs_dim, hidden_sizes, action_dim, output_scale=0.01)
-        self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0)
+        obs_size = math.prod(obs_shape)
+        self.actor = MLP(obs_size, hidden_sizes, action_dim, output_scale=0.01)
+        self.critic = MLP(obs_size, hidden_sizes, 1, output_scale=1.0)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
 
     def get_gaussian(self, obs):
-        """(..., obs_dim) -> mean and log_std, (..., action_dim) each."""
+        """(B, *obs_shape) -> mean and log_std, both (B, action_dim)."""
         mean = self.actor(obs)
-        # A copy: a view of a parameter would require grad even under no_grad.
+        # Clone: a view of a parameter would require grad even under no_grad.
         return mean, self.log_std.expand_as(mean).clone()
 
     def get_value(self, obs):
-        return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
+        return self.critic(obs).squeeze(-1)  # (B, *obs_shape) -> (B,)
 
     def forward(self, obs):
         return *self.get_gaussian(obs), self.get_value(obs)
 
 
 class Adam(nn.Module):
-    """Adam (Kingma & Ba 2015), written out to compile into one graph with loss and gradient.
+    """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters are one vector to it: fewer kernels, which compile in a third less time.
+    It treats all P parameters as one vector: fewer kernels, which compile in a third less time.
     """
 
     count: torch.Tensor
@@ -363,13 +391,13 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # A count that is a number would be compiled in.
+        # The count is a tensor, because a number would be a constant to the compiler.
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Change the parameters in place by their gradient, (P,)."""
+        """Update the parameters in place, given their gradient (P,)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -381,14 +409,17 @@ class Adam(nn.Module):
 
 
 def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
-    """Initialise the parameters and Adam."""
+    """Initialize the parameters and the optimizer."""
     agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     num_params = sum(x.numel() for x in agent.parameters())
     return agent, Adam(num_params, args.adam_eps, device)
 
 
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
-    """The learning rate after so many optimizer steps, as tensors: numbers would be compiled in."""
+    """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
+
+    Both are tensors, because numbers would be constants to the compiler.
+    """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
     return args.learning_rate * (1 - steps / args.num_optimizer_steps).clip(min=0.0)
@@ -396,35 +427,35 @@ def learning_rate_after(steps, args: Args) -> torch.Tensor:
 
 # === Storage ====================================================================================
 class Storage(NamedTuple):
-    """A rollout of T = num_steps in N = num_envs environments."""
+    """A rollout: T = num_steps steps in N = num_envs environments."""
 
-    obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from, before it is normalised
-    action: torch.Tensor  # (T, N, action_dim), as drawn: before VecEnv.step scales and clips it
+    obs: torch.Tensor  # (T, N, *obs_shape), before normalization
+    action: torch.Tensor  # (T, N, action_dim), before VecEnv.step scales and clips it
     logprob: torch.Tensor  # (T, N)
-    reward: torch.Tensor  # (T, N), result of the action, like all fields below
+    reward: torch.Tensor  # (T, N); this and the fields below result from the action
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
-    next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
+    next_obs: torch.Tensor  # (T, N, *obs_shape), before any restart
     episode_return: torch.Tensor  # (T, N), including this step
     episode_length: torch.Tensor  # (T, N)
     discounted_return: torch.Tensor  # (T, N)
 
 
 class Batch(NamedTuple):
-    """What the loss reads; B = batch_size or minibatch_size."""
+    """Inputs of the loss; B is batch_size or minibatch_size."""
 
-    obs: torch.Tensor  # (B, obs_dim), normalised
+    obs: torch.Tensor  # (B, *obs_shape), normalized
     action: torch.Tensor  # (B, action_dim)
     logprob: torch.Tensor  # (B,)
     value: torch.Tensor  # (B,)
     advantage: torch.Tensor  # (B,)
-    target: torch.Tensor  # (B,), of the critic: the lambda-return
+    target: torch.Tensor  # (B,), the lambda-return that the critic learns
 
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim); return the obs to go on from, Storage."""
-    # Drawn for all steps at once, noise takes less time than drawn in every step.
+    """Act for num_steps. Return the last obs and the Storage."""
+    # Drawing the noise of all steps at once is faster than drawing it in every step.
     noise = torch.randn(args.num_steps, args.num_envs, env.action_dim, device=obs.device)
 
     steps, results = [], []
@@ -432,36 +463,36 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
         action, logprob = policy_fn(obs, step_noise)
         new_obs, result = env.step(action.cpu().numpy())  # sync
         steps.append((obs, action, logprob))
-        results.append(result)  # crosses after the loop: 7 arrays, instead of 7 per step
+        results.append(result)  # moved to the device after the loop: 7 arrays, not 7 per step
         obs = torch.from_numpy(new_obs).to(obs.device)
 
-    # From one tuple per step to one tensor per name, (T, N, ...).
+    # From one tuple per step to one tensor per field, (T, N, ...).
     all_obs, action, logprob = map(torch.stack, zip(*steps, strict=True))
     stacked = {name: np.stack([x[name] for x in results]) for name in results[0]}
-    result = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
-    return obs, Storage(all_obs, action, logprob, **result)
+    results = {name: torch.from_numpy(x).to(obs.device) for name, x in stacked.items()}
+    return obs, Storage(all_obs, action, logprob, **results)
 
 
 @torch.no_grad()
 def policy(agent, stats: RunningMeanStd, obs, noise, args: Args):
-    """(N, obs_dim), (N, action_dim) -> action (N, action_dim), logprob (N,)."""
-    mean, log_std = agent.get_gaussian(normalise(obs, stats, args))
+    """Sample actions: obs, noise (N, action_dim) -> action (N, action_dim), logprob (N,)."""
+    mean, log_std = agent.get_gaussian(normalize(obs, stats, args))
     action = mean + log_std.exp() * noise
     return action, logprob_of(action, mean, log_std)
 
 
 def logprob_of(action, mean, log_std):
-    """The log of the Gaussians' density at action: (..., action_dim) each -> (...)."""
+    """Log-density of the actions taken: (..., action_dim) each -> (...)."""
     distance = (action - mean) / log_std.exp()
     return -(0.5 * distance**2 + log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
 # === GAE ========================================================================================
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
-    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
 
-    A termination has no future value. A truncation bootstraps from V(next_obs), unless
-    bootstrap_truncated is off. Both cut the recursion: the next step is another episode's.
+    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -470,7 +501,9 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
     advantage = torch.zeros_like(delta[0])
     advantages = []
-    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+    for step_delta, step_decay in zip(
+        delta.flip(0), decay.flip(0), strict=True
+    ):  # backwards in time
         advantage = step_delta + step_decay * advantage
         advantages.append(advantage)
     return torch.stack(advantages[::-1])
@@ -478,14 +511,14 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
 # === Loss =======================================================================================
 def ppo_loss(agent, batch: Batch, args: Args):
-    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and the metrics to log."""
     mean, log_std, value = agent(batch.obs)
     log_ratio = logprob_of(batch.action, mean, log_std) - batch.logprob
     ratio = log_ratio.exp()
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
+        # correction=0 divides by n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -509,19 +542,20 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(agent, optimizer, epoch_fn, stats: Stats, storage: Storage, args: Args):
-    """Train on a rollout for update_epochs, in place; return what to log."""
+    """Train in place on a rollout for update_epochs. Return the metrics."""
     learning_rate = learning_rate_after(optimizer.count, args)
-    # The networks must see obs as the actor saw it, so new statistics of obs wait for the next
-    # rollout. Those of returns need not wait: no rollout uses them.
-    obs = normalise(storage.obs, stats.obs, args)
-    next_obs = normalise(storage.next_obs, stats.obs, args)
+    # Train on obs as the policy saw it: the new statistics of obs apply from the next rollout.
+    # The new statistics of returns apply at once, since no rollout uses them.
+    obs = normalize(storage.obs, stats.obs, args)
+    next_obs = normalize(storage.next_obs, stats.obs, args)
     stats.obs.update(storage.obs)
     stats.discounted_return.update(storage.discounted_return)
     reward = scale_reward(storage.reward, stats.discounted_return, args)
     storage = storage._replace(obs=obs, next_obs=next_obs, reward=reward)
-    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
+    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
     with torch.no_grad():
-        value, next_value = agent.get_value(torch.stack([storage.obs, storage.next_obs]))
+        values = agent.get_value(torch.stack([storage.obs, storage.next_obs]).flatten(0, 2))
+    value, next_value = values.view(2, args.num_steps, args.num_envs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     fields = (storage.obs, storage.action, storage.logprob, value, advantage, target)
@@ -539,17 +573,18 @@ def update(agent, optimizer, epoch_fn, stats: Stats, storage: Storage, args: Arg
 
 
 def epoch(minibatch_fn, args: Args, order, *batch):
-    """Train on a Batch in this order, in place; return each loss, (num_minibatches,), by name."""
-    shuffled = [x[order].chunk(args.num_minibatches) for x in batch]  # one gather an epoch
+    """Train in place on a Batch in this order. Return the metrics, (num_minibatches,) each."""
+    # One gather per epoch, not one per minibatch.
+    shuffled = [x[order].chunk(args.num_minibatches) for x in batch]
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
     return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
-    """Train on a minibatch, in place; return its losses.
+    """Train in place on a minibatch. Return the metrics of the loss.
 
-    Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
-    one, and take longer. backward() would compile twice, since .grad is None at first.
+    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
+    which takes longer. backward() would compile twice, because .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
@@ -561,29 +596,23 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, device):
-    """Compile a function with its autograd.grad into one graph: a graph break is an error."""
-    from torch._inductor import cpp_builder, exc  # takes 1.5 s, and load_policy compiles nothing
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
+    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
-        "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
-        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
+        "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
+        "cpp.use_decompose_tanh": True,  # by exp: faster on a CPU, off by 1e-7 near 0
+        "cpp.vec_isa_ok": True,  # trusts the CPU flags: no test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def capture(function, state):
-    """Record function as a CUDA graph: a replay costs one launch, not one per kernel.
+    """Record function as a CUDA graph. Replaying it costs one launch, not one per kernel.
 
-    function takes tensors and returns several, or a dict of them. The first call compiles and
-    records. A replay works on the memory it was recorded with: its inputs are copied in, its
-    outputs cloned, since the next replay overwrites them. Warming up runs function for real, so the
-    tensors of the list state, which it changes, are restored afterwards.
+    function takes tensors and returns a sequence or a dict of tensors. The first call compiles and
+    records it. A replay always uses the memory of the recording, so inputs are copied into it and
+    outputs are cloned before the next replay overwrites them. The warm-up really runs function:
+    state lists the tensors that function changes, which are restored afterwards.
     """
     graph, inputs, outputs = torch.cuda.CUDAGraph(), [], []
 
@@ -595,10 +624,10 @@ def capture(function, state):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(3):  # as PyTorch's documentation has it
+                for _ in range(3):  # as in PyTorch's documentation
                     function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
-            # In the default mode, a CUDA call from another thread would end the recording.
+            # In the default mode, a CUDA call from another thread would abort the recording.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 outputs = function(*inputs)
             with torch.no_grad():
@@ -615,9 +644,9 @@ def capture(function, state):
 
 
 def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
-    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -630,53 +659,59 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 
 # === Training ===================================================================================
 def train(args: Args) -> None:
-    """Train an agent, from the start or from a checkpoint on."""
-    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
-    torch.set_float32_matmul_precision(args.matmul_precision)
+    """Train an agent, or continue a run."""
+    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Import these once in the process that forks the workers of async, not once per worker.
+    multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
-    log = RunLog(
-        args,
-        framework="torch",
-        compile_mode="compile",
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        obs_shape=env.obs_shape,
-        action_dim=env.action_dim,
-        action_low=env.action_low.tolist(),
-        action_high=env.action_high.tolist(),
-    )
+    spaces: dict[str, Any] = {
+        "obs_shape": env.obs_shape,
+        "action_dim": env.action_dim,
+        "action_low": env.action_low.tolist(),
+        "action_high": env.action_high.tolist(),
+        "action_dtype": env.action_low.dtype.name,
+    }
 
     torch.manual_seed(args.seed)
     iteration = 0
     agent, optimizer = make_agent(args, env.obs_shape, env.action_dim, device)
-    stats = Stats(env.obs_dim).to(device)
-    if (log.dir / "checkpoint.pt").exists():  # resumed
-        checkpoint = load_checkpoint(log.dir)
+    stats = Stats(env.obs_shape).to(device)
+    if can_resume(args, **spaces):
+        checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         stats.load_state_dict(checkpoint["stats"])
         set_rng_state(checkpoint["rng_state"])
     obs = torch.from_numpy(env.reset(iteration)).to(device)
-    log.begin(iteration)
+    log = RunLog(
+        args,
+        iteration,
+        packages=["torch", "gymnasium", "numpy"],
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        **spaces,
+    )
 
-    # To the compiler, agent, stats, optimizer and args are constants.
-    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
+    # agent, optimizer, stats and args are constants to the compiler.
+    torch.compiler.reset()  # graphs of an earlier train() would count towards its limit
     policy_fn = compile_graph(partial(policy, agent, stats.obs, args=args), device)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
-    epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
+    epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
     if device.type == "cuda":
         policy_fn = capture(policy_fn, [])
         epoch_fn = capture(epoch_fn, [*agent.parameters(), *optimizer.buffers()])
     while iteration < args.num_iterations:
         start = time.perf_counter()
         obs, storage = rollout(policy_fn, obs, env, args)
-        if args.sync_for_timing and device.type == "cuda":
-            torch.cuda.synchronize()  # sync
-        middle = time.perf_counter()
+        middle = 0.0
+        if args.sync_for_timing:
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # sync
+            middle = time.perf_counter()
         metrics = update(agent, optimizer, epoch_fn, stats, storage, args)
-        values = torch.stack([*metrics.values()]).tolist()  # sync
-        metrics = dict(zip(metrics, values, strict=True))
+        values = torch.stack([torch.as_tensor(x, device=device) for x in metrics.values()])
+        metrics = dict(zip(metrics, values.tolist(), strict=True))  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1
         if log.must_save(iteration):
@@ -688,29 +723,22 @@ def train(args: Args) -> None:
                 "rng_state": get_rng_state(),
             }
             save_checkpoint(log.dir, checkpoint)
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here, after saving, so that no iteration is lost
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
                 break
-    log.close(iteration)
+    log.close()
 
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write all that a resumed training needs, but for the environments.
-
-    Killed at any moment, a run has the old checkpoint or the new one.
-    """
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    try:
-        torch.save(checkpoint, new)  # sync
-    except (OSError, RuntimeError):  # a full disk, of which PyTorch's own words say nothing
-        new.unlink(missing_ok=True)
-        sys.exit(f"{new}: is the disk full? The checkpoint before it, if there is one, stays.")
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
 def load_checkpoint(folder: str | Path) -> dict:
-    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
 
 
@@ -723,29 +751,28 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if the run started on a CPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+    """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
-    obs (N, *obs_shape) and actions are NumPy arrays, as the environment has them. With sample=True
-    the actions are drawn from the Gaussians, as in training, by seed; without, they are the means.
+    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
+    action space. policy(obs, sample=True) draws the actions at random instead, as in training.
     """
     info, args = load_info(folder)
     checkpoint = load_checkpoint(folder)
     agent = Agent(info["obs_shape"], args.hidden_sizes, info["action_dim"])
     agent.load_state_dict(checkpoint["agent"])
-    stats = Stats(math.prod(info["obs_shape"]))
+    stats = Stats(info["obs_shape"])
     stats.load_state_dict(checkpoint["stats"])
-    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
+    low, high = (np.array(info[x], info["action_dtype"]) for x in ("action_low", "action_high"))
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
-        obs = normalise(obs, stats.obs, args)
+        obs = normalize(torch.tensor(obs), stats.obs, args)
         mean, log_std = map(np.asarray, agent.get_gaussian(obs))
         action = mean
         if sample:
@@ -755,204 +782,195 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
-
-
 # === Run log ====================================================================================
-# You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.start = time.perf_counter()
-        self.stopped_by = 0  # number of the signal that came
-        self.handlers: dict[int, Any] = {}  # of signals, as they were before
-        self.wandb: Any = None
-        if not args.run_name:
-            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
-        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
-        packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info: dict[str, Any] = {
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
             "args": asdict(args),
-            "python": platform.python_version(),
-            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many the checkpoint has
-            "resumed": [],  # from which iterations on
-            "durations": {"imports": self.start - START},
-        } | facts
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        if args.resume:
-            before, old = load_info(self.dir)
-            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
-            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
-                if getattr(args, name, None) != getattr(old, name, None):
-                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
-            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
-                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
-            self.info["resumed"] = before["resumed"]
-            self.info["wandb_id"] = before.get("wandb_id")
-        elif self.dir.exists():
-            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        else:
-            self.dir.mkdir(parents=True)
-            self.write_info()
-
-    def begin(self, iteration: int) -> None:
-        """Open the files. A resumed run loses what it logged after its checkpoint."""
-        if self.args.resume:
-            self.info["iteration"] = iteration
-            self.info["resumed"].append(iteration)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
-        self.metrics.seek(0)
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
-        self.metrics.truncate(len("".join(lines)))
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
-        if self.args.track:
-            import wandb  # half a second that only --track pays
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
                 id=self.info.get("wandb_id"),
-                dir=self.dir,
-                config=self.info,
                 resume="allow",
                 reinit="create_new",
+                dir=self.dir,
+                config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
-        self.write_info()
-        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
-    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
-        """Log an iteration: the rollout from start to middle, the update from middle to now."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
-        row["global_step"] = (iteration + 1) * self.steps
-        row["charts/SPS"] = self.steps / (end - start)
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        if self.args.sync_for_timing:
+        if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-
-        self.metrics.write(json.dumps(finite) + "\n")
-        self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
-            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
-            returns = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
         if self.wandb:
             try:
-                self.wandb.log(finite, step=iteration)
-            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
-                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
-            return
-        for name, x in row.items():
-            if x is not None and "/" in name:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
 
-    def must_save(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many iterations."""
-        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
-    def note_saved(self, done: int) -> None:
-        self.info["iteration"] = done
-        self.write_info()
-
-    def write_info(self) -> None:
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self, done: int) -> None:
-        """Say how the run ended: complete, or stopped by a signal."""
-        is_complete = done >= self.args.num_iterations
-        self.info["status"] = "completed" if is_complete else "stopped"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.write_info()
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.give_signals_back()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
 
-    def give_signals_back(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's run.json says of it, and its arguments."""
-    path = Path(folder, "run.json")
-    if not path.exists():
-        fail(f"{folder} has no run.json, so it is no run to resume or to play")
-    info = json.loads(path.read_text())
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']!r}")
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
 
 
 def args_to_resume() -> Args | None:
-    """The arguments of the run that --resume names on the command line, or None."""
+    """Return the arguments of the run that --resume names on the command line, if any."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
-    parser.add_argument("--env-id", "--env_id")
-    given, _ = parser.parse_known_args()
-    if not given.resume:
-        return None
-    _, args = load_info(given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
-    return args
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 
 def fail(reason: str) -> NoReturn:

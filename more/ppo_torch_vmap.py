@@ -3,43 +3,43 @@
 # dependencies = ["torch==2.13.0", "jax==0.10.2", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO in compiled PyTorch, many agents at once: policy and loss, under torch.func.vmap.
+"""PPO in compiled PyTorch for many agents at once: torch.func.vmap runs the policy and the loss.
 
     python more/ppo_torch_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
-Read Agent to Training first; policy, GAE and loss are still written for one agent.
-"# sync" marks a line that waits for the device. What to look at:
-- make_agents stacks the tensors of all agents in one module, and keeps a generator for each.
-- for_each runs a function for all agents: functional_call gives the module one agent's tensors.
-- minibatch_step takes the gradient of the summed losses, which is each agent's own.
-- rollout and update draw from each agent's generator, since vmap knows no random numbers.
-Diff me with ppo_torch_compile.py to see what vmap asks for, with ppo_linen_vmap.py to see JAX.
+Start reading at Agent. policy(), compute_gae() and ppo_loss() are still written for one agent:
+- make_agents() stacks the tensors of all agents in one module, and makes a generator for each.
+- for_each() runs a function for all agents. functional_call() runs the module with the tensors of
+  one agent.
+- minibatch_step() differentiates the sum of all losses, which gives each agent its gradient.
+- rollout() and update() draw from the generator of each agent, which vmap cannot do.
+Lines marked "# sync" wait for the device.
+
+Compare with ppo_torch_compile.py to see one agent, or with ppo_linen_vmap.py to see JAX.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import argparse
+import atexit
 import importlib
 import json
 import math
 import os
-import platform
+import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import metadata
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves torch its share of a GPU
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves GPU memory for PyTorch
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
 
 import gymnax
 import jax
@@ -56,70 +56,81 @@ from torch.func import functional_call, vmap
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    seed: int = 1  # seed of the first agent's random numbers
-    num_agents: int = 8  # agents that train at once; agent k has seed + k
+    seed: int = 1  # random seed of the first agent
+    num_agents: int = 8  # agents trained at once; agent k has seed + k
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    total_timesteps: int = 819_200  # environment steps of each agent, in whole rollouts
+    total_timesteps: int = 819_200  # environment steps per agent, rounded down to whole rollouts
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
-    num_envs: int = 32  # parallel environments of each agent
+    num_envs: int = 32  # parallel environments per agent
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
-    norm_adv: bool = True  # normalise advantages per minibatch
-    clip_coef: float = 0.2  # clipping range of ratio and value
+    norm_adv: bool = True  # normalize advantages in each minibatch
+    clip_coef: float = 0.2  # clipping range of the ratio and of the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    max_grad_norm: float = 0.5  # maximum global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
-    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
-    runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
-            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
+        if self.seed not in range(2**32):  # JAX would silently drop the upper bits
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        for name in ("num_agents", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.batch_size % self.num_minibatches != 0:
-            raise ValueError(f"--num-minibatches must divide the batch, {self.batch_size} steps")
+            raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
-        if self.num_agents < 1:
-            raise ValueError("--num-agents must be 1 or more")
-        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
+FIXED += ("seed", "num_agents")  # the folders of the agents depend on these two
 
 
 def parse_args() -> Args:
-    """Read the command line. With --resume, the run's own arguments are the defaults."""
-    return tyro.cli(Args, default=args_to_resume() or Args())
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
+    args = tyro.cli(Args, default=args_to_resume() or Args())
+    if args.seed + args.num_agents > 2**32:
+        fail("--seed must be between 0 and 2**32 - --num-agents")
+    if args.resume and "agent" in load_info(args.resume)[0]:
+        fail(f"{args.resume} is one agent. To resume its run: --resume {Path(args.resume).parent}")
+    return args
 
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
-    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the running episode
+    inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the current episode so far
     episode_length: jax.Array  # (N,)
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+    """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # your own; envs/check.py tests it
+        if ":" in env_id:  # your own class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -128,28 +139,28 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
-                fail(f"--env-id: {error}")
+                hint = "use more/ppo_linen_gymnasium.py or ppo_torch_gymnasium.py"
+                fail(f"{error} For an environment of Gymnasium, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
-            fail(f"--env-id: {env_id} has continuous actions: {hint}")
+            hint = "use more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
-        self.obs_dim = math.prod(self.obs_shape)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
-        """Start every environment; return obs (N, obs_dim) and the state."""
+        """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
-        # so what takes the state would compile twice. astype makes all of them strong.
-        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        # Some environments return weakly typed arrays from reset but not from step, which would
+        # compile rollout twice. astype makes the types strong.
+        obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
-        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
+        return obs, EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
+        """Step with action (N,). Return obs (after any restart), the state and the results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -157,35 +168,33 @@ class VecEnv:
         reward = reward.astype(jnp.float32)
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
-        result = {
+        results = {
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": self.flatten(info["final_observation"]),
+            "next_obs": info["final_observation"],
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
         done = terminated | truncated
         episode_return = jnp.where(done, 0, episode_return)
         episode_length = jnp.where(done, 0, episode_length)
-        return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
-
-    def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(jnp.float32)
+        return obs, EnvState(key, inner, episode_return, episode_length), results
 
 
 def to_torch(arrays):
-    """Views of JAX arrays, not copies. Never write to one: JAX believes its arrays immutable.
+    """Share JAX arrays with PyTorch without copying. arrays is one, or a dict or list of them.
 
-    On a CPU the host waits for JAX here (sync); on a GPU only torch's stream waits. JAX frees the
-    memory once the view is gone, without waiting for torch: keep the view until torch has read it.
+    Never write to the tensors: JAX assumes that its arrays are immutable. Keep them until PyTorch
+    has read them, since JAX frees the memory without waiting for PyTorch. On a CPU this waits for
+    JAX (sync); on a GPU only PyTorch's stream waits.
     """
-    return jax.tree.map(torch.from_dlpack, arrays)  # one, or a dict or list of them
+    return jax.tree.map(torch.from_dlpack, arrays)
 
 
 def to_jax(tensor):
-    """A view of a tensor for JAX, not a copy. Never write to the tensor again: JAX may read it."""
-    # On a CPU, NumPy makes a view in less time: DLPack takes tens of microseconds.
+    """Share a tensor with JAX without copying. Never write to it again: JAX may still read it."""
+    # On a CPU NumPy is faster: DLPack takes tens of microseconds.
     return tensor.numpy() if tensor.device.type == "cpu" else jax.dlpack.from_dlpack(tensor)
 
 
@@ -197,7 +206,8 @@ class MLP(nn.Module):
         self.hidden = nn.ModuleList(linear(m, n, math.sqrt(2)) for m, n in pairwise(sizes))
         self.output = linear(sizes[-1], num_outputs, output_scale)
 
-    def forward(self, x):
+    def forward(self, obs):
+        x = obs.flatten(1).float()
         for layer in self.hidden:
             x = layer(x).tanh()
         return self.output(x)
@@ -213,25 +223,25 @@ def linear(num_inputs, num_outputs, scale):
 class Agent(nn.Module):
     def __init__(self, obs_shape, hidden_sizes, num_actions):
         super().__init__()
-        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
-        self.actor = MLP(obs_dim, hidden_sizes, num_actions, output_scale=0.01)
-        self.critic = MLP(obs_dim, hidden_sizes, 1, output_scale=1.0)
+        obs_size = math.prod(obs_shape)
+        self.actor = MLP(obs_size, hidden_sizes, num_actions, output_scale=0.01)
+        self.critic = MLP(obs_size, hidden_sizes, 1, output_scale=1.0)
 
     def get_logits(self, obs):
-        return self.actor(obs)  # (..., obs_dim) -> (..., num_actions)
+        return self.actor(obs)  # (B, *obs_shape) -> (B, num_actions)
 
     def get_value(self, obs):
-        return self.critic(obs).squeeze(-1)  # (..., obs_dim) -> (...)
+        return self.critic(obs).squeeze(-1)  # (B, *obs_shape) -> (B,)
 
     def forward(self, obs):
         return self.get_logits(obs), self.get_value(obs)
 
 
 class Adam(nn.Module):
-    """Adam (Kingma & Ba 2015), written out to compile into one graph with loss and gradient.
+    """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters are one vector to it: fewer kernels, which compile in a third less time. What
-    differs from ppo_torch_compile.py: each agent has a row of its own in the three buffers.
+    It treats all P parameters as one vector: fewer kernels, which compile in a third less time.
+    Each agent has a row in all tensors.
     """
 
     count: torch.Tensor
@@ -241,13 +251,13 @@ class Adam(nn.Module):
     def __init__(self, num_agents, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # Of count, too: a number would be compiled in.
+        # The count is a tensor, because a number would be a constant to the compiler.
         self.register_buffer("count", torch.zeros(num_agents, 1, device=device))
         self.register_buffer("mean", torch.zeros(num_agents, num_params, device=device))
         self.register_buffer("square", torch.zeros(num_agents, num_params, device=device))
 
     def step(self, params, grad, learning_rate):
-        """Change the parameters in place by their gradient, (num_agents, P)."""
+        """Update the parameters in place, given their gradient (num_agents, P)."""
         beta1, beta2 = 0.9, 0.999  # as in torch.optim.Adam
         self.count.add_(1)
         self.mean.lerp_(grad, 1 - beta1)
@@ -259,9 +269,9 @@ class Adam(nn.Module):
 
 
 def make_agents(args: Args, obs_shape, num_actions: int, device: torch.device):
-    """Return one Agent and one Adam, of all agents' tensors stacked, and a generator for each.
+    """Initialize the parameters and the optimizer, stacked, and a generator for each agent.
 
-    Agent k starts, and goes on drawing, as ppo_torch_compile.py does from seed + k.
+    Agent k gets the same random numbers as in ppo_torch_compile.py with seed + k.
     """
     agents, generators = [], []
     for seed in range(args.seed, args.seed + args.num_agents):
@@ -278,16 +288,19 @@ def make_agents(args: Args, obs_shape, num_actions: int, device: torch.device):
 
 
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
-    """The learning rate after so many optimizer steps, as tensors: numbers would be compiled in."""
+    """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
+
+    Both are tensors, because numbers would be constants to the compiler.
+    """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
     return args.learning_rate * (1 - steps / args.num_optimizer_steps).clip(min=0.0)
 
 
 def for_each(agent, function):
-    """A function(agent, ...) written for one agent -> the same for all, on stacked inputs.
+    """Turn function(agent, ...), written for one agent, into one for stacked inputs of all agents.
 
-    vmap runs it once: inside, each tensor looks like one agent's, and each operation works on all.
+    vmap runs it once: inside, tensors have the shapes of one agent, but operations work on all.
     """
 
     def call(params, *inputs):
@@ -299,81 +312,81 @@ def for_each(agent, function):
 
 # === Storage ====================================================================================
 class Storage(NamedTuple):
-    """A rollout of T = num_steps in N = num_envs environments."""
+    """A rollout: T = num_steps steps in N = num_envs environments."""
 
-    obs: torch.Tensor  # (T, N, obs_dim), what the action was drawn from
+    obs: torch.Tensor  # (T, N, *obs_shape), what the policy saw
     action: torch.Tensor  # (T, N) int32
     logprob: torch.Tensor  # (T, N)
-    reward: torch.Tensor  # (T, N), result of the action, like all fields below
+    reward: torch.Tensor  # (T, N); this and the fields below result from the action
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
-    next_obs: torch.Tensor  # (T, N, obs_dim), before any restart
+    next_obs: torch.Tensor  # (T, N, *obs_shape), before any restart
     episode_return: torch.Tensor  # (T, N), including this step
     episode_length: torch.Tensor  # (T, N)
 
 
 class Batch(NamedTuple):
-    """What the loss reads; B = batch_size or minibatch_size."""
+    """Inputs of the loss; B is batch_size or minibatch_size."""
 
-    obs: torch.Tensor  # (B, obs_dim)
+    obs: torch.Tensor  # (B, *obs_shape)
     action: torch.Tensor  # (B,) int32
     logprob: torch.Tensor  # (B,)
     value: torch.Tensor  # (B,)
     advantage: torch.Tensor  # (B,)
-    target: torch.Tensor  # (B,), of the critic: the lambda-return
+    target: torch.Tensor  # (B,), the lambda-return that the critic learns
 
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, generators, env: VecEnv, args: Args):
-    """Act for num_steps from obs (num_agents, N, obs_dim); return obs, env_state, Storage alike."""
-    # Drawn for all steps at once, noise takes less time than drawn in every step.
-    # A torch.distributions.Categorical in every step would wait for the device, for its checks.
+    """Act for num_steps. Return the last obs, the environments' state and the Storage."""
+    # Drawing the noise of all steps at once is faster than drawing it in every step. A
+    # torch.distributions.Categorical in every step would wait for the device to check its inputs.
     shape = (args.num_agents, args.num_steps, args.num_envs, env.num_actions)
     noise = torch.empty(shape, device=obs.device)
     for agent_noise, generator in zip(noise, generators, strict=True):
         agent_noise.exponential_(generator=generator)
-    noise.log_().neg_()  # minus the log of an exponential is Gumbel
+    noise.log_().neg_()  # -log(exponential) is Gumbel noise
 
     steps, results = [], []
     for step_noise in noise.unbind(1):
         logits, action = policy_fn(obs, step_noise)
         new_obs, env_state, result = step_fn(env_state, to_jax(action))
         steps.append((obs, action, logits))
-        results.append(result)  # crosses after the loop: 6 arrays, instead of 6 per step
-        obs = to_torch(new_obs)  # on a CPU, sync
+        results.append(result)  # shared with PyTorch after the loop: 6 arrays, not 6 per step
+        obs = to_torch(new_obs)  # sync on a CPU
 
-    # From one tuple per step to one tensor per name, (num_agents, T, N, ...).
+    # From one tuple per step to one tensor per field, (num_agents, T, N, ...).
     all_obs, action, logits = (torch.stack(x, 1) for x in zip(*steps, strict=True))
     logprob = logprob_of(action, logits.log_softmax(-1))
-    result = to_torch(stack(results))
-    return obs, env_state, Storage(all_obs, action, logprob, **result)
+    results = to_torch(stack(results))
+    return obs, env_state, Storage(all_obs, action, logprob, **results)
 
 
 @jax.jit
 def stack(results):
-    """num_steps results of VecEnv.step -> one, each array (num_agents, T, N, ...)."""
+    """Stack the results of VecEnv.step, on the axis after the agents: (num_agents, T, N, ...)."""
     return jax.tree.map(lambda *steps: jnp.stack(steps, 1), *results)
 
 
 @torch.no_grad()
 def policy(agent, obs, noise):
-    """(N, obs_dim), (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
-    logits, _ = agent(obs)  # the compiler leaves the critic out
+    """Sample actions: obs, noise (N, num_actions) -> logits (N, num_actions), action (N,) int32."""
+    logits, _ = agent(obs)  # functional_call only runs forward(); the compiler drops the critic
     action = (logits + noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
     return logits, action.int()
 
 
 def logprob_of(action, logprobs):
-    """(...), (..., num_actions) -> (...)."""
+    """Log-probability of the actions taken: (...), (..., num_actions) -> (...)."""
     return logprobs.gather(-1, action[..., None].long()).squeeze(-1)
 
 
 # === GAE ========================================================================================
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
-    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
 
-    A termination has no future value. A truncation bootstraps from V(next_obs), unless
-    bootstrap_truncated is off. Both cut the recursion: the next step is another episode's.
+    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -382,7 +395,9 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
     advantage = torch.zeros_like(delta[0])
     advantages = []
-    for step_delta, step_decay in zip(delta.flip(0), decay.flip(0), strict=True):  # back in time
+    for step_delta, step_decay in zip(
+        delta.flip(0), decay.flip(0), strict=True
+    ):  # backwards in time
         advantage = step_delta + step_decay * advantage
         advantages.append(advantage)
     return torch.stack(advantages[::-1])
@@ -390,7 +405,7 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
 # === Loss =======================================================================================
 def ppo_loss(agent, batch: Batch, args: Args):
-    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and the metrics to log."""
     logits, value = agent(batch.obs)
     logprobs = logits.log_softmax(-1)
     log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
@@ -398,7 +413,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
+        # correction=0 divides by n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -422,12 +437,13 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(agent, optimizer, epoch_fn, storage: Storage, generators, args: Args):
-    """Train on a rollout for update_epochs, in place; return what to log, (num_agents,) each."""
+    """Train in place on a rollout for update_epochs. Return the metrics, (num_agents,) each."""
     learning_rate = learning_rate_after(optimizer.count, args)
-    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
+    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
     with torch.no_grad():
-        both_obs = torch.stack([storage.obs, storage.next_obs], 1)
-        value, next_value = for_each(agent, lambda agent, obs: agent(obs)[1])(both_obs).unbind(1)
+        both_obs = torch.stack([storage.obs, storage.next_obs], 1).flatten(1, 3)
+        values = for_each(agent, lambda agent, obs: agent(obs)[1])(both_obs)
+    value, next_value = values.view(-1, 2, args.num_steps, args.num_envs).unbind(1)
     advantage = vmap(partial(compute_gae, args=args))(storage, value, next_value)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
@@ -447,22 +463,23 @@ def update(agent, optimizer, epoch_fn, storage: Storage, generators, args: Args)
 
 
 def epoch(minibatch_fn, args: Args, order, *batch):
-    """Train on a Batch in this order, in place; return losses, (num_minibatches, num_agents)."""
-    rows = torch.arange(args.num_agents, device=order.device)[:, None]  # [rows, order]: of each
-    shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]  # one gather an epoch
+    """Train in place on a Batch in this order. Return metrics, (num_minibatches, num_agents)."""
+    # One gather per epoch, not one per minibatch. order has a row for each agent.
+    rows = torch.arange(args.num_agents, device=order.device)[:, None]
+    shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
     return {name: torch.stack([x[name] for x in losses]) for name in losses[0]}
 
 
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
-    """Train each agent on its minibatch, in place; return their losses, (num_agents,).
+    """Train each agent in place on its minibatch. Return metrics, (num_agents,) each.
 
-    Gradient, clipping and Adam compile as one graph. The step of a torch.optim would be a second
-    one, and backward() would compile twice, since .grad is None at first.
+    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
+    and 1.2x the CPU time. backward() would compile twice, because .grad is None at first.
     """
     loss, losses = for_each(agent, partial(ppo_loss, args=args))(minibatch)
     params = list(agent.parameters())
-    # No loss reads another agent's parameters, so the gradient of their sum is each one's own.
+    # Each loss depends on the parameters of one agent only, so the gradients stay separate.
     grads = torch.autograd.grad(loss.sum(), params)
     grad = torch.cat([x.flatten(1) for x in grads], 1)
     with torch.no_grad():
@@ -472,29 +489,23 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, device):
-    """Compile a function with its autograd.grad into one graph: a graph break is an error."""
-    from torch._inductor import cpp_builder, exc  # takes 1.5 s, and load_policy compiles nothing
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        fail("torch.compile needs a C++ compiler and Python.h; Debian: apt install g++ python3-dev")
+    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
-        "cpp_wrapper": device.type == "cpu",  # C++ calls the kernels, sooner than Python would
-        "cpp.use_decompose_tanh": True,  # from exp: faster on a CPU, and wrong by 1e-7 near 0
-        "cpp.vec_isa_ok": True,  # believe the CPU's flags, and compile no test programs
+        "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
+        "cpp.use_decompose_tanh": True,  # by exp: faster on a CPU, off by 1e-7 near 0
+        "cpp.vec_isa_ok": True,  # trusts the CPU flags: no test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def capture(function, state):
-    """Record function as a CUDA graph: a replay costs one launch, not one per kernel.
+    """Record function as a CUDA graph. Replaying it costs one launch, not one per kernel.
 
-    function takes tensors and returns several, or a dict of them. The first call compiles and
-    records. A replay works on the memory it was recorded with: its inputs are copied in, its
-    outputs cloned, since the next replay overwrites them. Warming up runs function for real, so the
-    tensors of the list state, which it changes, are restored afterwards.
+    function takes tensors and returns a sequence or a dict of tensors. The first call compiles and
+    records it. A replay always uses the memory of the recording, so inputs are copied into it and
+    outputs are cloned before the next replay overwrites them. The warm-up really runs function:
+    state lists the tensors that function changes, which are restored afterwards.
     """
     graph, inputs, outputs = torch.cuda.CUDAGraph(), [], []
 
@@ -506,10 +517,10 @@ def capture(function, state):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(3):  # as PyTorch's documentation has it
+                for _ in range(3):  # as in PyTorch's documentation
                     function(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
-            # In the default mode, a CUDA call from another thread would end the recording.
+            # In the default mode, a CUDA call from another thread would abort the recording.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 outputs = function(*inputs)
             with torch.no_grad():
@@ -526,9 +537,9 @@ def capture(function, state):
 
 
 def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
-    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -541,76 +552,76 @@ def episode_statistics(storage: Storage) -> dict[str, torch.Tensor]:
 
 # === Training ===================================================================================
 def choose_device() -> torch.device:
-    """The GPU if torch and JAX both see it; otherwise the CPU, for both."""
+    """Return the GPU if both PyTorch and JAX can use it, otherwise the CPU."""
     torch_gpu = torch.cuda.is_available()
     jax_gpu = jax.default_backend() == "gpu"
     if torch_gpu and not jax_gpu:
-        print("Only torch sees a GPU, so both use the CPU; to use the GPU install jax[cuda13].")
+        print("Running on the CPU: JAX sees no GPU. To use the GPU, install jax[cuda13].")
     if jax_gpu and not torch_gpu:
-        print(
-            "Only JAX sees a GPU, so both use the CPU; to use the GPU install torch, a CUDA build."
-        )
+        print("Running on the CPU: PyTorch sees no GPU. To use it, install a CUDA build of torch.")
         jax.config.update("jax_default_device", jax.devices("cpu")[0])
     return torch.device("cuda" if torch_gpu and jax_gpu else "cpu")
 
 
 def train(args: Args) -> None:
-    """Train the agents, from the start or from a checkpoint on."""
-    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    """Train the agents, or continue a run."""
+    # In PyTorch "high" allows TF32 on a GPU, which is JAX's default.
+    torch.set_float32_matmul_precision(args.matmul_precision)
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    torch.set_float32_matmul_precision(args.matmul_precision)
     device = choose_device()
     env = VecEnv(args.env_id, args.num_envs)
-    log = RunLogs(
-        args,
-        framework="torch",
-        compile_mode="compile, env none" if jax.config.values["jax_disable_jit"] else "compile",
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        obs_shape=env.obs_shape,
-        num_actions=env.num_actions,
-    )
 
     iteration = 0
     agent, optimizer, generators = make_agents(args, env.obs_shape, env.num_actions, device)
-    # What comes by DLPack is committed to a device. If the first state were not, step_fn would
+    # Arrays from DLPack are committed to a device. If the first state were not, step_fn would
     # compile twice.
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     keys = jax.device_put(jax.vmap(jax.random.PRNGKey)(seeds), jax.devices(device.type)[0])
     obs, env_state = jax.jit(jax.vmap(env.reset))(keys)
     obs = to_torch(obs)
-    if (log.dir / "checkpoint.pt").exists():  # resumed
-        checkpoint = load_checkpoint(log.dir)
+    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+        checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         for generator, state in zip(generators, checkpoint["generators"], strict=True):
-            generator.set_state(state.clone())  # a row in place would crash PyTorch 2.13
+            generator.set_state(state.clone())  # PyTorch 2.13 would crash without clone
         obs = checkpoint["obs"].to(device)
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
-    log.begin(iteration)
+    log = RunLogs(
+        args,
+        iteration,
+        packages=["torch", "jax", "jaxlib", "gymnax", "numpy"],
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        obs_shape=env.obs_shape,
+        num_actions=env.num_actions,
+    )
 
-    # To the compiler, agent, optimizer and args are constants.
+    # agent, optimizer, env and args are constants to the compiler.
     step_fn = jax.jit(jax.vmap(env.step))
-    torch.compiler.reset()  # or graphs of earlier calls of train() would count towards its limit
+    torch.compiler.reset()  # graphs of an earlier train() would count towards its limit
     policy_fn = compile_graph(for_each(agent, policy), device)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
-    epoch_fn = partial(epoch, minibatch_fn, args)  # compiled too, it would be unrolled
+    epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
     if device.type == "cuda":
         policy_fn = capture(policy_fn, [])
         epoch_fn = capture(epoch_fn, [*agent.parameters(), *optimizer.buffers()])
     while iteration < args.num_iterations:
         start = time.perf_counter()
         obs, env_state, storage = rollout(policy_fn, obs, env_state, step_fn, generators, env, args)
-        if args.sync_for_timing and device.type == "cuda":
-            torch.cuda.synchronize()  # sync
-        middle = time.perf_counter()
+        middle = 0.0
+        if args.sync_for_timing:
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # sync
+            middle = time.perf_counter()
         metrics = update(agent, optimizer, epoch_fn, storage, generators, args)
-        values = torch.stack([*metrics.values()]).tolist()  # sync
-        metrics = dict(zip(metrics, values, strict=True))
+        values = [torch.as_tensor(x, device=device) for x in metrics.values()]
+        values = torch.stack([x.expand(args.num_agents) for x in values])
+        metrics = dict(zip(metrics, values.tolist(), strict=True))  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1
-        if log.must_save(iteration):
+        if log.run.must_save(iteration):
             checkpoint = {
                 "iteration": iteration,
                 "agent": agent.state_dict(),
@@ -620,336 +631,311 @@ def train(args: Args) -> None:
                 "env_state": to_torch(jax.tree.leaves(env_state)),
             }
             save_checkpoints(log, checkpoint)
-            log.note_saved(iteration)
-            if log.program.stopped_by:  # only here, after saving, so that no iteration is lost
+            log.update_info(iteration=iteration)
+            if log.run.stopped_by:  # only right after saving, so that no iteration is lost
                 break
-    log.close(iteration)
+    log.close()
 
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    try:
-        torch.save(checkpoint, new)  # sync
-    except (OSError, RuntimeError):  # a full disk, of which PyTorch's own words say nothing
-        new.unlink(missing_ok=True)
-        sys.exit(f"{new}: is the disk full? The checkpoint before it, if there is one, stays.")
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
 def save_checkpoints(log: "RunLogs", checkpoint: dict) -> None:
-    """Write each agent's part of a checkpoint, for load_policy, and the whole, to go on from."""
+    """Write a checkpoint for each agent, for load_policy, and one for the run, to resume from."""
     tensors = checkpoint.copy()
     iteration = tensors.pop("iteration")
     for k, agent in enumerate(log.agents):
-        # Cloned, since of a view torch.save writes the whole tensor.
+        # clone, because torch.save would write the whole tensor of a view.
         part = jax.tree.map(lambda x, k=k: x[k].clone(), tensors)
         save_checkpoint(agent.dir, part | {"iteration": iteration})
-    save_checkpoint(log.dir, checkpoint)  # last: once it is there, so are the agents'
+    save_checkpoint(log.dir, checkpoint)  # last, so that the agents have theirs when it exists
 
 
 def load_checkpoint(folder: str | Path) -> dict:
-    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
 
 
 def to_env_state(tensors: list[torch.Tensor], like: EnvState) -> EnvState:
-    """The environments' state from the tensors of its leaves, on the device of the state like."""
+    """Restore the environments' state from its saved tensors, on the device of `like`."""
     arrays = [x.numpy() for x in tensors]
     state = jax.tree.unflatten(jax.tree.structure(like), arrays)
     return jax.device_put(state, like.key.device)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+    """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. With
-    sample=True the actions are drawn with their probabilities, as in training, by seed.
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) draws the
+    actions at random instead, as in training.
     """
     info, args = load_info(folder)
     if "agent" not in info:
-        fail(f"{folder} is of many agents: name one of them, as {folder}/seed{args.seed}")
+        raise ValueError(f"{folder} has several agents. Load one, such as seed{args.seed}")
     agent = Agent(info["obs_shape"], args.hidden_sizes, info["num_actions"])
     agent.load_state_dict(load_checkpoint(folder)["agent"])
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
-        logits = agent.get_logits(obs).numpy()
+        logits = agent.get_logits(torch.tensor(obs)).numpy()
         if sample:
-            logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
+            logits = logits + rng.gumbel(size=logits.shape)
         return logits.argmax(-1)
 
     return policy
 
 
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
-
-
 # === Run logs ===================================================================================
-# You may stop reading here. The rest writes the program's folder, and in it one for each agent.
+# You can stop reading here. The rest writes the run folder, which has a folder for each agent.
 class RunLogs:
-    """A log for each agent, and the program's, whose metrics are means over the agents.
+    """A RunLog for each agent, and one for the whole run, which has means over the agents.
 
-    Training goes on from the program's checkpoint; an agent's is for evaluate.py.
+    The run resumes from its checkpoint. The checkpoints of the agents are for evaluate.py.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        if args.resume and "agent" in load_info(args.resume)[0]:
-            fail(f"--resume: {args.resume} is one agent's; its program's folder is the one above")
-        if args.seed + args.num_agents > 2**32:
-            fail("--seed must lie between 0 and 2**32 - --num-agents")
-        self.program = RunLog(args, **facts)
-        self.program.steps *= args.num_agents
-        self.dir = self.program.dir
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        self.run = RunLog(args, iteration, packages, **info)
+        self.run.steps_per_iteration *= args.num_agents
+        self.dir = self.run.dir
         self.agents = []
         for k in range(args.num_agents):
             folder = self.dir / f"seed{args.seed + k}"
-            own = replace(
-                args,
-                seed=args.seed + k,
-                runs_dir=str(self.dir),
-                run_name=folder.name,
-                resume=str(folder) if folder.exists() else "",
-            )
-            self.agents.append(RunLog(own, agent=k, **facts))
-
-    def begin(self, iteration: int) -> None:
-        self.program.begin(iteration)
-        for agent in self.agents:
-            with redirect_stdout(None):  # one line for all, instead of one for each
-                agent.begin(iteration)
-            agent.give_signals_back()  # to the program's log
-            agent.handlers.clear()
+            agent_args = replace(args, seed=args.seed + k, runs_dir=str(self.dir))
+            agent_args.run_name = folder.name
+            agent_args.resume = str(folder) if folder.exists() else ""
+            with redirect_stdout(None):  # self.run prints one line for all agents
+                agent = RunLog(agent_args, iteration, packages, agent=k, **info)
             if agent.wandb:
-                agent.wandb.name = f"{self.dir.name}-{agent.dir.name}"
+                agent.wandb.name = f"{self.dir.name}-{folder.name}"
+            self.agents.append(agent)
+        if __name__ == "__main__":  # signals are for self.run, not for the last agent
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.run.stop)
 
-    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
-        """Log an iteration of all; each of the metrics is (num_agents,)."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration of all agents. Each of the metrics is (num_agents,)."""
         end = time.perf_counter()
         for k, agent in enumerate(self.agents):
-            own = {name: x[k] for name, x in metrics.items()}
-            late = time.perf_counter() - end  # what the logs before took is not the iteration's
+            had_diverged = agent.has_diverged
+            delay = time.perf_counter() - end  # logging the other agents is not part of the times
+            row = {name: x[k] for name, x in metrics.items()}
             with redirect_stdout(None):
-                agent.write(iteration, own, start + late, middle + late)
+                agent.write(iteration, row, start + delay, middle and middle + delay)
+            if agent.has_diverged and not had_diverged:
+                print(f"{agent.dir.name} diverged in iteration {iteration}.", flush=True)
+                self.run.has_diverged = True
         values = np.array(list(metrics.values()), float)  # (metrics, num_agents)
         means = np.ma.masked_invalid(values).mean(1).filled(math.nan)
-        means = dict(zip(metrics, means, strict=True))
-        late = time.perf_counter() - end
-        self.program.write(iteration, means, start + late, middle + late)
+        delay = time.perf_counter() - end
+        row = dict(zip(metrics, means, strict=True))
+        self.run.write(iteration, row, start + delay, middle and middle + delay)
 
-    def must_save(self, done: int) -> bool:
-        return self.program.must_save(done)
+    def update_info(self, **changes: Any) -> None:
+        for log in (*self.agents, self.run):
+            log.update_info(**changes)
 
-    def note_saved(self, done: int) -> None:
+    def close(self) -> None:
         for agent in self.agents:
-            agent.note_saved(done)
-        self.program.note_saved(done)
-
-    def close(self, done: int) -> None:
-        for agent in self.agents:
-            with redirect_stdout(None), suppress(SystemExit):  # the program's log ends the process
-                agent.close(done)
-        self.program.close(done)
+            with redirect_stdout(None), suppress(SystemExit):  # self.run ends the process
+                agent.close()
+        self.run.close()
 
 
 # === Run log ====================================================================================
-# You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.start = time.perf_counter()
-        self.stopped_by = 0  # number of the signal that came
-        self.handlers: dict[int, Any] = {}  # of signals, as they were before
-        self.wandb: Any = None
-        if not args.run_name:
-            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
-        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
-        packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info: dict[str, Any] = {
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
             "args": asdict(args),
-            "python": platform.python_version(),
-            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many the checkpoint has
-            "resumed": [],  # from which iterations on
-            "durations": {"imports": self.start - START},
-        } | facts
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        if args.resume:
-            before, old = load_info(self.dir)
-            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
-            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
-                if getattr(args, name, None) != getattr(old, name, None):
-                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
-            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
-                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
-            self.info["resumed"] = before["resumed"]
-            self.info["wandb_id"] = before.get("wandb_id")
-        elif self.dir.exists():
-            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        else:
-            self.dir.mkdir(parents=True)
-            self.write_info()
-
-    def begin(self, iteration: int) -> None:
-        """Open the files. A resumed run loses what it logged after its checkpoint."""
-        if self.args.resume:
-            self.info["iteration"] = iteration
-            self.info["resumed"].append(iteration)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
-        self.metrics.seek(0)
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
-        self.metrics.truncate(len("".join(lines)))
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
-        if self.args.track:
-            import wandb  # half a second that only --track pays
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
                 id=self.info.get("wandb_id"),
-                dir=self.dir,
-                config=self.info,
                 resume="allow",
                 reinit="create_new",
+                dir=self.dir,
+                config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
-        self.write_info()
-        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
-    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
-        """Log an iteration: the rollout from start to middle, the update from middle to now."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
-        row["global_step"] = (iteration + 1) * self.steps
-        row["charts/SPS"] = self.steps / (end - start)
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        if self.args.sync_for_timing:
+        if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-
-        self.metrics.write(json.dumps(finite) + "\n")
-        self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
-            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
-            returns = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
         if self.wandb:
             try:
-                self.wandb.log(finite, step=iteration)
-            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
-                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
-            return
-        for name, x in row.items():
-            if x is not None and "/" in name:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
 
-    def must_save(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many iterations."""
-        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
-    def note_saved(self, done: int) -> None:
-        self.info["iteration"] = done
-        self.write_info()
-
-    def write_info(self) -> None:
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self, done: int) -> None:
-        """Say how the run ended: complete, or stopped by a signal."""
-        is_complete = done >= self.args.num_iterations
-        self.info["status"] = "completed" if is_complete else "stopped"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.write_info()
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.give_signals_back()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
 
-    def give_signals_back(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's run.json says of it, and its arguments."""
-    path = Path(folder, "run.json")
-    if not path.exists():
-        fail(f"{folder} has no run.json, so it is no run to resume or to play")
-    info = json.loads(path.read_text())
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']!r}")
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
 
 
 def args_to_resume() -> Args | None:
-    """The arguments of the run that --resume names on the command line, or None."""
+    """Return the arguments of the run that --resume names on the command line, if any."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
-    parser.add_argument("--env-id", "--env_id")
-    given, _ = parser.parse_known_args()
-    if not given.resume:
-        return None
-    _, args = load_info(given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
-    return args
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 
 def fail(reason: str) -> NoReturn:

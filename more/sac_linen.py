@@ -3,39 +3,41 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""SAC in JAX and Flax Linen: acting, replay and learning are one jax.jit.
+"""SAC in JAX with Flax Linen. Environments, replay and updates run in one compiled function.
 
-    python more/sac_linen.py --seed 1                            # Pendulum-v1, in half a minute
-    python more/sac_linen.py mujoco --env-id my_module:MyEnv     # the paper's settings, for robots
+    python more/sac_linen.py --env-id Pendulum-v1 --seed 1
+    python more/sac_linen.py mujoco --env-id my_module:MyEnv --seed 1  # the settings for MuJoCo
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
-- sac_loss adds up three losses. stop_gradient makes each train its own parameters alone, so that
-  one jax.grad and one Adam train all.
-- Replay is a tuple of arrays and of the number of steps so far; add returns the next one.
-- iterate runs environments, replay and updates in one lax.scan, so an iteration is one call.
-Diff me with dqn_linen.py to see what continuous actions change, with sac_torch.py to see PyTorch,
-with sac_linen_gymnasium.py to see environments in NumPy.
+Start reading at Agent:
+- draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
+  VecEnv.step() maps them to the bounds.
+- sac_loss() adds up three losses. stop_gradient keeps each loss from training the parameters of
+  another, so that one jax.grad and one Adam train everything.
+- Replay is a tuple of arrays, and add() returns a new one.
+- iterate() runs environments, replay and updates in lax.scan, a compiled loop.
+- train() compiles iterate() with jax.jit, so an iteration is one call.
+Lines marked "# sync" wait for the device.
+
+Compare with dqn_linen.py to see discrete actions, with sac_linen_gymnasium.py to see environments
+in NumPy, or with sac_torch.py to see PyTorch.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import argparse
+import atexit
 import importlib
 import json
 import math
 import os
-import platform
+import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import gymnax
@@ -54,44 +56,53 @@ from tensorboard.summary import Writer
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    seed: int = 1  # seed of all random numbers
+    seed: int = 1  # random seed
     env_id: str = "Pendulum-v1"  # gymnax environment with continuous actions, or my_module:MyEnv
-    total_timesteps: int = 20_000  # environment steps, in whole iterations
-    learning_rate: float = 3e-3  # Adam's, of actor, critics and alpha
+    total_timesteps: int = 20_000  # environment steps, rounded down to whole iterations
+    learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps of each environment per iteration, a line of the log
+    num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 100_000  # environment steps that the replay holds
-    batch_size: int = 64  # transitions drawn from the replay for each update
-    train_frequency: int = 2  # environment steps from one update to the next
-    learning_starts: int = 1_000  # environment steps with random actions, before updates begin
-    tau: float = 0.01  # share of the way that target critics move to the critics, per update
+    buffer_size: int = 100_000  # maximum number of transitions in the replay
+    batch_size: int = 64  # transitions per update
+    train_frequency: int = 2  # environment steps per update
+    learning_starts: int = 1_000  # environment steps with random actions, before the first update
+    tau: float = 0.01  # target smoothing coefficient
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    save_replay: bool = True  # checkpoints hold the replay; off: a resumed run fills a new one
-    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    save_replay: bool = True  # save the replay in checkpoints; otherwise a resumed run refills it
+    resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
-            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        """Derive the number of iterations. tyro reports a ValueError as a usage error."""
+        if self.seed not in range(2**32):  # JAX would silently drop the upper bits
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
+        for name in (*counts, "learning_starts"):
+            least = 0 if name == "learning_starts" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}")
         if self.buffer_size % self.num_envs != 0:
             raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least an iteration, {steps} steps")
-        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+            raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
 def parse_args() -> Args:
-    """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
+    saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
     mujoco = Args(
@@ -106,11 +117,9 @@ def parse_args() -> Args:
         tau=0.005,
         hidden_sizes=(256, 256),
     )
-    source = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), and CleanRL's random start."
-    presets = {
-        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
-        "mujoco": (source, mujoco),
-    }
+    default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
+    paper = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), with CleanRL's random start."
+    presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
         argv = ["pendulum", *argv]
@@ -120,16 +129,16 @@ def parse_args() -> Args:
 # === Environment ================================================================================
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
-    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the running episode
+    inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the current episode so far
     episode_length: jax.Array  # (N,)
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+    """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # your own; envs/check.py tests it
+        if ":" in env_id:  # your own class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -138,34 +147,34 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
-                fail(f"--env-id: {error}")
-        self.action_space = self.env.action_space(self.params)
-        space = self.action_space
+                hint = "use more/sac_linen_gymnasium.py or sac_torch_gymnasium.py"
+                fail(f"{error} For an environment of Gymnasium, {hint}")
+        space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-            fail(f"--env-id: {env_id} has no continuous actions: see dqn_linen.py and dqn_torch.py")
+            fail(f"{env_id} has no continuous actions: use more/dqn_linen.py or dqn_torch.py")
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
-            fail(f"--env-id: the actions of {env_id} must have finite bounds")
+            fail(f"{env_id} has unbounded actions, but this script needs finite bounds")
+        self.num_envs = num_envs
+        self.action_space = space
         self.action_low = np.broadcast_to(np.float32(space.low), space.shape)
         self.action_high = np.broadcast_to(np.float32(space.high), space.shape)
-        self.num_envs = num_envs
         self.action_dim = math.prod(space.shape)
         self.obs_shape = self.env.observation_space(self.params).shape
-        self.obs_dim = math.prod(self.obs_shape)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
-        """Start every environment; return obs (N, obs_dim) and the state."""
+        """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
-        # so what takes the state would compile twice. astype makes all of them strong.
-        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        # Some environments return weakly typed arrays from reset but not from step, which would
+        # compile every function of the state twice. astype makes the types strong.
+        obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
-        return self.flatten(obs), EnvState(key, inner, zeros, zeros)
+        return obs, EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N, action_dim), of which -1 to 1 spans the bounds, and the rest is clipped.
+        """Step with action (N, action_dim), mapped from [-1, 1] to the bounds and clipped.
 
-        Return obs (after any restart), state and a dict of results.
+        Return obs (after any restart), the state and the results.
         """
         action = action.reshape(self.num_envs, *self.action_space.shape)
         action = to_bounds(action, self.action_low, self.action_high)
@@ -176,26 +185,23 @@ class VecEnv:
         reward = reward.astype(jnp.float32)
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
-        result = {
+        results = {
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": self.flatten(info["final_observation"]),
+            "next_obs": info["final_observation"],
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
         done = terminated | truncated
         episode_return = jnp.where(done, 0, episode_return)
         episode_length = jnp.where(done, 0, episode_length)
-        return self.flatten(obs), EnvState(key, inner, episode_return, episode_length), result
-
-    def flatten(self, obs: jax.Array) -> jax.Array:
-        return obs.reshape(self.num_envs, self.obs_dim).astype(obs.dtype)  # strong, as in reset
+        return obs, EnvState(key, inner, episode_return, episode_length), results
 
 
 def to_bounds(action, low, high):
-    """Map actions from [-1, 1] to [low, high], and clip what lies outside."""
-    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high)
+    """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
+    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high).astype(low.dtype)
 
 
 # === Agent ======================================================================================
@@ -211,27 +217,28 @@ class MLP(nn.Module):
 
 
 class Actor(nn.Module):
-    """A Gaussian for each number of an action, before draw_action squashes it."""
+    """A Gaussian for each number in an action. draw_action() squashes its samples to [-1, 1]."""
 
     hidden_sizes: tuple[int, ...]
     action_dim: int
 
     @nn.compact
-    def __call__(self, obs):  # (B, obs_dim) -> mean and log_std, (B, action_dim) each
-        x = obs.astype(jnp.float32)
+    def __call__(self, obs):  # (B, *obs_shape) -> mean and log_std, (B, action_dim) each
+        x = obs.reshape(len(obs), -1).astype(jnp.float32)
         mean, log_std = jnp.split(MLP(self.hidden_sizes, 2 * self.action_dim)(x), 2, axis=-1)
-        # SB3 and SBX clip to the same bounds; CleanRL maps log_std into [-5, 2] by a tanh.
+        # The same bounds as in SB3 and SBX. CleanRL maps log_std to [-5, 2] with a tanh.
         return mean, log_std.clip(-20, 2)
 
 
 class Critics(nn.Module):
-    """Two estimates of Q(obs, action), which counts rewards and the entropy of later actions."""
+    """Two estimates of Q(obs, action), the return including the entropy of later actions."""
 
     hidden_sizes: tuple[int, ...]
 
     @nn.compact
-    def __call__(self, obs, action):  # (B, obs_dim), (B, action_dim) -> (2, B)
-        x = jnp.concatenate([obs.astype(jnp.float32), action], axis=-1)
+    def __call__(self, obs, action):  # (B, *obs_shape), (B, action_dim) -> (2, B)
+        x = obs.reshape(len(obs), -1).astype(jnp.float32)
+        x = jnp.concatenate([x, action], axis=-1)
         return jnp.stack([MLP(self.hidden_sizes, 1)(x).squeeze(-1) for _ in range(2)])
 
 
@@ -244,7 +251,7 @@ def dense(x, num_outputs: int):
 
 @struct.dataclass
 class TrainState:
-    params: dict[str, Any]  # of "actor" and "critics", and the number "log_alpha"
+    params: dict[str, Any]  # of "actor" and "critics", and "log_alpha"; alpha weights the entropy
     target_params: Any  # a moving average of the critics' parameters
     opt_state: Any
     actor_fn: Callable = struct.field(pytree_node=False)
@@ -253,89 +260,90 @@ class TrainState:
 
 
 def make_agent(args: Args, obs_shape: tuple[int, ...], action_dim: int, key) -> TrainState:
-    """Initialise the parameters, the target critics, which begin as a copy, and the optimizer."""
+    """Initialize the parameters, the target critics and the optimizer."""
     actor = Actor(args.hidden_sizes, action_dim)
     critics = Critics(args.hidden_sizes)
     actor_key, critics_key = jax.random.split(key)
-    obs = jnp.zeros((1, math.prod(obs_shape)))  # obs comes flat; a CNN would restore its shape
+    obs = jnp.zeros((1, *obs_shape))
     action = jnp.zeros((1, action_dim))
     params = {
         "actor": jax.jit(actor.init)(actor_key, obs),
         "critics": jax.jit(critics.init)(critics_key, obs, action),
         "log_alpha": jnp.zeros(()),
     }
-    copy = jax.tree.map(jnp.copy, params["critics"])  # own memory: training overwrites both
-    tx = optax.scale_by_adam()  # without a rate: update multiplies by an iteration's own
-    return TrainState(params, copy, tx.init(params), actor.apply, critics.apply, tx)
+    # A copy, because jax.jit cannot donate the same buffer twice.
+    target_params = jax.tree.map(jnp.copy, params["critics"])
+    tx = optax.scale_by_adam()  # without a learning rate, which update() applies
+    return TrainState(params, target_params, tx.init(params), actor.apply, critics.apply, tx)
 
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
+    """Transitions; B is num_envs, batch_size or buffer_size."""
 
-    obs: jax.Array  # (N, obs_dim) of the environment's type, what the action was chosen from
-    action: jax.Array  # (N, action_dim), in [-1, 1] and not in the environment's units
-    reward: jax.Array  # (N,) float32, result of the action, like all fields below
-    terminated: jax.Array  # (N,) bool
-    next_obs: jax.Array  # (N, obs_dim), before any restart
+    obs: jax.Array  # (B, *obs_shape), what the policy saw
+    action: jax.Array  # (B, action_dim), in [-1, 1]
+    reward: jax.Array  # (B,); this and the fields below result from the action
+    terminated: jax.Array  # (B,) bool
+    next_obs: jax.Array  # (B, *obs_shape), before any restart
 
 
 class Replay(NamedTuple):
-    """The last buffer_size environment steps."""
+    """The last buffer_size transitions."""
 
-    rows: Transition
-    num_added: jax.Array  # () int32, how many environment steps so far
+    transitions: Transition
+    num_added: jax.Array  # () int32, transitions so far, including those overwritten
 
 
-def make_replay(args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int) -> Replay:
-    """An empty one."""
+def make_replay(args: Args, obs_shape, obs_dtype: np.dtype, action_dim: int) -> Replay:
+    """Create an empty replay."""
     size = args.buffer_size
-    gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+    gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
     if gigabytes > 1:
-        print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
-    rows = Transition(
-        obs=jnp.zeros((size, obs_dim), obs_dtype),
+        print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+    transitions = Transition(
+        obs=jnp.zeros((size, *obs_shape), obs_dtype),
         action=jnp.zeros((size, action_dim)),
         reward=jnp.zeros(size),
         terminated=jnp.zeros(size, bool),
-        next_obs=jnp.zeros((size, obs_dim), obs_dtype),
+        next_obs=jnp.zeros((size, *obs_shape), obs_dtype),
     )
-    return Replay(rows, jnp.int32(0))
+    return Replay(transitions, jnp.int32(0))
 
 
 def add(replay: Replay, obs, action, result: dict) -> Replay:
-    """Store a step of all environments, over the oldest rows."""
-    row = replay.num_added % len(replay.rows.obs)
+    """Store a step of all environments, overwriting the oldest transitions."""
+    start = replay.num_added % len(replay.transitions.obs)
     step = Transition(obs, action, result["reward"], result["terminated"], result["next_obs"])
 
     def write(old, new):
-        return jax.lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=0)
 
-    rows = jax.tree.map(write, replay.rows, step)
-    return Replay(rows, replay.num_added + len(obs))
+    transitions = jax.tree.map(write, replay.transitions, step)
+    return Replay(transitions, replay.num_added + len(obs))
 
 
 def sample(replay: Replay, key, batch_size: int) -> Transition:
-    """A batch of the rows so far, drawn uniformly with replacement."""
-    num_rows = jnp.minimum(replay.num_added, len(replay.rows.obs))
-    rows = jax.random.randint(key, (batch_size,), 0, num_rows)
-    return Transition(*(x[rows] for x in replay.rows))
+    """Draw a batch uniformly, with replacement."""
+    size = jnp.minimum(replay.num_added, len(replay.transitions.obs))
+    indices = jax.random.randint(key, (batch_size,), 0, size)
+    return Transition(*(x[indices] for x in replay.transitions))
 
 
 def updates_due(replay: Replay, args: Args) -> jax.Array:
-    """How many updates are due after the step that was added last."""
+    """Number of updates due after the latest step."""
     before = updates_after(replay.num_added - args.num_envs, args)
     return updates_after(replay.num_added, args) - before
 
 
 def updates_after(steps, args: Args) -> jax.Array:
-    """How many updates are due once so many steps were added, whatever num_envs is."""
+    """Total number of updates due after `steps` environment steps, for any num_envs."""
     return jnp.maximum(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
 def act(train_state, obs, key, is_random):
-    """Actions (N, action_dim) in [-1, 1]: the actor's, or until learning starts random ones."""
+    """Sample actions (N, action_dim) in [-1, 1], from the policy or, if is_random, uniformly."""
     noise_key, action_key = jax.random.split(key)
     mean, log_std = train_state.actor_fn(train_state.params["actor"], obs)
     action, _ = draw_action(mean, log_std, jax.random.normal(noise_key, mean.shape))
@@ -344,34 +352,34 @@ def act(train_state, obs, key, is_random):
 
 
 def draw_action(mean, log_std, noise):
-    """The tanh of Gaussian draws, (B, action_dim), and the log of their density, (B,)."""
+    """Squash Gaussian samples with tanh. Return them, (B, action_dim), and their logprob, (B,)."""
     x = mean + jnp.exp(log_std) * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # The log of tanh's slope, 1 - tanh(x)**2, which is 0 in float32 for x above 8 or 9. SB3 and
-    # CleanRL add 1e-6 to the slope: at x = 10 its log is then -13.8 instead of -18.6.
+    # Equals log(1 - tanh(x)**2), the log of the slope, which would be log(0) in float32 for x > 9.
+    # SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - nn.softplus(-2 * x))
     return jnp.tanh(x), (logprob - log_slope).sum(-1)
 
 
 # === Loss =======================================================================================
 def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
-    """What Q(obs, action) should be, (B,), from both target critics' values of the next action.
+    """Targets (B,) for Q(obs, action), from the target critics' values of the next action, (2, B).
 
-    The lower one counts, since the higher one overestimates (Fujimoto et al. 2018), and entropy is
-    a reward. After a termination the future is worth 0. After a truncation it is not: the episode
-    could have gone on from next_obs.
+    They use the lower value, since the higher one overestimates (Fujimoto et al. 2018), and include
+    the entropy of the next action. A terminated episode has no future value. A truncated one
+    bootstraps from next_obs, like any other step.
     """
     future = next_q.min(0) - alpha * next_logprob
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
 
 
 def sac_loss(params, train_state, batch: Transition, noise, args: Args):
-    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
+    """Sum of the losses of critics, actor and alpha (Haarnoja et al. 2018), and metrics to log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs.
+    noise (2, B, action_dim) samples the actions at next_obs and at obs.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
-    fixed = jax.lax.stop_gradient(params)  # for what a loss reads, and does not train
+    fixed = jax.lax.stop_gradient(params)  # for what a loss must not train
     alpha = jnp.exp(fixed["log_alpha"])
 
     mean, log_std = actor_fn(fixed["actor"], batch.next_obs)
@@ -379,7 +387,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     next_q = critics_fn(train_state.target_params, batch.next_obs, next_action)
     target = td_target(next_q, next_logprob, alpha, batch, args)
     q = critics_fn(params["critics"], batch.obs, batch.action)
-    # As SB3 and SBX. CleanRL omits the 0.5, which does not change Adam's steps.
+    # As in SB3 and SBX. CleanRL omits the 0.5, which does not change Adam's steps.
     td_loss = 0.5 * ((q - target) ** 2).mean(-1).sum()
 
     mean, log_std = actor_fn(params["actor"], batch.obs)
@@ -389,7 +397,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
+    # As in SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
     alpha_loss = params["log_alpha"] * jax.lax.stop_gradient(entropy - target_entropy)
     loss = td_loss + actor_loss + alpha_loss
     return loss, {
@@ -403,13 +411,13 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
 # === Update =====================================================================================
 def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
-    """Train on a batch, and then move the target critics a little towards the critics.
+    """Train on a batch, then move the target critics towards the critics.
 
-    Return the next train_state and losses, which are sums over updates.
+    Return the new TrainState, and losses with the losses of this update added.
     """
-    # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
-    # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
-    # alpha) update one after the other, so their actor sees the new critics.
+    # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
+    # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
+    # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     loss_fn = partial(sac_loss, train_state=train_state, batch=batch, noise=noise, args=args)
     grads, new_losses = jax.grad(loss_fn, has_aux=True)(train_state.params)
     direction, opt_state = train_state.tx.update(grads, train_state.opt_state)
@@ -423,7 +431,7 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
 
 
 def learn(i, carry, constants, args: Args):
-    """Train on a new batch, and add up the losses: update i of those that are due after a step."""
+    """Run update i of those due after a step: train on a new batch, and sum the losses."""
     train_state, losses = carry
     replay, key, learning_rate = constants
     update_key = jax.random.fold_in(key, i)
@@ -434,7 +442,7 @@ def learn(i, carry, constants, args: Args):
 
 
 class Episodes(NamedTuple):
-    """What episode_statistics reads: T = num_steps steps in N = num_envs environments."""
+    """Inputs of episode_statistics: T = num_steps steps in N = num_envs environments."""
 
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
@@ -443,9 +451,9 @@ class Episodes(NamedTuple):
 
 
 def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
-    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
     done = episodes.terminated | episodes.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -458,14 +466,14 @@ def episode_statistics(episodes: Episodes) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, env, args: Args):
-    """Act, step, store and learn num_steps times; return the four that changed, and what to log."""
+    """Act, step, store and update for num_steps. Return the new states and the metrics."""
 
     def step(carry, inputs):
         train_state, replay, obs, env_state, losses = carry
         is_random, act_key, learn_key = inputs
         action = act(train_state, obs, act_key, is_random)
         new_obs, env_state, result = env.step(env_state, action)
-        # Written first, read afterwards: the other way round, XLA copies the replay at each step.
+        # Write before reading: in the other order, XLA copies the replay in every step.
         replay = add(replay, obs, action, result)
 
         constants = (replay, learn_key, learning_rate)
@@ -475,8 +483,8 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # A compiled loop over the inputs: the carry goes on from step to step, episodes are stacked.
-    names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # of sac_loss
+    # A compiled loop over the inputs. The carry is passed from step to step; outputs are stacked.
+    names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # as in sac_loss
     losses = {f"losses/{name}": jnp.zeros(()) for name in names}
     carry = (train_state, replay, obs, env_state, losses)
     act_keys, learn_keys = jax.random.split(key, (2, args.num_steps))
@@ -485,52 +493,58 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
     train_state, replay, obs, env_state, losses = carry
     num_updates = train_state.opt_state.count - updates_before
     metrics = episode_statistics(episodes)
-    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # or NaN: 0 * inf
+    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # 0 * inf is NaN
     metrics["charts/learning_rate"] = learning_rate
     metrics["charts/updates"] = num_updates
     return train_state, replay, obs, env_state, metrics
 
 
 def train(args: Args) -> None:
-    """Train an agent, from the start or from a checkpoint on."""
-    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    """Train an agent, or continue a run."""
+    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs)
-    log = RunLog(
-        args,
-        framework="linen",
-        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
-        device=jax.devices()[0].device_kind,
-        obs_shape=env.obs_shape,
-        action_dim=env.action_dim,
-        action_low=env.action_low.tolist(),
-        action_high=env.action_high.tolist(),
-    )
+    spaces: dict[str, Any] = {
+        "obs_shape": env.obs_shape,
+        "action_dim": env.action_dim,
+        "action_low": env.action_low.tolist(),
+        "action_high": env.action_high.tolist(),
+        "action_dtype": env.action_low.dtype.name,
+    }
 
-    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
-    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
+    # PRNGKey makes plain arrays, which a checkpoint can hold; jax.random.key does not.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     iteration = 0
     train_state = make_agent(args, env.obs_shape, env.action_dim, agent_key)
     obs, env_state = jax.jit(env.reset)(env_key)
-    replay = make_replay(args, env.obs_dim, obs.dtype, env.action_dim)
-    if (log.dir / "checkpoint.msgpack").exists():  # resumed
+    replay = make_replay(args, env.obs_shape, obs.dtype, env.action_dim)
+    if can_resume(args, **spaces):
         like = Checkpoint(iteration, train_state, replay, obs, env_state)
-        iteration, train_state, replay, obs, env_state = load_checkpoint(log.dir, like)
+        iteration, train_state, replay, obs, env_state = load_checkpoint(args.resume, like)
         if replay.num_added == 0:
-            print("The checkpoint has no replay: a new one is filled before updates go on.")
-    log.begin(iteration)
+            steps = args.learning_starts
+            print(f"The checkpoint has no replay: updates continue after {steps} new steps.")
+    log = RunLog(
+        args,
+        iteration,
+        packages=["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"],
+        device=jax.devices()[0].device_kind,
+        **spaces,
+    )
 
-    # To the compiler, env and args are constants. What is donated is changed in place: the replay
-    # is never copied.
+    # env and args are constants to the compiler. Donated arguments are changed in place, so the
+    # replay is never copied.
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        steps = np.arange(iteration * log.steps, (iteration + 1) * log.steps, args.num_envs)
+        first = iteration * log.steps_per_iteration
+        steps = np.arange(first, first + log.steps_per_iteration, args.num_envs)
         is_random = steps < args.learning_starts  # (num_steps,)
+        # Set by hand: a schedule would count updates, and none are due before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
+        # Deriving each iteration's key from its number keeps keys out of the checkpoint.
         iteration_key = jax.random.fold_in(key, iteration)
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, is_random, learning_rate
@@ -539,19 +553,19 @@ def train(args: Args) -> None:
         log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
-            rows = rows_to_save(replay, args)
-            save_checkpoint(log.dir, Checkpoint(iteration, train_state, rows, obs, env_state))
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here, after saving, so that no iteration is lost
+            saved = replay_to_save(replay, args)
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, saved, obs, env_state))
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
                 break
-    log.close(iteration)
+    log.close()
 
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that a resumed training needs."""
+    """Everything a resumed run needs to continue exactly."""
 
-    iteration: int  # how many are done
+    iteration: int  # number of completed iterations
     train_state: TrainState
     replay: Replay
     obs: jax.Array
@@ -559,256 +573,246 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax writes its own classes. An environment's state may be of any class: a list of its leaves.
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
+    # Flax cannot serialize the environment's own classes, so only their arrays are saved.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
-    try:
-        new.write_bytes(to_bytes(checkpoint))  # sync
-    except OSError as error:  # a full disk
-        new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    new.write_bytes(to_bytes(checkpoint))  # sync
     os.replace(new, folder / "checkpoint.msgpack")
 
 
-def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
-    """What save_checkpoint wrote, in the structure of like."""
+def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
+    """Read a checkpoint into the structure of `like`."""
     arrays, structure = jax.tree.flatten(like.env_state)
-    content = (folder / "checkpoint.msgpack").read_bytes()
-    saved = from_bytes(like._replace(env_state=arrays), content)
-    num_rows = min(int(saved.replay.num_added), len(like.replay.rows.obs))
-    pairs = zip(like.replay.rows, saved.replay.rows, strict=True)
-    rows = Transition(*(empty.at[:num_rows].set(x) for empty, x in pairs))
-    replay = saved.replay._replace(rows=rows)
+    data = Path(folder, "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), data)
+    size = min(int(saved.replay.num_added), len(like.replay.transitions.obs))
+    pairs = zip(like.replay.transitions, saved.replay.transitions, strict=True)
+    transitions = Transition(*(empty.at[:size].set(x) for empty, x in pairs))
+    replay = saved.replay._replace(transitions=transitions)
     env_state = jax.tree.unflatten(structure, saved.env_state)
     return saved._replace(replay=replay, env_state=env_state)
 
 
-def rows_to_save(replay: Replay, args: Args) -> Replay:
-    """What a checkpoint holds of a replay: the rows so far, or with --no-save-replay none."""
+def replay_to_save(replay: Replay, args: Args) -> Replay:
+    """The transitions so far, or none with --no-save-replay."""
     num_added = replay.num_added if args.save_replay else jnp.int32(0)
-    return Replay(jax.tree.map(lambda x: np.asarray(x)[:num_added], replay.rows), num_added)
+    transitions = jax.tree.map(lambda x: np.asarray(x)[:num_added], replay.transitions)
+    return Replay(transitions, num_added)
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """What a run learnt, as a function: policy(obs) is the squashed mean action for each obs.
+    """Load a trained policy: policy(obs) returns the squashed mean action for each observation.
 
-    obs (N, *obs_shape) and actions are NumPy arrays, as the environment has them. With sample=True
-    the actions are drawn, as in training, by seed.
+    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
+    action space. policy(obs, sample=True) draws the actions at random instead, as in training.
     """
     info, args = load_info(folder)
     actor = Actor(args.hidden_sizes, info["action_dim"])
     saved = msgpack_restore(Path(folder, "checkpoint.msgpack").read_bytes())
-    params = saved["train_state"]["params"]["actor"]
-    get_gaussian = jax.jit(partial(actor.apply, params))
-    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
+    get_gaussian = jax.jit(partial(actor.apply, saved["train_state"]["params"]["actor"]))
+    low, high = (np.array(info[x], info["action_dtype"]) for x in ("action_low", "action_high"))
     rng = np.random.default_rng(seed)
 
     def policy(obs, sample=False):
-        mean, log_std = get_gaussian(flatten(obs, info["obs_shape"]))
-        action = np.asarray(mean)
+        mean, log_std = map(np.asarray, get_gaussian(obs))
+        action = mean
         if sample:
-            action = action + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
+            action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
         return to_bounds(np.tanh(action).reshape(-1, *low.shape), low, high)
 
     return policy
 
 
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
-
-
 # === Run log ====================================================================================
-# You may stop reading here. The rest is a run's folder, and is the same in DQN and SAC.
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.start = time.perf_counter()
-        self.stopped_by = 0  # number of the signal that came
-        self.handlers: dict[int, Any] = {}  # of signals, as they were before
-        self.wandb: Any = None
-        if not args.run_name:
-            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
-        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
-        packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info: dict[str, Any] = {
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
             "args": asdict(args),
-            "python": platform.python_version(),
-            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many the checkpoint has
-            "resumed": [],  # from which iterations on
-            "durations": {"imports": self.start - START},
-        } | facts
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        if args.resume:
-            before, old = load_info(self.dir)
-            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
-            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
-                if getattr(args, name, None) != getattr(old, name, None):
-                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
-            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
-                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
-            self.info["resumed"] = before["resumed"]
-            self.info["wandb_id"] = before.get("wandb_id")
-        elif self.dir.exists():
-            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        else:
-            self.dir.mkdir(parents=True)
-            self.write_info()
-
-    def begin(self, iteration: int) -> None:
-        """Open the files. A resumed run loses what it logged after its checkpoint."""
-        if self.args.resume:
-            self.info["iteration"] = iteration
-            self.info["resumed"].append(iteration)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
-        self.metrics.seek(0)
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
-        self.metrics.truncate(len("".join(lines)))
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
-        if self.args.track:
-            import wandb  # half a second that only --track pays
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
                 id=self.info.get("wandb_id"),
-                dir=self.dir,
-                config=self.info,
                 resume="allow",
                 reinit="create_new",
+                dir=self.dir,
+                config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
-        self.write_info()
-        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
-    def write(self, iteration: int, metrics: dict, start: float) -> None:
-        """Log an iteration, which began at start and ends now."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
-        row["global_step"] = (iteration + 1) * self.steps
-        row["charts/SPS"] = self.steps / (end - start)
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-
-        self.metrics.write(json.dumps(finite) + "\n")
-        self.plot(finite)
+        if middle:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
-            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
-            returns = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
         if self.wandb:
             try:
-                self.wandb.log(finite, step=iteration)
-            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
-                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
-            return
-        for name, x in row.items():
-            if x is not None and "/" in name:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
 
-    def must_save(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many iterations."""
-        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
-    def note_saved(self, done: int) -> None:
-        self.info["iteration"] = done
-        self.write_info()
-
-    def write_info(self) -> None:
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self, done: int) -> None:
-        """Say how the run ended: complete, or stopped by a signal."""
-        is_complete = done >= self.args.num_iterations
-        self.info["status"] = "completed" if is_complete else "stopped"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.write_info()
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.give_signals_back()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
 
-    def give_signals_back(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's run.json says of it, and its arguments."""
-    path = Path(folder, "run.json")
-    if not path.exists():
-        fail(f"{folder} has no run.json, so it is no run to resume or to play")
-    info = json.loads(path.read_text())
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']!r}")
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
 
 
 def args_to_resume() -> Args | None:
-    """The arguments of the run that --resume names on the command line, or None."""
+    """Return the arguments of the run that --resume names on the command line, if any."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
-    parser.add_argument("--env-id", "--env_id")
-    given, _ = parser.parse_known_args()
-    if not given.resume:
-        return None
-    _, args = load_info(given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
-    return args
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 
 def fail(reason: str) -> NoReturn:

@@ -3,27 +3,28 @@
 # dependencies = ["torch==2.13.0", "gymnasium[mujoco]==1.3.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""SAC in eager PyTorch, with environments in Gymnasium on the CPU.
+"""SAC in eager PyTorch, with Gymnasium environments on the CPU.
 
-    python more/sac_torch_gymnasium.py --seed 1  # Pendulum-v1
-    pip install "gymnasium[mujoco]==1.3.0"  # for robots; uv run installs it
-    python more/sac_torch_gymnasium.py mujoco --seed 1  # settings for HalfCheetah-v5
+    python more/sac_torch_gymnasium.py --env-id Pendulum-v1 --seed 1
+    python more/sac_torch_gymnasium.py mujoco --env-id HalfCheetah-v5 --seed 1
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- draw_action squashes a Gaussian to [-1, 1]; the replay holds that, and VecEnv maps it to bounds.
-- sac_loss adds up three losses. What one of them reads and does not train is detached, so that one
-  gradient and one Adam train all.
-- VecEnv makes the environments by --vectorization: in this process (sync), or each in one of its
-  own (async). A resumed run starts new episodes: Gymnasium saves no environment.
-- train is a plain loop over environment steps: act, step, store, and update as often as is due.
-- update trains in place: zero_grad, backward, step.
-Diff me with dqn_torch_gymnasium.py to see what continuous actions change, with sac_torch.py to see
-environments in JAX, with sac_linen_gymnasium.py to see JAX.
+MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
+
+Start reading at Agent:
+- draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
+  VecEnv.step() maps them to the bounds.
+- sac_loss() adds up three losses. Each loss detaches what it must not train, so that one gradient
+  and one Adam train everything.
+- update() is PyTorch's usual sequence: zero_grad, backward, step.
+- train() is a plain loop over environment steps: act, step, store, and update if an update is due.
+- VecEnv steps the environments one after another (sync), or each in its own process (async). Both
+  run on the CPU, in NumPy.
+- A resumed run starts new episodes, because Gymnasium environments cannot be saved.
+Lines marked "# sync" wait for the device.
+
+Compare with dqn_torch_gymnasium.py to see discrete actions, with sac_torch.py to see environments
+in JAX, or with sac_linen_gymnasium.py to see JAX.
 """
-
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
 
 import argparse
 import atexit
@@ -32,18 +33,19 @@ import json
 import math
 import multiprocessing
 import os
-import platform
+import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from importlib import metadata
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads sleep soon and free their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
 
 import gymnasium
 import numpy as np
@@ -60,45 +62,54 @@ from torch.nn import functional as F
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    seed: int = 1  # seed of all random numbers
-    env_id: str = "Pendulum-v1"  # Gymnasium environment with continuous actions; my_module:MyEnv-v0
-    total_timesteps: int = 20_000  # environment steps, in whole iterations
-    learning_rate: float = 3e-3  # Adam's, of actor, critics and alpha
+    seed: int = 1  # random seed
+    env_id: str = "Pendulum-v1"  # Gymnasium id with continuous actions, or my_module:MyEnv-v0
+    total_timesteps: int = 20_000  # environment steps, rounded down to whole iterations
+    learning_rate: float = 3e-3  # Adam's learning rate for the actor, the critics and alpha
     anneal_lr: bool = False  # decay the learning rate linearly to 0
     num_envs: int = 4  # parallel environments
-    num_steps: int = 200  # steps of each environment per iteration, a line of the log
+    num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 100_000  # environment steps that the replay holds
-    batch_size: int = 64  # transitions drawn from the replay for each update
-    train_frequency: int = 2  # environment steps from one update to the next
-    learning_starts: int = 1_000  # environment steps with random actions, before updates begin
-    tau: float = 0.01  # share of the way that target critics move to the critics, per update
+    buffer_size: int = 100_000  # maximum number of transitions in the replay
+    batch_size: int = 64  # transitions per update
+    train_frequency: int = 2  # environment steps per update
+    learning_starts: int = 1_000  # environment steps with random actions, before the first update
+    tau: float = 0.01  # target smoothing coefficient
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    vectorization: Literal["sync", "async"] = "sync"  # one after the other, or a process each
-    runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    save_replay: bool = True  # checkpoints hold the replay; off: a resumed run fills a new one
-    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+    vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    save_replay: bool = True  # save the replay in checkpoints; otherwise a resumed run refills it
+    resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Work out the sizes. On the command line, a ValueError becomes a message."""
+        """Derive the number of iterations. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):
-            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
+        for name in (*counts, "learning_starts"):
+            least = 0 if name == "learning_starts" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}")
         if self.buffer_size % self.num_envs != 0:
             raise ValueError(f"--buffer-size must be a multiple of --num-envs, {self.num_envs}")
         steps = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // steps
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least an iteration, {steps} steps")
-        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+            raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
 def parse_args() -> Args:
-    """Read the command line: the name of a preset, if it begins with one, and flags."""
-    saved = args_to_resume()  # with --resume, the run's own arguments are the defaults
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
+    saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
     mujoco = Args(
@@ -114,11 +125,9 @@ def parse_args() -> Args:
         tau=0.005,
         hidden_sizes=(256, 256),
     )
-    source = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), and CleanRL's random start."
-    presets = {
-        "pendulum": ("For Pendulum-v1. The word mujoco before the flags: for robots.", Args()),
-        "mujoco": (source, mujoco),
-    }
+    default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
+    paper = "The settings of Haarnoja et al. 2018 (arXiv 1812.05905), with CleanRL's random start."
+    presets = {"pendulum": (default, Args()), "mujoco": (paper, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
         argv = ["pendulum", *argv]
@@ -127,84 +136,82 @@ def parse_args() -> Args:
 
 # === Environment ================================================================================
 class VecEnv:
-    """N = num_envs Gymnasium environments with flat observations; an episode's end starts the next.
+    """N = num_envs Gymnasium environments stepped together. Finished ones restart automatically.
 
-    All of it is NumPy's, on the host. options, such as render_mode, are the environment's own.
+    Runs in NumPy, on the CPU. options are keyword arguments of the environment, like render_mode.
     """
 
     def __init__(
         self, env_id: str, num_envs: int, vectorization: str, seed: int, **options: Any
     ) -> None:
-        namespace = env_id.partition("/")[0]  # my_plugin/MyEnv-v0: Gymnasium loads no plugin
-        for plugin in metadata.entry_points(group="gymnasium.envs", name=namespace):
-            plugin.load()()
-        sys.path.append(os.getcwd())  # where my_module lies
+        sys.path.append(os.getcwd())  # to find my_module in my_module:MyEnv-v0
         vector_options: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
-        wrappers: list[Any] = [WithoutInfo]
+        wrappers: list[Any] = [DropInfo]
         if vectorization == "async":
-            vector_options["context"] = "forkserver"  # not fork: this process has threads
-            os.environ["PYTHONSAFEPATH"] = "1"  # else a file here could pass for a library
-            # The server, from which processes are forked, imports these once for all of them.
-            packages = ["gymnasium", "flax", "optax", "torch", "tyro", "tensorboard.summary"]
-            loaded = [name for name in packages if name in sys.modules]
-            multiprocessing.set_forkserver_preload(loaded)
-            wrappers.append(ignore_ctrl_c)
+            vector_options["context"] = "forkserver"  # forking is unsafe: this process has threads
+            vector_options["daemon"] = False  # so that an environment may start processes, too
+            wrappers.append(isolate_worker)
+        atexit.register(terminate_workers)
         try:
             self.envs: Any = gymnasium.make_vec(
                 env_id, num_envs, vectorization, vector_options, wrappers, **options
             )
-        except gymnasium.error.Error as error:  # which says what is wrong with env_id
+        except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        atexit.register(self.envs.close, terminate=True)  # also where a process of async has died
+        except (ConnectionError, EOFError):
+            sys.exit(1)  # a worker process failed, and has printed why
+        atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, see more/dqn_linen_gymnasium.py or the same in PyTorch"
-            fail(f"--env-id: actions must be a Box of floats with bounds, not {space}; {hint}")
+            hint = "for Discrete, use more/dqn_linen_gymnasium.py or the one in PyTorch"
+            fail(f"--env-id: the action space must be a bounded Box of floats, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
-            hint = "gymnasium.wrappers.FlattenObservation makes one-hot vectors of numbers"
-            fail(f"--env-id: observations must be arrays, not {obs_space}; {hint}")
+            hint = "gymnasium.wrappers.FlattenObservation turns it into one array"
+            fail(f"--env-id: the observation space must be a Box, not {obs_space}; {hint}")
         self.num_envs = num_envs
         self.seed = seed
         self.action_space = space
-        self.action_low = np.float32(space.low)
-        self.action_high = np.float32(space.high)
+        self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        self.obs_dim = math.prod(self.obs_shape)
+        # float64 becomes float32; other types, such as the uint8 of images, stay.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
-        """Start every environment; return obs (N, obs_dim).
+        """Start all environments. Return obs (N, *obs_shape).
 
-        Gymnasium cannot save an environment. A run that is resumed at an iteration starts new
-        episodes, which are not those that it began with.
+        Gymnasium environments cannot be saved, so a run that resumes after an iteration starts
+        new episodes, with seeds that it has not used before.
         """
         if iteration > 0:
-            print("New episodes start: Gymnasium saves no environment.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. 31 bits each,
-        # as some simulators take a C int.
+            print("Starting new episodes: Gymnasium environments cannot be saved.")
+        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. Some
+        # simulators require 31 bits.
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
-        self.episode_return = np.zeros(self.num_envs)  # of the running episode, in float64
+        self.step_count = 0
+        self.check_finite("an observation", obs)
+        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        return self.flatten(obs)
+        return obs.astype(self.obs_dtype)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Take action (N, action_dim), of which -1 to 1 spans the bounds, and the rest is clipped.
+        """Step with action (N, action_dim), mapped from [-1, 1] to the bounds and clipped.
 
-        Return obs (after any restart) and a dict of results.
+        Return obs (after any restart) and the results.
         """
         action = action.reshape(self.num_envs, *self.action_space.shape)
         action = to_bounds(action, self.action_low, self.action_high)
         obs, reward, terminated, truncated, _ = self.envs.step(action)
-        if np.isnan(obs).any() or np.isnan(reward).any():  # it would ruin all that was learnt
-            raise FloatingPointError(f"{self.envs.spec.id} returned NaN")
-        next_obs = self.flatten(obs)
+        self.step_count += 1
+        self.check_finite("an observation", obs)
+        self.check_finite("a reward", reward)
+        next_obs = obs.astype(self.obs_dtype)  # a copy, since Gymnasium reuses obs
         episode_return = self.episode_return + reward
         episode_length = self.episode_length + 1
-        result = {
+        results = {
             "reward": reward.astype(np.float32),
             "terminated": terminated,
             "truncated": truncated,
@@ -216,38 +223,55 @@ class VecEnv:
         self.episode_return = np.where(done, 0, episode_return)
         self.episode_length = np.where(done, 0, episode_length)
         if not done.any():
-            return next_obs, result
-        # At once: Gymnasium's default would spend the next step on it.
+            return next_obs, results
+        # Restart now; by default Gymnasium would use up the next step.
         obs, _ = self.envs.reset(options={"reset_mask": done})
-        return self.flatten(obs), result
+        self.check_finite("an observation", obs)
+        return obs.astype(self.obs_dtype), results
 
-    def flatten(self, obs: np.ndarray) -> np.ndarray:
-        return obs.reshape(len(obs), self.obs_dim).astype(self.obs_dtype)  # a copy
+    def check_finite(self, what: str, x: np.ndarray) -> None:
+        """Stop at NaN and infinity, which would ruin the parameters."""
+        if not np.isfinite(x).all():
+            env, *_ = np.argwhere(~np.isfinite(x))[0]
+            step = f"step {self.step_count} since the run started or resumed"
+            raise FloatingPointError(
+                f"environment {env} returned {what} of NaN or infinity, {step}"
+            )
 
 
-class WithoutInfo(gymnasium.Wrapper):
-    """Nobody here reads info, and Gymnasium's merging of it takes time and fails on mixed types."""
+class DropInfo(gymnasium.Wrapper):
+    """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
-    def reset(self, **options: Any) -> tuple:
-        obs, _ = self.env.reset(**options)
-        return obs, {}
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        returned = self.env.reset(seed=seed, options=options or None)
+        if not (
+            isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
+        ):
+            raise TypeError("reset must return (observation, info), as in Gymnasium's current API")
+        return returned[0], {}
 
     def step(self, action: Any) -> tuple:
-        *result, _ = self.env.step(action)
-        return *result, {}
+        *results, _ = self.env.step(action)
+        return *results, {}
 
 
-def ignore_ctrl_c(env: gymnasium.Env) -> gymnasium.Env:
-    """Keep a terminal's Ctrl-C from a process of async: the training ends after its iteration."""
-    if multiprocessing.parent_process():  # Gymnasium makes one in the training's process, too
+def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
+    """Keep the terminal's Ctrl-C from a worker process, so that training can end its iteration."""
+    if multiprocessing.parent_process():  # Gymnasium also creates an environment in this process
         os.setsid()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which closes the environment
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
     return env
 
 
+def terminate_workers() -> None:
+    """End all worker processes; otherwise Python would wait for them at exit."""
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+
+
 def to_bounds(action, low, high):
-    """Map actions from [-1, 1] to [low, high], and clip what lies outside."""
-    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high)
+    """Map actions from [-1, 1] to [low, high] and clip them, in the dtype of the bounds."""
+    return ((low + high) / 2 + (high - low) / 2 * action).clip(low, high).astype(low.dtype)
 
 
 # === Agent ======================================================================================
@@ -265,43 +289,44 @@ class MLP(nn.Module):
 
 
 class Actor(nn.Module):
-    """A Gaussian for each number of an action, before draw_action squashes it."""
+    """A Gaussian for each number in an action. draw_action() squashes its samples to [-1, 1]."""
 
-    def __init__(self, obs_dim, hidden_sizes, action_dim):
+    def __init__(self, obs_size, hidden_sizes, action_dim):
         super().__init__()
-        self.mlp = MLP(obs_dim, hidden_sizes, 2 * action_dim)
+        self.mlp = MLP(obs_size, hidden_sizes, 2 * action_dim)
 
-    def forward(self, obs):  # (B, obs_dim) -> mean and log_std, (B, action_dim) each
-        mean, log_std = self.mlp(obs.float()).chunk(2, dim=-1)
-        # SB3 and SBX clip to the same bounds; CleanRL maps log_std into [-5, 2] by a tanh.
+    def forward(self, obs):  # (B, *obs_shape) -> mean and log_std, (B, action_dim) each
+        x = obs.flatten(1).float()
+        mean, log_std = self.mlp(x).chunk(2, dim=-1)
+        # The same bounds as in SB3 and SBX. CleanRL maps log_std to [-5, 2] with a tanh.
         return mean, log_std.clip(-20, 2)
 
 
 class Critics(nn.Module):
-    """Two estimates of Q(obs, action), which counts rewards and the entropy of later actions."""
+    """Two estimates of Q(obs, action), the return including the entropy of later actions."""
 
-    def __init__(self, obs_dim, action_dim, hidden_sizes):
+    def __init__(self, obs_size, action_dim, hidden_sizes):
         super().__init__()
-        self.mlps = nn.ModuleList(MLP(obs_dim + action_dim, hidden_sizes, 1) for _ in range(2))
+        self.mlps = nn.ModuleList(MLP(obs_size + action_dim, hidden_sizes, 1) for _ in range(2))
 
-    def forward(self, obs, action):  # (B, obs_dim), (B, action_dim) -> (2, B)
-        x = torch.cat([obs.float(), action], dim=-1)
+    def forward(self, obs, action):  # (B, *obs_shape), (B, action_dim) -> (2, B)
+        x = torch.cat([obs.flatten(1).float(), action], dim=-1)
         return torch.stack([mlp(x).squeeze(-1) for mlp in self.mlps])
 
 
 class Agent(nn.Module):
-    """All that is trained."""
+    """Everything that the optimizer trains."""
 
     def __init__(self, obs_shape, hidden_sizes, action_dim):
         super().__init__()
-        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
-        self.actor = Actor(obs_dim, hidden_sizes, action_dim)
-        self.critics = Critics(obs_dim, action_dim, hidden_sizes)
-        self.log_alpha = nn.Parameter(torch.zeros(()))
+        obs_size = math.prod(obs_shape)
+        self.actor = Actor(obs_size, hidden_sizes, action_dim)
+        self.critics = Critics(obs_size, action_dim, hidden_sizes)
+        self.log_alpha = nn.Parameter(torch.zeros(()))  # alpha is the weight of the entropy
 
 
 def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
-    """Initialise the parameters, the target critics, which begin as a copy, and the optimizer."""
+    """Initialize the parameters, the target critics and the optimizer."""
     agent = Agent(obs_shape, args.hidden_sizes, action_dim).to(device)
     target_critics = copy.deepcopy(agent.critics)  # a moving average of the critics' parameters
     optimizer = torch.optim.Adam(agent.parameters(), args.learning_rate, fused=True)
@@ -310,27 +335,27 @@ def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
 
 # === Replay =====================================================================================
 class Transition(NamedTuple):
-    """One row per step: N = num_envs of them, batch_size in a batch, buffer_size in the replay."""
+    """Transitions; B is num_envs, batch_size or buffer_size."""
 
-    obs: torch.Tensor  # (N, obs_dim), what the action was chosen from, of the environment's type
-    action: torch.Tensor  # (N, action_dim), in [-1, 1] and not in the environment's units
-    reward: torch.Tensor  # (N,) float32, result of the action, like all fields below
-    terminated: torch.Tensor  # (N,) bool
-    next_obs: torch.Tensor  # (N, obs_dim), before any restart
+    obs: torch.Tensor  # (B, *obs_shape), what the policy saw
+    action: torch.Tensor  # (B, action_dim), in [-1, 1]
+    reward: torch.Tensor  # (B,); this and the fields below result from the action
+    terminated: torch.Tensor  # (B,) bool
+    next_obs: torch.Tensor  # (B, *obs_shape), before any restart
 
 
 class Replay:
-    """The last buffer_size environment steps, on the device."""
+    """The last buffer_size transitions, on the device."""
 
-    def __init__(self, args: Args, obs_dim: int, obs_dtype: np.dtype, action_dim: int, device):
+    def __init__(self, args: Args, obs_shape, obs_dtype: np.dtype, action_dim: int, device):
         self.args = args
-        self.num_added = 0  # environment steps so far
+        self.num_added = 0  # transitions so far, including those overwritten
         size = args.buffer_size
-        gigabytes = 2 * size * obs_dim * obs_dtype.itemsize / 1e9
+        gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB: --buffer-size {size}, obs and next_obs.")
-        obs = torch.from_numpy(np.zeros((size, obs_dim), obs_dtype)).to(device)
-        self.rows = Transition(
+            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+        obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
+        self.transitions = Transition(
             obs=obs,
             action=torch.zeros((size, action_dim), device=device),
             reward=torch.zeros(size, device=device),
@@ -339,78 +364,78 @@ class Replay:
         )
 
     def add(self, obs, action, result: dict) -> None:
-        """Store a step of all environments, over the oldest rows."""
-        row = self.num_added % self.args.buffer_size
+        """Store a step of all environments, overwriting the oldest transitions."""
+        start = self.num_added % self.args.buffer_size
         step = (obs, action, result["reward"], result["terminated"], result["next_obs"])
-        for old, new in zip(self.rows, step, strict=True):
-            old[row : row + len(new)] = torch.as_tensor(new)
+        for old, new in zip(self.transitions, step, strict=True):
+            old[start : start + len(new)] = torch.as_tensor(new)
         self.num_added += len(obs)
 
     def sample(self, batch_size: int) -> Transition:
-        """A batch of the rows so far, drawn uniformly with replacement."""
-        num_rows = min(self.num_added, self.args.buffer_size)
-        rows = torch.randint(num_rows, (batch_size,), device=self.rows.reward.device)
-        return Transition(*(x[rows] for x in self.rows))
+        """Draw a batch uniformly, with replacement."""
+        size = min(self.num_added, self.args.buffer_size)
+        indices = torch.randint(size, (batch_size,), device=self.transitions.reward.device)
+        return Transition(*(x[indices] for x in self.transitions))
 
     def updates_due(self) -> int:
-        """How many updates are due after the step that was added last."""
+        """Number of updates due after the latest step."""
         before = updates_after(self.num_added - self.args.num_envs, self.args)
         return updates_after(self.num_added, self.args) - before
 
     def state_dict(self) -> dict:
-        """For a checkpoint: the rows so far, or with --no-save-replay none."""
+        """The transitions so far, or none with --no-save-replay."""
         num_added = self.num_added if self.args.save_replay else 0
-        # Clones, since of a view torch.save would write all the memory.
-        rows = {name: x[:num_added].clone() for name, x in self.rows._asdict().items()}
-        return {"num_added": num_added, "rows": rows}
+        # Save only the part in use. Without clone, torch.save would write all of it.
+        transitions = Transition(*(x[:num_added].clone() for x in self.transitions))
+        return {"num_added": num_added, "transitions": transitions._asdict()}
 
     def load_state_dict(self, state: dict) -> None:
         self.num_added = state["num_added"]
-        num_rows = min(self.num_added, self.args.buffer_size)
-        for name, x in state["rows"].items():
-            getattr(self.rows, name)[:num_rows] = x
+        size = min(self.num_added, self.args.buffer_size)
+        for name, x in state["transitions"].items():
+            getattr(self.transitions, name)[:size] = x
 
 
 def updates_after(steps: int, args: Args) -> int:
-    """How many updates are due once so many steps were added, whatever num_envs is."""
+    """Total number of updates due after `steps` environment steps, for any num_envs."""
     return max(steps - args.learning_starts, 0) // args.train_frequency
 
 
 # === Act ========================================================================================
 @torch.no_grad()
 def act(actor, obs, noise):
-    """Actions (N, action_dim) in [-1, 1], which the noise draws."""
+    """Sample actions in [-1, 1]: obs, noise (N, action_dim) -> action (N, action_dim)."""
     mean, log_std = actor(obs)
     action, _ = draw_action(mean, log_std, noise)
     return action
 
 
 def draw_action(mean, log_std, noise):
-    """The tanh of Gaussian draws, (B, action_dim), and the log of their density, (B,)."""
+    """Squash Gaussian samples with tanh. Return them, (B, action_dim), and their logprob, (B,)."""
     x = mean + log_std.exp() * noise
     logprob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi))
-    # The log of tanh's slope, 1 - tanh(x)**2, which is 0 in float32 for x above 8 or 9. SB3 and
-    # CleanRL add 1e-6 to the slope: at x = 10 its log is then -13.8 instead of -18.6.
+    # Equals log(1 - tanh(x)**2), the log of the slope, which would be log(0) in float32 for x > 9.
+    # SB3 and CleanRL add 1e-6 to the slope instead: at x = 10, they get -13.8, not -18.6.
     log_slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
     return x.tanh(), (logprob - log_slope).sum(-1)
 
 
 # === Loss =======================================================================================
 def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
-    """What Q(obs, action) should be, (B,), from both target critics' values of the next action.
+    """Targets (B,) for Q(obs, action), from the target critics' values of the next action, (2, B).
 
-    The lower one counts, since the higher one overestimates (Fujimoto et al. 2018), and entropy is
-    a reward. After a termination the future is worth 0. After a truncation it is not: the episode
-    could have gone on from next_obs.
+    They use the lower value, since the higher one overestimates (Fujimoto et al. 2018), and include
+    the entropy of the next action. A terminated episode has no future value. A truncated one
+    bootstraps from next_obs, like any other step.
     """
     future = next_q.amin(0) - alpha * next_logprob
     return batch.reward + args.gamma * torch.where(batch.terminated, 0.0, future)
 
 
 def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, args: Args):
-    """The sum of the critics', the actor's and alpha's losses (Haarnoja et al. 2018), and a log.
+    """Sum of the losses of critics, actor and alpha (Haarnoja et al. 2018), and metrics to log.
 
-    noise (2, B, action_dim) draws the actions at next_obs and at obs.
+    noise (2, B, action_dim) samples the actions at next_obs and at obs.
     """
     alpha = agent.log_alpha.detach().exp()
 
@@ -420,19 +445,19 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
         next_q = target_critics(batch.next_obs, next_action)
         target = td_target(next_q, next_logprob, alpha, batch, args)
     q = agent.critics(batch.obs, batch.action)
-    # As SB3 and SBX. CleanRL omits the 0.5, which does not change Adam's steps.
+    # As in SB3 and SBX. CleanRL omits the 0.5, which does not change Adam's steps.
     td_loss = 0.5 * ((q - target) ** 2).mean(-1).sum()
 
     mean, log_std = agent.actor(batch.obs)
     action, logprob = draw_action(mean, log_std, noise[1])
-    # The critics' own parameters, detached: the gradient goes through them to the actor alone.
+    # With detached parameters, the gradient reaches the actor but does not train the critics.
     fixed = {name: x.detach() for name, x in agent.critics.named_parameters()}
     action_q = functional_call(agent.critics, fixed, (batch.obs, action)).amin(0)
     actor_loss = (alpha * logprob - action_q).mean()
 
     entropy = -logprob.mean()
     target_entropy = -action.shape[-1]
-    # As SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
+    # As in SB3 and SBX. In the paper and in CleanRL, the first factor is alpha itself.
     alpha_loss = agent.log_alpha * (entropy - target_entropy).detach()
     loss = td_loss + actor_loss + alpha_loss
     return loss, {
@@ -446,10 +471,10 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
 # === Update =====================================================================================
 def update(agent, target_critics, optimizer, batch: Transition, noise, args: Args):
-    """Train on a batch, and then move the target critics a little towards the critics."""
-    # One gradient of the sum: each parameter is in one loss alone. All losses see the parameters
-    # from before this update, as in brax. SB3 (alpha, critics, actor) and CleanRL (critics, actor,
-    # alpha) update one after the other, so their actor sees the new critics.
+    """Train in place on a batch, then move the target critics towards the critics."""
+    # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
+    # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
+    # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     loss, losses = sac_loss(agent, target_critics, batch, noise, args)
     optimizer.zero_grad()
     loss.backward()
@@ -462,19 +487,19 @@ def update(agent, target_critics, optimizer, batch: Transition, noise, args: Arg
 
 
 def mean_losses(losses: list[dict]) -> dict:
-    """Means over an iteration's updates; NaN, which the log has as null, if there were none."""
+    """Means over the updates of an iteration, or NaN if there were none."""
     if not losses:
-        names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # of sac_loss
+        names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # as in sac_loss
         return {f"losses/{name}": math.nan for name in names}
     return {name: torch.stack([x[name] for x in losses]).mean() for name in losses[0]}
 
 
-def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
-    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+def episode_statistics(returns: list[float], lengths: list[float]) -> dict[str, float]:
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
-    metrics = {"charts/episodes": len(returns)}
+    metrics: dict[str, float] = {"charts/episodes": len(returns)}
     for name, x in [("return", returns), ("length", lengths)]:
         metrics[f"charts/episodic_{name}"] = sum(x) / len(x) if x else math.nan
         metrics[f"charts/episodic_{name}_min"] = min(x, default=math.inf)
@@ -484,27 +509,26 @@ def episode_statistics(returns: list[float], lengths: list[float]) -> dict:
 
 # === Training ===================================================================================
 def train(args: Args) -> None:
-    """Train an agent, from the start or from a checkpoint on."""
-    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" is TF32 on a GPU
+    """Train an agent, or continue a run."""
+    torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Import these once in the process that forks the workers of async, not once per worker.
+    multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
-    log = RunLog(
-        args,
-        framework="torch",
-        compile_mode="eager",
-        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        obs_shape=env.obs_shape,
-        action_dim=env.action_dim,
-        action_low=env.action_low.tolist(),
-        action_high=env.action_high.tolist(),
-    )
+    spaces: dict[str, Any] = {
+        "obs_shape": env.obs_shape,
+        "action_dim": env.action_dim,
+        "action_low": env.action_low.tolist(),
+        "action_high": env.action_high.tolist(),
+        "action_dtype": env.action_low.dtype.name,
+    }
 
     torch.manual_seed(args.seed)
     iteration = 0
     agent, target_critics, optimizer = make_agent(args, env.obs_shape, env.action_dim, device)
-    replay = Replay(args, env.obs_dim, env.obs_dtype, env.action_dim, device)
-    if (log.dir / "checkpoint.pt").exists():  # resumed
-        checkpoint = load_checkpoint(log.dir)
+    replay = Replay(args, env.obs_shape, env.obs_dtype, env.action_dim, device)
+    if can_resume(args, **spaces):
+        checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
         agent.load_state_dict(checkpoint["agent"])
         target_critics.load_state_dict(checkpoint["target_critics"])
@@ -512,12 +536,20 @@ def train(args: Args) -> None:
         replay.load_state_dict(checkpoint["replay"])
         set_rng_state(checkpoint["rng_state"])
         if replay.num_added == 0:
-            print("The checkpoint has no replay: a new one is filled before updates go on.")
+            steps = args.learning_starts
+            print(f"The checkpoint has no replay: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
-    log.begin(iteration)
+    log = RunLog(
+        args,
+        iteration,
+        packages=["torch", "gymnasium", "numpy"],
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        **spaces,
+    )
 
     while iteration < args.num_iterations:
         start = time.perf_counter()
+        # Set by hand: a scheduler would count updates, and none are due before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         optimizer.param_groups[0]["lr"] = args.learning_rate * decay
         returns, lengths, losses = [], [], []
@@ -529,12 +561,12 @@ def train(args: Args) -> None:
                 noise = torch.randn(args.num_envs, env.action_dim, device=device)
                 action = act(agent.actor, torch.from_numpy(obs).to(device), noise)
             action = action.cpu().numpy()  # sync
-            new_obs, result = env.step(action)
-            replay.add(obs, action, result)
+            new_obs, results = env.step(action)
+            replay.add(obs, action, results)
             obs = new_obs
-            done = result["terminated"] | result["truncated"]
-            returns += result["episode_return"][done].tolist()
-            lengths += result["episode_length"][done].tolist()
+            done = results["terminated"] | results["truncated"]
+            returns += results["episode_return"][done].tolist()
+            lengths += results["episode_length"][done].tolist()
             for _ in range(replay.updates_due()):
                 batch = replay.sample(args.batch_size)
                 noise = torch.randn((2, *batch.action.shape), device=device)
@@ -542,7 +574,8 @@ def train(args: Args) -> None:
         metrics = episode_statistics(returns, lengths) | mean_losses(losses)
         metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         metrics["charts/updates"] = len(losses)
-        log.write(iteration, metrics, start)  # sync
+        metrics = {name: float(x) for name, x in metrics.items()}  # sync
+        log.write(iteration, metrics, start)
         iteration += 1
         if log.must_save(iteration):
             checkpoint = {
@@ -554,26 +587,22 @@ def train(args: Args) -> None:
                 "rng_state": get_rng_state(),
             }
             save_checkpoint(log.dir, checkpoint)
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here, after saving, so that no iteration is lost
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
                 break
-    log.close(iteration)
+    log.close()
 
 
 # === Checkpoint =================================================================================
 def save_checkpoint(folder: Path, checkpoint: dict) -> None:
-    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
     new = folder / "checkpoint.new"
-    try:
-        torch.save(checkpoint, new)  # sync
-    except (OSError, RuntimeError):  # a full disk, of which PyTorch's own words say nothing
-        new.unlink(missing_ok=True)
-        sys.exit(f"{new}: is the disk full? The checkpoint before it, if there is one, stays.")
+    torch.save(checkpoint, new)  # sync
     os.replace(new, folder / "checkpoint.pt")
 
 
 def load_checkpoint(folder: str | Path) -> dict:
-    """What save_checkpoint wrote, on the CPU. With weights_only, a stranger's file runs no code."""
+    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
 
 
@@ -586,26 +615,25 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # not if the run began on a CPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if the run started on a CPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """What a run learnt, as a function: policy(obs) is the squashed mean action for each obs.
+    """Load a trained policy: policy(obs) returns the squashed mean action for each observation.
 
-    obs (N, *obs_shape) and actions are NumPy arrays, as the environment has them. With sample=True
-    the actions are drawn, as in training, by seed.
+    obs (N, *obs_shape) and the actions are NumPy arrays. All actions are inside the bounds of the
+    action space. policy(obs, sample=True) draws the actions at random instead, as in training.
     """
     info, args = load_info(folder)
     agent = Agent(info["obs_shape"], args.hidden_sizes, info["action_dim"])
     agent.load_state_dict(load_checkpoint(folder)["agent"])
-    low, high = np.float32(info["action_low"]), np.float32(info["action_high"])
+    low, high = (np.array(info[x], info["action_dtype"]) for x in ("action_low", "action_high"))
     rng = np.random.default_rng(seed)
 
     @torch.no_grad()
     def policy(obs, sample=False):
-        obs = torch.from_numpy(flatten(obs, info["obs_shape"]))
-        mean, log_std = (x.numpy() for x in agent.actor(obs))
+        mean, log_std = (x.numpy() for x in agent.actor(torch.tensor(obs)))
         action = mean
         if sample:
             action = mean + np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
@@ -614,201 +642,195 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     return policy
 
 
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
-
-
 # === Run log ====================================================================================
-# You may stop reading here. The rest is a run's folder, and is the same in DQN and SAC.
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.start = time.perf_counter()
-        self.stopped_by = 0  # number of the signal that came
-        self.handlers: dict[int, Any] = {}  # of signals, as they were before
-        self.wandb: Any = None
-        if not args.run_name:
-            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
-        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
-        packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info: dict[str, Any] = {
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
             "args": asdict(args),
-            "python": platform.python_version(),
-            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many the checkpoint has
-            "resumed": [],  # from which iterations on
-            "durations": {"imports": self.start - START},
-        } | facts
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        if args.resume:
-            before, old = load_info(self.dir)
-            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
-            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
-                if getattr(args, name, None) != getattr(old, name, None):
-                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
-            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
-                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
-            self.info["resumed"] = before["resumed"]
-            self.info["wandb_id"] = before.get("wandb_id")
-        elif self.dir.exists():
-            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        else:
-            self.dir.mkdir(parents=True)
-            self.write_info()
-
-    def begin(self, iteration: int) -> None:
-        """Open the files. A resumed run loses what it logged after its checkpoint."""
-        if self.args.resume:
-            self.info["iteration"] = iteration
-            self.info["resumed"].append(iteration)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
-        self.metrics.seek(0)
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
-        self.metrics.truncate(len("".join(lines)))
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
-        if self.args.track:
-            import wandb  # half a second that only --track pays
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
                 id=self.info.get("wandb_id"),
-                dir=self.dir,
-                config=self.info,
                 resume="allow",
                 reinit="create_new",
+                dir=self.dir,
+                config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
-        self.write_info()
-        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
-    def write(self, iteration: int, metrics: dict, start: float) -> None:
-        """Log an iteration, which began at start and ends now."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
-        row["global_step"] = (iteration + 1) * self.steps
-        row["charts/SPS"] = self.steps / (end - start)
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-
-        self.metrics.write(json.dumps(finite) + "\n")
-        self.plot(finite)
+        if middle:
+            row["time/rollout"] = middle - start
+            row["time/update"] = end - middle
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
-            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
-            returns = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
         if self.wandb:
             try:
-                self.wandb.log(finite, step=iteration)
-            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
-                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
-            return
-        for name, x in row.items():
-            if x is not None and "/" in name:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
 
-    def must_save(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many iterations."""
-        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
-    def note_saved(self, done: int) -> None:
-        self.info["iteration"] = done
-        self.write_info()
-
-    def write_info(self) -> None:
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self, done: int) -> None:
-        """Say how the run ended: complete, or stopped by a signal."""
-        is_complete = done >= self.args.num_iterations
-        self.info["status"] = "completed" if is_complete else "stopped"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.write_info()
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.give_signals_back()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
 
-    def give_signals_back(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's run.json says of it, and its arguments."""
-    path = Path(folder, "run.json")
-    if not path.exists():
-        fail(f"{folder} has no run.json, so it is no run to resume or to play")
-    info = json.loads(path.read_text())
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']!r}")
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
 
 
 def args_to_resume() -> Args | None:
-    """The arguments of the run that --resume names on the command line, or None."""
+    """Return the arguments of the run that --resume names on the command line, if any."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
-    parser.add_argument("--env-id", "--env_id")
-    given, _ = parser.parse_known_args()
-    if not given.resume:
-        return None
-    _, args = load_info(given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
-    return args
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 
 def fail(reason: str) -> NoReturn:

@@ -208,12 +208,14 @@ def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
 class Replay:
     """A script's replay."""
 
-    def __init__(self, name: str, flags: str, obs_dim: int = 4, obs_dtype: Any = "f") -> None:
+    def __init__(
+        self, name: str, flags: str, obs_shape: tuple = (4,), obs_dtype: Any = "f"
+    ) -> None:
         self.script, self.args = importlib.import_module(name), args_of(name, flags)
         self.is_pure = name == "dqn_linen"
         make = self.script.make_replay if self.is_pure else self.script.Replay
         device = [torch.device("cpu")] if "torch" in name else []
-        self.replay = make(self.args, obs_dim, np.dtype(obs_dtype), *device)
+        self.replay = make(self.args, obs_shape, np.dtype(obs_dtype), *device)
 
     def add(self, transitions: tuple) -> None:
         """A step of all environments: the fields of a Transition."""

@@ -52,7 +52,7 @@ def main(name, *flags):
 def stop(log):
     """Do to a log what SIGTERM does to that of a script, which only then has signal handlers."""
     handler = signal.getsignal(signal.SIGTERM)
-    getattr(log, "program", log).stop(signal.SIGTERM, None)
+    getattr(log, "run", log).stop(signal.SIGTERM, None)
     signal.signal(signal.SIGTERM, handler)
 
 

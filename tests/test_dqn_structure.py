@@ -25,11 +25,6 @@ def changed_lines(name, other, section):
     return sum(line[0] in "+-" for line in difflib.ndiff(ours, theirs))
 
 
-def test_the_run_log_is_ppos_but_for_a_few_lines():
-    """The times of a rollout and of an update."""
-    assert changed_lines("ppo_linen", "dqn_linen", "Run log") <= 9
-
-
 @pytest.mark.parametrize("name", [LINEN_PAIR[0], TORCH_PAIR[0], COMPILED])
 def test_gymnaxs_environment_is_ppos_but_for_what_it_is_made_of(name):
     """VecEnv's __init__ has more options, and flatten keeps the type of observations."""

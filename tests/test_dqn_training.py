@@ -23,6 +23,7 @@ from running import (
     op_by_op,
     rewind,
     rows,
+    stop,
 )
 from sections import DQN_SCRIPTS, scripts
 
@@ -47,7 +48,7 @@ def test_a_stopped_run_says_by_which_signal(tmp_path, monkeypatch):
 
     def write_and_stop(log, *args):
         write(log, *args)
-        signal.raise_signal(signal.SIGTERM)
+        stop(log)
 
     monkeypatch.setattr(dqn_linen.RunLog, "write", write_and_stop)
     own = ["--runs-dir", tmp_path, "--run-name", "run"]
@@ -74,11 +75,11 @@ def told(request, tmp_path_factory):
 
     def make_nan(*args):
         replay = make(*args)
-        floats = {x: getattr(replay.rows, x) for x in ("obs", "reward", "next_obs")}
-        nan = replay.rows._replace(**{field: x * np.nan for field, x in floats.items()})
+        floats = {x: getattr(replay.transitions, x) for x in ("obs", "reward", "next_obs")}
+        nan = replay.transitions._replace(**{field: x * np.nan for field, x in floats.items()})
         if name == "dqn_linen":
-            return replay._replace(rows=nan)
-        replay.rows = nan
+            return replay._replace(transitions=nan)
+        replay.transitions = nan
         return replay
 
     folder = tmp_path_factory.mktemp("told")
@@ -292,7 +293,7 @@ def test_xla_copies_no_replay():
     key = jax.random.PRNGKey(0)
     obs, env_state = env.reset(key)
     train_state = dqn_linen.make_agent(args, env.obs_shape, env.num_actions, key)
-    replay = dqn_linen.make_replay(args, env.obs_dim, obs.dtype)
+    replay = dqn_linen.make_replay(args, env.obs_shape, obs.dtype)
     iterate = partial(dqn_linen.iterate, env=env, args=args)
     own = train_state, replay, obs, env_state, key, np.zeros(args.num_steps, "f"), 1e-3
     text = jax.jit(iterate, donate_argnums=range(4)).lower(*own).compile().as_text()

@@ -17,17 +17,17 @@ import ppo_linen
 import ppo_rnn_linen
 
 ROLLOUTS = stand_ins("Rollout")
-ENV_IDS = {
-    "CartPole-v1": (4, 2),
-    "Acrobot-v1": (6, 3),
-    "MountainCar-v0": (2, 3),
-    "DiscountingChain-bsuite": (2, 5),
-    "MemoryChain-bsuite": (3, 2),
-    "GaussianBandit-misc": (4, 2),
-    "Asterix-MinAtar": (400, 5),
-    "Breakout-MinAtar": (400, 3),
-    "Freeway-MinAtar": (700, 3),
-    "SpaceInvaders-MinAtar": (600, 4),
+ENV_IDS = {  # obs_shape and num_actions
+    "CartPole-v1": ((4,), 2),
+    "Acrobot-v1": ((6,), 3),
+    "MountainCar-v0": ((2,), 3),
+    "DiscountingChain-bsuite": ((2,), 5),
+    "MemoryChain-bsuite": ((3,), 2),
+    "GaussianBandit-misc": ((4,), 2),
+    "Asterix-MinAtar": ((10, 10, 4), 5),
+    "Breakout-MinAtar": ((10, 10, 4), 3),
+    "Freeway-MinAtar": ((10, 10, 7), 3),
+    "SpaceInvaders-MinAtar": ((10, 10, 6), 4),
 }
 
 
@@ -35,7 +35,7 @@ ENV_IDS = {
 def test_shapes_and_types_never_change(env_id):
     """The state that goes into step comes out alike: one compilation serves every step."""
     env = ppo_linen.VecEnv(env_id, 3)
-    assert (env.obs_dim, env.num_actions) == ENV_IDS[env_id]
+    assert (env.obs_shape, env.num_actions) == ENV_IDS[env_id]
     obs, state = jax.eval_shape(env.reset, jax.random.key(0))
     action = jax.ShapeDtypeStruct((3,), jnp.int32)
     next_obs, next_state, result = jax.eval_shape(env.step, state, action)
@@ -44,11 +44,13 @@ def test_shapes_and_types_never_change(env_id):
         return jax.tree.map(lambda x: (x.shape, str(x.dtype), x.weak_type), tree)
 
     assert kinds((obs, state)) == kinds((next_obs, next_state))
-    assert obs.shape == (3, env.obs_dim) and obs.dtype == jnp.float32
+    assert obs.shape == (3, *env.obs_shape)
+    assert result["next_obs"].shape == obs.shape and result["next_obs"].dtype == obs.dtype
     assert set(result) == set(ppo_linen.Storage._fields[3:])
     flags = {name for name, x in result.items() if x.dtype == jnp.bool_}
     assert flags == {"terminated", "truncated"}
-    assert {result[name].dtype for name in result.keys() - flags} == {jnp.dtype("float32")}
+    numbers = result.keys() - flags - {"next_obs"}
+    assert {result[name].dtype for name in numbers} == {jnp.dtype("float32")}
 
 
 def test_environments_differ_from_each_other_and_between_seeds():
@@ -127,7 +129,7 @@ def test_an_episode_that_is_cut_off_is_truncated_and_not_terminated(name):
 def test_a_memory_is_fed_with_its_episodes_last_action_and_reward():
     env = ppo_rnn_linen.VecEnv("ProbeSignal-v0", 4, feed_back=True)  # episodes of two steps
     obs, state = env.reset(jax.random.key(0))
-    assert env.obs_dim == 1 + 2 + 1 and not obs[:, 1:].any()
+    assert env.obs_shape == (1 + 2 + 1,) and not obs[:, 1:].any()
     action = jnp.array([0, 1, 0, 1])
     for is_last in (False, True, False, True):
         obs, state, result = env.step(state, action)

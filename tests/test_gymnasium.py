@@ -7,6 +7,7 @@ import signal
 import sys
 
 import gymnasium
+import minatar.gym
 import numpy as np
 import probes
 import psutil
@@ -40,6 +41,7 @@ def make(env_id, num_envs, vectorization, seed=1):
 
 
 # === Transitions ================================================================================
+minatar.gym.register_envs()
 KINDS = [("Scripted-v0", "sync"), ("Scripted-v0", "async"), ("MinAtar/Breakout-v0", "sync")]
 
 
@@ -65,13 +67,13 @@ def test_every_transition_is_that_of_an_environment_alone(env_id, vectorization)
             next_obs, reward, terminated, truncated, _ = alone.step(int(action[i]))
             total[i] += reward
             length[i] += 1
-            expected = reward, terminated, truncated, next_obs.ravel(), total[i], length[i]
+            expected = reward, terminated, truncated, next_obs, total[i], length[i]
             for name, value in zip(result, expected, strict=True):
                 np.testing.assert_array_equal(result[name][i], value, err_msg=name)
             if terminated or truncated:
                 next_obs, _ = alone.reset()
                 total[i] = length[i] = 0
-            np.testing.assert_array_equal(obs[i], next_obs.ravel())
+            np.testing.assert_array_equal(obs[i], next_obs)
     for x, then in handed_out:  # no buffer of Gymnasium's, which it writes to at the next step
         np.testing.assert_array_equal(x, then)
     np.testing.assert_array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
@@ -101,7 +103,7 @@ def test_a_run_that_goes_on_starts_other_episodes_and_says_so(name, capsys):
     first = env.reset()
     assert capsys.readouterr().out == ""
     again = env.reset(7)
-    assert capsys.readouterr().out.startswith("New episodes start: ")
+    assert capsys.readouterr().out.startswith("Starting new episodes: ")
     np.testing.assert_array_equal(env.reset(7), again)
     rows = np.concatenate([first, again, env.reset(8)])
     assert len(np.unique(rows, axis=0)) == 12

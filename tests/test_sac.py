@@ -474,7 +474,9 @@ def make_nan_replays(patch, name):
 
         def make_nan(*args):
             empty = make_replay(*args)
-            return empty._replace(rows=script.Transition(*map(make_nan_of, empty.rows)))
+            return empty._replace(
+                transitions=script.Transition(*map(make_nan_of, empty.transitions))
+            )
 
         def make_nan_of(x):
             return x * np.nan if x.dtype == np.float32 else x
@@ -485,7 +487,7 @@ def make_nan_replays(patch, name):
     class NanReplay(script.Replay):
         def __init__(self, *args):
             super().__init__(*args)
-            for x in self.rows:
+            for x in self.transitions:
                 if x.dtype in (np.float32, torch.float32):
                     x[:] = np.nan
 
@@ -496,7 +498,7 @@ def stored_in(folder):
     """A checkpoint's replay: obs, action, reward, terminated and next_obs."""
     found = arrays(folder)
     fields = ("obs", "action", "reward", "terminated", "next_obs")
-    return [found[f"replay/rows/{name}"] for name in fields]
+    return [found[f"replay/transitions/{name}"] for name in fields]
 
 
 def weights_in(folder):
@@ -787,8 +789,8 @@ def test_the_replay_keeps_the_type_of_observations(name, tmp_path, monkeypatch):
 def test_a_large_replay_says_what_it_takes(name, capsys):
     """Of 1.2 GB, of which none is taken here."""
     script = importlib.import_module(name)
-    for obs_dim in (9_000, 12_000):
-        sizes = script.Args(buffer_size=50_000), obs_dim, np.dtype(np.uint8), 1
+    for obs_size in (9_000, 12_000):
+        sizes = script.Args(buffer_size=50_000), (obs_size,), np.dtype(np.uint8), 1
         if name == "sac_linen":
             jax.eval_shape(lambda sizes=sizes: script.make_replay(*sizes))
         elif name == "sac_linen_gymnasium":

@@ -151,7 +151,7 @@ SHARED = {
         IMAGES_IN_TORCH,
         scripts("dqn", "plain", "torch"),
     ],
-    "Run log": [PPO_SCRIPTS, (*DQN_SCRIPTS, *SAC_SCRIPTS)],
+    "Run log": [(*PPO_SCRIPTS, *DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
 # What PyTorch's scripts have of their own at the end of Environment: the hand-over of arrays.
