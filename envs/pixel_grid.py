@@ -17,6 +17,7 @@ import numpy as np
 
 SIZE = 3  # cells per side
 PIXELS = 4  # pixels per side of a cell
+SHAPE = (SIZE * PIXELS, SIZE * PIXELS, 1)
 MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])  # up, right, down, left
 
 
@@ -25,7 +26,7 @@ class PixelGrid(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012
     action_space = gymnasium.spaces.Discrete(len(MOVES))
-    observation_space = gymnasium.spaces.Box(0, 255, (SIZE * PIXELS, SIZE * PIXELS, 1), np.uint8)
+    observation_space = gymnasium.spaces.Box(0, 255, SHAPE, np.uint8)
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
@@ -44,7 +45,7 @@ class PixelGrid(gymnasium.Env):
         return self.observe(), reward, is_at_goal or is_at_trap, False, {}
 
     def observe(self) -> np.ndarray:
-        self.image = np.zeros(self.observation_space.shape, np.uint8)
+        self.image = np.zeros(SHAPE, np.uint8)
         offsets = self.np_random.integers(2, size=2)
         vertical, horizontal = (np.arange(PIXELS) + offsets[:, None]) % 2 * 255
         self.cell(self.goal)[:] = vertical

@@ -71,7 +71,7 @@ class Buttons(Constant):
 
 
 for kind in (Constant, Gray, First, Large, Floats, Nested, Stacked, Joystick, Buttons):
-    gymnasium.register(f"Image{kind.__name__}-v0", kind)
+    gymnasium.register(f"Image{kind.__name__}-v0", f"images:{kind.__name__}")
 
 
 # === A stand-in for ale-py ======================================================================
@@ -91,15 +91,14 @@ class Arcade(gymnasium.vector.VectorEnv):
         Arcade.made = self
         self.num_envs, self.options = num_envs, options
         self.seeds: list[np.ndarray] = []  # of each reset of all games
-        shape = (4, options["img_height"], options["img_width"])
-        self.single_observation_space = Box(0, 255, shape, np.uint8)
+        self.shape = (4, options["img_height"], options["img_width"])
+        self.single_observation_space = Box(0, 255, self.shape, np.uint8)
         self.single_action_space = Discrete(3)
-        self.observation_space = Box(0, 255, (num_envs, *shape), np.uint8)
         self.number = np.zeros(num_envs, int)  # of the game
         self.time = np.zeros(num_envs, int)
 
     def observe(self) -> np.ndarray:
-        obs = np.zeros(self.observation_space.shape, np.uint8)
+        obs = np.zeros((self.num_envs, *self.shape), np.uint8)
         obs[:, 0, 0, 0] = self.number
         obs[:, 0, 0, 1] = self.time
         return obs
@@ -134,4 +133,4 @@ def stand_in_for_ale_py(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "ale_py", module)
 
 
-gymnasium.register("ALE/Arcade-v5", vector_entry_point=Arcade)
+gymnasium.register("ALE/Arcade-v5", vector_entry_point="images:Arcade")

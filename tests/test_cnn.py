@@ -259,7 +259,8 @@ def test_statistics_are_of_games_and_advantages_of_lives():
     returns = np.array([[1], [2], [30]], "f")
     images_ = np.zeros((*shape, 2, 2), np.uint8)
     fields = (images_, zeros, zeros, ones, terminated, terminated & False, restart, images_)
-    for script, own in ((linen, jnp.array), (pytorch, torch.tensor)):
+    pairs: list[Any] = [(linen, jnp.array), (pytorch, torch.tensor)]
+    for script, own in pairs:
         storage = script.Storage(*map(own, (*fields, returns, returns)))
         statistics = {x: float(y) for x, y in script.episode_statistics(storage).items()}
         assert statistics["charts/episodes"] == 1
@@ -334,7 +335,8 @@ def test_what_cannot_work_is_one_sentence(env_id, flags, sentence, tmp_path, mon
 
 
 def test_linen_refuses_small_images_in_the_same_words(capsys):
-    for script, key in ((linen, jax.random.key(0)), (pytorch, torch.device("cpu"))):
+    pairs: list[Any] = [(linen, jax.random.key(0)), (pytorch, torch.device("cpu"))]
+    for script, key in pairs:
         with pytest.raises(SystemExit) as stopped:
             script.make_agent(script.Args(), (35, 84), False, 3, key)
         assert stopped.value.code == 2
@@ -400,7 +402,7 @@ def test_other_layouts_train(name, env_id, flags, tmp_path):
     words = f"--env-id {env_id} {flags} {images.SMALL_CONVS}".split()
     folder = train(name, tmp_path, "run", *words, iterations=1)
     shape = tuple(info(folder)["obs_shape"])
-    assert shape == gymnasium.spec(env_id).entry_point.observation_space.shape
+    assert shape == gymnasium.make(env_id).observation_space.shape
     action = importlib.import_module(name).load_policy(folder)(random_images(5, shape))
     assert action.shape == (5,)
     change = "--no-channels-first" if flags else "--channels-first"

@@ -153,7 +153,7 @@ def test_a_function_has_one_text(wanted, names):
         ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 321),
         ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 274),
         ("ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium", 449),
-        ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 166),
+        ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 167),
         ("dqn_linen", "dqn_torch", 514),
         ("dqn_linen", "sac_linen", 467),
         ("sac_linen", "sac_linen_gymnasium", 482),
