@@ -1,7 +1,8 @@
 """PixelGrid: a gridworld that is observed as an image, in Gymnasium.
 
     python more/ppo_cnn_torch_gymnasium.py --env-id envs.pixel_grid:PixelGrid-v0 \\
-        --conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 2 --hidden-sizes 64
+        --conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 2 --hidden-sizes 64 \\
+        --num-envs 32 --num-steps 32 --gamma 0.9 --learning-rate 2e-3 --total-timesteps 60000
 
 An example of an environment with images. The player is a bright square. One of two striped squares
 is the goal, with vertical stripes, and ends the episode with reward 1. The other is a trap, with

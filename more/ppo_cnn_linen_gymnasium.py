@@ -309,15 +309,11 @@ class Agent(nn.Module):
 
     def setup(self):
         init = orthogonal(math.sqrt(2))
-        on_cpu = jax.default_backend() == "cpu"
-        conv = partial(
-            nn.Conv,
-            padding="VALID",
-            dtype=self.dtype,
-            kernel_init=init,
-            conv_general_dilated=convolve if on_cpu else None,
-        )
-        self.convs = [conv(n, (size, size), stride) for n, size, stride in self.conv_layers]
+        self.on_cpu = jax.default_backend() == "cpu"
+        flags: dict[str, Any] = {"padding": "VALID", "dtype": self.dtype, "kernel_init": init}
+        if self.on_cpu:
+            flags["conv_general_dilated"] = convolve
+        self.convs = [nn.Conv(n, (k, k), stride, **flags) for n, k, stride in self.conv_layers]
         self.hidden = [nn.Dense(n, dtype=self.dtype, kernel_init=init) for n in self.hidden_sizes]
         self.actor = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
         self.critic = nn.Dense(1, kernel_init=orthogonal(1.0))
@@ -327,7 +323,7 @@ class Agent(nn.Module):
         images = obs[..., None] if obs.ndim == 3 else obs
         if self.channels_first:
             images = images.transpose(0, 2, 3, 1)
-        if jax.default_backend() == "cpu" and len(images) > 8 and len(images) % 8 == 0:
+        if self.on_cpu and len(images) > 8 and len(images) % 8 == 0:
             # Eight images at a time fit a core's cache, which makes training 2.5x as fast.
             chunks = images.reshape(-1, 8, *images.shape[1:])
             scan = nn.scan(
@@ -344,6 +340,7 @@ class Agent(nn.Module):
         return x.astype(jnp.float32)
 
     def convolve_images(self, carry, images):
+        """Apply the convolutions. The carry is None, because nn.scan needs one."""
         x = images.astype(jnp.float32) / 255
         for conv in self.convs:
             x = nn.relu(conv(x))
