@@ -271,6 +271,54 @@ def test_statistics_are_of_games_and_advantages_of_lives():
         assert float(advantage[0, 0]) == 1  # no value of the next life
 
 
+def test_every_transition_of_a_custom_environment():
+    """next_obs is what an episode ended with, and obs is the start of the next episode."""
+    env_id = "envs.pixel_grid:PixelGrid-v0"
+    env = make(env_id, num_envs=3)
+    seeds = np.random.SeedSequence([1, 0]).generate_state(3) >> 1
+    others = [gymnasium.make(env_id) for _ in seeds]
+    starts = [x.reset(seed=int(seed))[0] for x, seed in zip(others, seeds, strict=True)]
+    np.testing.assert_array_equal(env.reset(), starts)
+    rng, total, kept, ends = np.random.default_rng(0), np.zeros(3), [], np.zeros(2, int)
+    for _ in range(200):
+        action = rng.integers(0, 4, 3)
+        obs, results = env.step(action)
+        kept += [(x, x.copy()) for x in (obs, results["next_obs"])]
+        for i, other in enumerate(others):
+            next_obs, reward, terminated, truncated, _ = other.step(action[i])
+            total[i] += float(reward)
+            ends += terminated, truncated
+            expected = (reward, terminated, truncated, terminated or truncated, next_obs, total[i])
+            for name, x in zip(list(results)[:6], expected, strict=True):
+                np.testing.assert_array_equal(results[name][i], x, err_msg=name)
+            if terminated or truncated:
+                total[i], (next_obs, _) = 0, other.reset()
+            np.testing.assert_array_equal(obs[i], next_obs)
+    assert ends.all()
+    for x, then in kept:  # not a buffer of Gymnasium, which the next step overwrites
+        np.testing.assert_array_equal(x, then)
+
+
+def test_stripes_and_rewards_of_the_grid():
+    env: Any = gymnasium.make("envs.pixel_grid:PixelGrid-v0").unwrapped
+    seen = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        goal, trap = env.cell(env.goal), env.cell(env.trap)
+        assert (goal == goal[0]).all() and (trap == trap[:, :1]).all()
+        assert goal.mean() == trap.mean() == 127.5 and (env.cell(env.player) == 255).all()
+        seen.add((goal[0, 0], trap[0, 0]))
+        for target, reward in ((env.goal, 1), (env.trap, -1)):
+            for action, (down, right) in enumerate([(-1, 0), (0, 1), (1, 0), (0, -1)]):
+                env.player = target - (down, right)
+                if env.player.min() >= 0 and env.player.max() < 3:
+                    assert env.step(action)[1:3] == (reward, True)
+        env.player = np.array([0, 0])
+        env.step(0)  # into a wall
+        assert env.player.tolist() == [0, 0]
+    assert len(seen) == 4
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("ale_py"), reason="requirements-test.txt has it")
 def test_atari():
     """Breakout, until lives are lost: the game goes on, and the same seed gives the same game."""
