@@ -165,12 +165,13 @@ class VecEnv:
             vector_options["daemon"] = False  # so that an environment may start processes, too
             wrappers.append(isolate_worker)
         atexit.register(terminate_workers)
-        self.is_atari = env_id.startswith("ALE/")
+        self.is_atari = env_id.startswith(("ALE/", "ale_py:ALE/"))
         if self.is_atari:
             if importlib.util.find_spec("ale_py") is None:
                 hint = "pip install ale-py==0.12.1 (GPL-2.0, so not among our requirements)"
                 fail(f"--env-id: Atari games need the package ale-py: {hint}")
-            env_id = f"ale_py:{env_id}"  # imports ale_py, which registers its games
+            # The prefix imports ale_py, which registers its games.
+            env_id = f"ale_py:{env_id.removeprefix('ale_py:')}"
             vectorization = "vector_entry_point"  # the vector environment of ale-py
             vector_options = {}
             wrappers = []
@@ -193,7 +194,8 @@ class VecEnv:
             fail(f"--env-id: the action space must be Discrete from 0, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
-            hint = "gymnasium.wrappers.TransformObservation can pick out the image"
+            hint = "pick it out with gymnasium.wrappers.TransformObservation, or use"
+            hint += " more/ppo_linen_gymnasium.py for vectors"
             fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
         if obs_space.dtype != np.uint8:
             hint = "gymnasium.wrappers.TransformObservation can scale and convert it"

@@ -216,7 +216,7 @@ def test_every_transition_of_a_game(arcade):
     assert env.channels_first and env.obs_shape == (4, 6, 6) and env.num_actions == 3
     assert shown(env.reset()) == [(1, 0), (1, 0)]
     names = ("reward", "terminated", "truncated", "restart", "episode_return", "episode_length")
-    # Of the two games at each step: these results, then next_obs and obs.
+    # Results of both games in each step, then what next_obs and obs show.
     expected = [
         [(1, 0, 0, 0, 7, 1, (1, 1), (1, 1)), (1, 0, 0, 0, 1, 1, (1, 1), (1, 1))],
         [(0, 1, 0, 0, 7, 2, (1, 2), (1, 2)), (0, 0, 1, 1, 1, 2, (1, 2), (2, 0))],
@@ -321,10 +321,10 @@ def test_stripes_and_rewards_of_the_grid():
 
 @pytest.mark.skipif(not importlib.util.find_spec("ale_py"), reason="requirements-test.txt has it")
 def test_atari():
-    """Breakout, until lives are lost: the game goes on, and the same seed gives the same game."""
+    """Breakout, until lives are lost: the game continues, and the same seed gives the same game."""
     flags = {"image_size": 36, "num_envs": 2}
     env, twin = make("ALE/Breakout-v5", **flags), make("ALE/Breakout-v5", **flags)
-    sticky = make("ALE/Breakout-v5", sticky_actions=0.9, **flags)
+    sticky = make("ale_py:ALE/Breakout-v5", sticky_actions=0.9, **flags)
     assert env.obs_shape == (4, 36, 36) and env.channels_first and env.num_actions == 4
     rng = np.random.default_rng(0)
     np.testing.assert_array_equal(env.reset(), twin.reset())
@@ -349,9 +349,9 @@ def test_atari():
 # === Bad input ==================================================================================
 BAD = [
     ("ImageFloats-v0", "", "must be uint8 from 0 to 255, not float32; gymnasium.wrappers"),
-    ("ImageNested-v0", "", "TransformObservation can pick out the image"),
-    ("ImageStacked-v0", "", "TransformObservation can pick out the image"),
-    ("CartPole-v1", "", "the observation must be an image"),
+    ("ImageNested-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
+    ("ImageStacked-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
+    ("CartPole-v1", "", "use more/ppo_linen_gymnasium.py for vectors"),
     ("ImageJoystick-v0", "", "must be Discrete from 0, not Box"),
     ("ImageButtons-v0", "", "must be Discrete from 0, not MultiDiscrete"),
     (
@@ -443,7 +443,12 @@ def test_a_policy_acts_on_raw_images_by_the_weights_of_the_checkpoint(name, whol
 
 
 @pytest.mark.parametrize(
-    ("env_id", "flags"), [("ImageGray-v0", ""), ("ImageFirst-v0", "--channels-first")]
+    ("env_id", "flags"),
+    [
+        ("ImageGray-v0", ""),
+        ("ImageGray-v0", "--channels-first"),
+        ("ImageFirst-v0", "--channels-first"),
+    ],
 )
 @BOTH
 def test_other_layouts_train(name, env_id, flags, tmp_path):
