@@ -4,32 +4,36 @@
 #   "numpy==2.4.6", "scipy==1.17.1", "tyro==1.0.17", "tensorboard==2.21.0", "gymnasium==1.3.0",
 #   "pygame-ce==2.5.8", "pillow==13.0.0", "matplotlib==3.11.2"]
 # ///
-"""Play the agents of runs: what they return, with intervals, and a GIF to look at.
+"""Evaluate trained policies: mean returns with confidence intervals, comparisons and GIFs.
 
     python evaluate.py runs/first runs/second       # 100 episodes of each
-    python evaluate.py runs/a_* --against runs/b_*  # seeds of a, seeds of b: do they differ?
-    python evaluate.py runs/first --epsilon 1 --gif random.gif  # the same games, at random
+    python evaluate.py runs/a_* --against runs/b_*  # compare two groups of seeds
+    python evaluate.py runs/first --epsilon 1 --gif random.gif  # a random agent, as a baseline
     python evaluate.py runs/mine --script path/to/mine.py --env-id my_module:MyEnv
+    python evaluate.py runs/slow --num-envs 4 --vectorization async  # four simulator processes
 
-A run is a folder with run.json and a checkpoint, finished or not, or one with a folder for each
-agent. Its script is --script's, or lies beside this file or in more/; its load_policy is what acts.
-Everything runs on the CPU.
+A run is a folder with run.json and a checkpoint; it may still be training. A folder with one
+subfolder per agent works too. The training script is looked up beside this file, in more/ and among
+--script, and its load_policy loads the policy. Everything runs on the CPU.
 """
 
 import importlib.util
 import inspect
 import json
 import os
+import shlex
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # fast enough, and the same numbers with and without a GPU
-os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display,
-os.environ["SDL_AUDIODRIVER"] = "dummy"  # and without loudspeakers
+os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display
+os.environ["SDL_AUDIODRIVER"] = "dummy"
 
 import gymnasium
 import jax
@@ -40,94 +44,111 @@ from matplotlib import colormaps
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from scipy import stats
 
+HERE = Path(__file__).resolve().parent
+PROGRESS_AFTER = 2.0  # seconds until the first progress line
+
 
 @dataclass
 class Args:
-    runs: tyro.conf.Positional[tuple[str, ...]]  # folders of runs
-    against: tuple[str, ...] = ()  # folders of other runs, to compare them with
-    episodes: int = 100  # episodes of each run
-    sample: bool = False  # draw actions from the policy; off: take the likeliest one
-    epsilon: float = 0.0  # chance that an action is random instead; 1: a random agent
-    max_steps: int = 10_000  # an episode that gets here counts as it stands; some would not end
+    runs: tyro.conf.Positional[tuple[str, ...]]  # run folders
+    against: tuple[str, ...] = ()  # run folders of a second group, to compare with
+    episodes: int = 100  # episodes per run
+    sample: bool = False  # sample actions from the policy instead of taking the most likely one
+    epsilon: float = 0.0  # probability of a uniformly random action; 1: a random agent
+    max_steps: int = 10_000  # stop an episode after this many steps; its return so far counts
     seed: int = 0  # seed of environments and actions, the same for every run
-    script: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()  # a script that is not beside this one
-    env_id: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # my_module:MyEnv, whose code may run
-    gif: Path | None = None  # .gif file for the runs' first episodes, side by side, up to 10 s
+    num_envs: int | None = None  # parallel environments; by default one per episode
+    vectorization: Literal["sync", "async"] = "sync"  # async: one process per Gymnasium environment
+    script: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()  # training script in another folder
+    env_id: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # my_module:MyEnv that may be imported
+    gif: Path | None = None  # write the first episodes of all runs, side by side, to this GIF
 
-    def __post_init__(self) -> None:  # a ValueError is a message on the command line
+    def __post_init__(self) -> None:
+        """Check the flags. On the command line, a ValueError becomes a message."""
         if not self.runs:
-            raise ValueError("name the folder of a run, or several")
+            raise ValueError("name at least one run folder")
         if self.episodes < 1 or self.max_steps < 1:
             raise ValueError("--episodes and --max-steps must be 1 or more")
+        if self.num_envs is not None and self.num_envs < 1:
+            raise ValueError("--num-envs must be 1 or more")
+        if self.num_envs is None and self.vectorization == "async":
+            raise ValueError("--vectorization async needs --num-envs, the number of processes")
+        if self.num_envs and self.episodes % self.num_envs > 0:
+            fitting = -(-self.episodes // self.num_envs) * self.num_envs
+            rule = f"--episodes must be a multiple of --num-envs ({self.num_envs})"
+            raise ValueError(f"{rule}, so that each environment plays as many: try {fitting}")
         if self.seed < 0:
             raise ValueError("--seed must be 0 or more")
         if not 0 <= self.epsilon <= 1:
-            raise ValueError("--epsilon must lie between 0 and 1")
+            raise ValueError("--epsilon must be between 0 and 1")
         for path in self.script:
             if path.suffix != ".py" or not path.is_file():
-                raise ValueError(f"--script: {path} is no Python file")
+                raise ValueError(f"--script: {path} is not a Python file")
         if self.gif and not self.gif.parent.is_dir():
-            raise ValueError(f"--gif: there is no folder {self.gif.parent}")
+            raise ValueError(f"--gif: folder {self.gif.parent} does not exist")
 
 
 class Run(NamedTuple):
     folder: Path
-    script: Any
+    script: Any  # module
     args: Any  # the script's Args
-    iteration: int  # how many the agent was trained for
+    iteration: int  # training iterations completed
 
 
 def fail(reason: str) -> NoReturn:
+    """Print an error, without control characters, and exit."""
     print("".join(x if x.isprintable() else "?" for x in reason), file=sys.stderr)
     sys.exit(2)
 
 
-# === Agents =====================================================================================
+# === Loading runs ===============================================================================
 def load_runs(folders: tuple[str, ...], args: Args) -> list[Run]:
-    """Load each run; a program that trained many agents has one for each of them."""
+    """Load all runs. A folder with subfolders seed0, seed1, ... holds one run per agent."""
     runs = []
     for folder in folders:
-        agents = sorted(Path(folder).glob("seed*/"), key=lambda x: (len(x.name), x))  # 9, then 10
+        agents = sorted(Path(folder).glob("seed*/"), key=lambda x: (len(x.name), x))  # 9 before 10
         runs += [load_run(str(x), args.env_id, args.script) for x in agents or [folder]]
     return runs
 
 
 def load_run(folder: str, env_ids: tuple[str, ...] = (), scripts: tuple[Path, ...] = ()) -> Run:
-    """Read what a run is. It may be a stranger's: none of it becomes code, or the path to code."""
+    """Load a run. Its run.json is not trusted: it never decides what code is imported."""
     path = Path(folder, "run.json")
     try:
-        info = json.loads(path.read_text())
+        info = json.loads(path.read_text(encoding="utf-8"))
         name = str(info["script"])
         env_id = str(info["args"]["env_id"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        fail(f"{path} is not there, or is damaged ({type(error).__name__})")
-    if not env_id.isprintable():  # the script may print it
-        fail(f"{path} names no environment, but {env_id}")
+        fail(f"{folder} is not a run folder: cannot read run.json ({type(error).__name__})")
+    if not env_id.isprintable():
+        fail(f"{path}: env_id is not printable: {env_id}")
     if ":" in env_id and env_id not in env_ids:
-        fail(f"{folder}: its environment is code; to run it, add --env-id {env_id}")
+        module = env_id.partition(":")[0]
+        fail(f"{folder}: this run uses your module {module}; add --env-id {shlex.quote(env_id)}")
     if all(x.name == "checkpoint.new" for x in Path(folder).glob("checkpoint.*")):
-        fail(f"{folder} has no checkpoint: a run writes one when it ends, and by --save-every")
+        hint = "a script saves one when it ends or is stopped, and with --save-every"
+        fail(f"{folder} has no checkpoint yet: {hint}")
     script = load_script(name, scripts)
     try:
         info, run_args = script.load_info(folder)
-    except (TypeError, ValueError, LookupError) as error:
-        fail(f"{folder} is a run of another version of {name}.py, or is damaged: {error}")
+    except (OSError, TypeError, ValueError, LookupError) as error:
+        fail(f"{folder} is damaged, or a run of another version of {name}.py: {error}")
     return Run(Path(folder), script, run_args, info["iteration"])
 
 
 def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
-    """Import the script of that name, and run nothing else that has it."""
-    here = Path(__file__).parent
-    files = [*scripts, *here.glob("*.py"), *here.glob("more/*.py")]
-    file = next(
-        (x for x in files if x.stem == name and "\ndef load_policy(" in x.read_text()), None
-    )
+    """Import the training script with this name. Other files of that name are not imported."""
+    file = None
+    for path in [*scripts, *HERE.glob("*.py"), *HERE.glob("more/*.py")]:
+        if path.stem == name and "\ndef load_policy(" in path.read_text(encoding="utf-8"):
+            file = path
+            break
     if file is None:
         fail(f"There is no {name}.py beside evaluate.py: add --script path/to/{name}.py")
     spec: Any = importlib.util.spec_from_file_location(name, file)
     script = importlib.util.module_from_spec(spec)
-    sys.modules[name] = script  # where dataclasses look for it
-    sys.path.append(str(file.parent))  # for what it imports from there
+    sys.modules[name] = script  # dataclasses and pickle look it up there
+    sys.path.append(str(file.parent))  # for the imports of the script
     try:
         spec.loader.exec_module(script)
     except (ImportError, SyntaxError) as error:
@@ -136,84 +157,191 @@ def load_script(name: str, scripts: tuple[Path, ...]) -> Any:
 
 
 def load_policy(run: Run, seed: int) -> Callable:
+    """Load the policy of a run: policy(obs) -> actions."""
     try:
         return run.script.load_policy(run.folder, seed)
     except Exception as error:  # a damaged file can raise anything
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         name = run.script.__name__
-        fail(f"{run.folder}: {name}.py cannot read its checkpoint, which may be damaged: {reason}")
+        fail(f"{run.folder}: {name}.py cannot load the checkpoint, maybe it is damaged: {reason}")
 
 
-def make_env(script: Any, args: Any, num_envs: int, seed: int = 0, **options: Any) -> Any:
-    """The script's VecEnv, with the environments that the run had; options are Gymnasium's."""
-    values = vars(args) | {"num_envs": num_envs, "seed": seed}
-    values["vectorization"] = "sync"  # Gymnasium's environments, in this process
-    names = inspect.signature(script.VecEnv).parameters
+# === Environments ===============================================================================
+def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Any:
+    """Make the VecEnv of the training script. options are passed to gymnasium.make_vec."""
+    values = vars(run.args) | {"num_envs": num_envs, "seed": args.seed}
+    values["vectorization"] = args.vectorization
+    values["terminal_on_life_loss"] = False  # Atari: an episode is an entire game
+    names = inspect.signature(run.script.VecEnv).parameters
     given = {name: values[name] for name in names if name in values}
-    return script.VecEnv(**given, **options)
+    try:
+        return run.script.VecEnv(**given, **options)
+    except ModuleNotFoundError as error:
+        reason = str(error).partition(". ")[0]
+        fail(f"{run.args.env_id} cannot be imported in {os.getcwd()}: {reason}")
+
+
+class JaxEnvs:
+    """N = num_envs environments in JAX. Observations, actions and results are NumPy arrays."""
+
+    def __init__(self, run: Run, args: Args, num_envs: int) -> None:
+        self.env = make_env(run, args, num_envs)
+        self.state: Any = None
+        self.seed = args.seed
+        self.jit_reset = jax.jit(self.env.reset)
+        self.jit_step = jax.jit(self.env.step)
+        self.sample = jax.jit(jax.vmap(self.env.env.action_space(self.env.params).sample))
+
+    def reset(self) -> Any:
+        obs, self.state = self.jit_reset(jax.random.PRNGKey(self.seed))
+        return obs
+
+    def step(self, action: np.ndarray) -> tuple[Any, dict[str, np.ndarray]]:
+        obs, self.state, results = self.jit_step(self.state, action)
+        return obs, jax.device_get(results)
+
+    def restart(self, obs: Any, mask: np.ndarray, rng: np.random.Generator) -> Any:
+        """Start new episodes where mask (N,) is true. Return the observations."""
+
+        def select(new, old):
+            if np.shape(old)[:1] != mask.shape:  # the random key, shared by all environments
+                return old
+            return np.where(mask.reshape(-1, *[1] * (np.ndim(old) - 1)), new, old)
+
+        new = self.jit_reset(rng.integers(2**32, size=2, dtype=np.uint32))
+        obs, self.state = jax.tree.map(select, new, (obs, self.state))
+        return obs
+
+    def random_actions(self, rng: np.random.Generator) -> np.ndarray:
+        keys = rng.integers(2**32, size=(self.env.num_envs, 2), dtype=np.uint32)
+        return np.asarray(self.sample(keys))
+
+    def close(self) -> None:
+        pass
+
+
+class GymnasiumEnvs:
+    """N = num_envs Gymnasium environments, with the interface of JaxEnvs."""
+
+    state: Any = None
+
+    def __init__(self, run: Run, args: Args, num_envs: int, render: bool) -> None:
+        try:
+            self.env = make_env(run, args, num_envs)
+            if render and self.can_render(run.args.env_id):
+                self.close()  # a simulator may allow only one instance
+                self.env = make_env(run, args, num_envs, render_mode="rgb_array")
+        except Exception as error:
+            if args.vectorization == "sync":
+                flags = "--num-envs 4 --vectorization async"
+                error.add_note(f"If your simulator allows one instance per process, add {flags}")
+            raise
+        self.env.action_space.seed(args.seed)
+
+    def can_render(self, env_id: str) -> bool:
+        """Whether render works. MinAtar in Gymnasium is drawn from observations, as in gymnax."""
+        modes = self.env.envs.metadata.get("render_modes", ())
+        return "rgb_array" in modes and "MinAtar/" not in env_id
+
+    def reset(self) -> np.ndarray:
+        return self.env.reset()
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return self.env.step(action)
+
+    def restart(self, obs: np.ndarray, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        obs, _ = self.env.envs.reset(options={"reset_mask": mask})
+        self.env.episode_return = np.where(mask, 0, self.env.episode_return)
+        self.env.episode_length = np.where(mask, 0, self.env.episode_length)
+        return obs
+
+    def random_actions(self, rng: np.random.Generator) -> np.ndarray:
+        return np.stack([self.env.action_space.sample() for _ in range(self.env.num_envs)])
+
+    def close(self) -> None:
+        self.env.envs.close()
 
 
 # === Episodes ===================================================================================
-def play(run: Run, args: Args, num_envs: int, draws: bool = False) -> Iterator[tuple]:
-    """Play an episode in each of N = num_envs environments, until the last of them is over.
+class Step(NamedTuple):
+    """One step of N environments."""
 
-    Yields after each step the first one's picture, if draws, and (N,) returns, lengths, over.
-    """
-    in_gymnasium = hasattr(run.script, "gymnasium")
-    env = make_env(run.script, run.args, num_envs, args.seed)
-    if draws and in_gymnasium and can_render(env, run.args.env_id):
-        env = make_env(run.script, run.args, num_envs, args.seed, render_mode="rgb_array")
-    look = painter(run, env) if draws else None
+    image: np.ndarray | None  # the first environment before the step, (height, width, 3) uint8
+    episode_return: np.ndarray  # (N,), of the current episodes, including this step
+    episode_length: np.ndarray  # (N,)
+    done: np.ndarray  # (N,) bool: terminated or truncated
+    capped: np.ndarray  # (N,) bool: stopped by --max-steps
+
+
+def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator[Step]:
+    """Play episodes in each of N = num_envs environments, without end."""
     policy = load_policy(run, args.seed)
-    options = {"sample": True} if args.sample else {}
-    if in_gymnasium:
-        obs = env.reset()
-        state = None
-        env.action_space.seed(args.seed)
-    else:
-        obs, state = jax.jit(env.reset)(jax.random.PRNGKey(args.seed))
-        step = jax.jit(env.step)
-        draw = jax.jit(jax.vmap(env.env.action_space(env.params).sample))
+    policy_options: dict[str, Any] = {"sample": True} if args.sample else {}
+    is_recurrent = "starts" in inspect.signature(policy).parameters
     rng = np.random.default_rng(args.seed)
-    returns = np.zeros(num_envs)
-    lengths = np.zeros(num_envs)
-    over = np.full(num_envs, False)
-    while not over.all() and lengths.max() < args.max_steps:
-        obs = np.array(obs).reshape(num_envs, *env.obs_shape)  # a copy: JAX's is read-only
-        action = policy(obs, **options)
-        explores = rng.random(num_envs) < args.epsilon
-        if explores.any():  # by the space's own draws, whatever kind of action it has
-            if in_gymnasium:
-                random_action = np.stack([env.action_space.sample() for _ in explores])
-            else:
-                random_action = draw(rng.integers(2**32, size=(num_envs, 2), dtype=np.uint32))
-            action[explores] = random_action[explores]
-        picture = look(obs, state) if look else None
-        if hasattr(env, "action_low"):
-            action = from_bounds(action, env)
-        if in_gymnasium:
-            obs, result = env.step(action)
-        else:
-            obs, state, result = step(state, action)
-        result = jax.device_get(result)
-        returns = np.where(over, returns, result["episode_return"])
-        lengths = np.where(over, lengths, result["episode_length"])
-        over = over | result["terminated"] | result["truncated"]
-        yield picture, returns, lengths, over
+    if hasattr(run.script, "gymnasium"):
+        envs: Any = GymnasiumEnvs(run, args, num_envs, render)
+    else:
+        envs = JaxEnvs(run, args, num_envs)
+    with closing(envs):
+        get_image = make_renderer(run, envs.env) if render else None
+        obs = envs.reset()
+        starts = np.full(num_envs, True)
+        while True:
+            obs = np.array(obs).reshape(num_envs, *envs.env.obs_shape)
+            if is_recurrent:
+                policy_options["starts"] = starts
+            action = policy(obs, **policy_options)
+            explores = rng.random(num_envs) < args.epsilon
+            if explores.any():
+                action[explores] = envs.random_actions(rng)[explores]
+            image = get_image(obs, envs.state) if get_image else None
+            if hasattr(envs.env, "action_low"):
+                action = to_unit_range(action, envs.env)
+            obs, results = envs.step(action)
+            done = results["terminated"] | results["truncated"]
+            capped = ~done & (results["episode_length"] >= args.max_steps)
+            yield Step(image, results["episode_return"], results["episode_length"], done, capped)
+            starts = done | capped
+            if capped.any():
+                obs = envs.restart(obs, capped, rng)
 
 
-def from_bounds(action: np.ndarray, env: Any) -> np.ndarray:
-    """Continuous actions as VecEnv.step takes them: from -1 to 1, which it maps to the bounds."""
+def to_unit_range(action: np.ndarray, env: Any) -> np.ndarray:
+    """Map actions from the bounds of the environment to [-1, 1], which VecEnv.step takes."""
     return 2 * (action - env.action_low) / (env.action_high - env.action_low) - 1
 
 
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
-    """Play an episode in each of many environments; return what evaluation.json holds.
+    """Play the episodes of a run. Return the contents of evaluation.json.
 
-    Of episodes in fewer environments, the first ones to end would be the short ones.
+    Each environment plays the same number of episodes. Counting the first ones to finish instead
+    would count too many short ones.
     """
-    *_, last_step = play(run, args, args.episodes)
-    _, returns, lengths, over = last_step
+    num_envs = args.num_envs or args.episodes
+    episodes_per_env = args.episodes // num_envs
+    returns = np.zeros((num_envs, episodes_per_env))
+    lengths = np.zeros((num_envs, episodes_per_env), int)
+    capped = np.full((num_envs, episodes_per_env), False)
+    finished = np.zeros(num_envs, int)  # episodes of each environment
+    start = time.perf_counter()
+    next_report = start + PROGRESS_AFTER
+    with closing(play(run, args, num_envs)) as steps:
+        for number, step in enumerate(steps, 1):
+            playing = (finished < episodes_per_env) & (step.done | step.capped)
+            rows = np.flatnonzero(playing)
+            columns = finished[rows]
+            returns[rows, columns] = step.episode_return[rows]
+            lengths[rows, columns] = step.episode_length[rows]
+            capped[rows, columns] = step.capped[rows]
+            finished[rows] += 1
+            if finished.min() == episodes_per_env:
+                break
+            now = time.perf_counter()
+            if now > next_report:
+                progress = f"{finished.sum()} of {args.episodes} episodes, step {number:,}"
+                print(f"{run.folder}: {progress}, {now - start:.0f} s", file=sys.stderr, flush=True)
+                next_report = now + (now - start) / 2
     return {
         "script": run.script.__name__,
         "env_id": run.args.env_id,
@@ -221,166 +349,210 @@ def evaluate(run: Run, args: Args) -> dict[str, Any]:
         "iteration": run.iteration,
         "global_step": run.iteration * run.args.num_envs * run.args.num_steps,
         "episodes": args.episodes,
+        "num_envs": num_envs,
         "actions": "sampled" if args.sample else "greedy",
         "epsilon": args.epsilon,
         "seed": args.seed,
         "max_steps": args.max_steps,
-        "capped": int((~over).sum()),
-        "return": summary(returns),
-        "length": summary(lengths),
-        "returns": returns.tolist(),
-        "lengths": lengths.astype(int).tolist(),
+        "capped": int(capped.sum()),
+        "return": summarize(returns.ravel()),
+        "length": summarize(lengths.ravel()),
+        "returns": returns.ravel().tolist(),
+        "lengths": lengths.ravel().tolist(),
     }
 
 
-def summary(values: Any) -> dict[str, Any]:
-    """Mean, its 95% interval by Student's t, and spread; of one value no interval."""
-    found: dict[str, Any] = {"mean": float(np.mean(values)), "interval": None, "std": None}
+def summarize(values: Any) -> dict[str, Any]:
+    """Mean with a 95% interval (Student's t), standard deviation and range.
+
+    A single value has no interval.
+    """
+    summary: dict[str, Any] = {"mean": float(np.mean(values)), "interval": None, "std": None}
     if len(values) > 1:
         half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
-        found["interval"] = [found["mean"] - half, found["mean"] + half]
-        found["std"] = float(np.std(values, ddof=1))
-    return found | {"min": float(np.min(values)), "max": float(np.max(values))}
+        summary["interval"] = [summary["mean"] - half, summary["mean"] + half]
+        summary["std"] = float(np.std(values, ddof=1))
+    return summary | {"min": float(np.min(values)), "max": float(np.max(values))}
 
 
-def format_mean(found: dict[str, Any]) -> str:
-    if found["interval"] is None:
-        return f"{found['mean']:.2f}"
-    return f"{found['mean']:.2f} [{found['interval'][0]:.2f}, {found['interval'][1]:.2f}]"
+def format_mean(summary: dict[str, Any]) -> str:
+    if summary["interval"] is None:
+        return f"{summary['mean']:.2f}"
+    low, high = summary["interval"]
+    return f"{summary['mean']:.2f} [{low:.2f}, {high:.2f}]"
 
 
 # === Seeds ======================================================================================
 def settings_of(run: Run) -> str:
-    """What is the same in runs that differ in the seed alone."""
-    others = {"seed", "num_agents", "run_name", "runs_dir", "resume", "save_every", "track"}
-    settings = {name: x for name, x in vars(run.args).items() if name not in others}
+    """Everything that is equal in runs that differ only in their seed."""
+    ignored = {"seed", "num_agents", "run_name", "runs_dir", "resume", "save_every", "track"}
+    settings = {name: x for name, x in vars(run.args).items() if name not in ignored}
     return f"{run.script.__file__}, {run.iteration} iterations, {settings}"
 
 
-def difference_of(a: list[float], b: list[float]) -> str:
-    """What to say of the difference between two groups' means over seeds, by Welch's t."""
+def compare(a: list[float], b: list[float]) -> str:
+    """Describe the difference between the means of two groups of seeds (Welch's t-test)."""
     high, low = (a, b) if np.mean(a) >= np.mean(b) else (b, a)
     difference = np.mean(high) - np.mean(low)
     start = f"{'higher' if high is a else 'lower'} by {difference:.2f}"
     if min(len(a), len(b)) == 1:
-        return f"{start}: of one seed, no difference can be claimed"
-    least, most = difference, difference
+        return f"{start}, but one seed in a group is too few for a conclusion"
+    lower, upper = difference, difference
     if np.ptp(a) or np.ptp(b):
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side alike
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # equal values
             test = stats.ttest_ind(high, low, equal_var=False)
-        least, most = test.confidence_interval()
-    verdict = "more than the seeds explain" if least > 0 else "no difference can be claimed"
-    return f"{start} [{least:.2f}, {most:.2f}]: {verdict}"
+        lower, upper = test.confidence_interval()
+    verdict = "a significant difference" if lower > 0 else "no significant difference"
+    return f"{start} [{lower:.2f}, {upper:.2f}]: {verdict}"
 
 
-# === Picture ====================================================================================
-def can_render(env: Any, env_id: str) -> bool:
-    """Whether Gymnasium's environments draw themselves. MinAtar's are drawn as gymnax's are."""
-    modes = env.envs.metadata.get("render_modes", ())
-    return "rgb_array" in modes and "MinAtar/" not in env_id
+# === GIF ========================================================================================
+def make_renderer(run: Run, env: Any) -> Callable:
+    """Return a function (obs, state) -> image of the first environment, (height, width, 3) uint8.
 
-
-def painter(run: Run, env: Any) -> Callable:
-    """A function of obs and state: the first environment's picture, (height, width, 3) uint8."""
+    Without a renderer for the environment, the image shows the observation.
+    """
     env_id = run.args.env_id
 
-    def first(state):
+    def first_state(state):
         inner = jax.tree.map(lambda x: np.asarray(x[0]), state.inner)
         return inner.env_state if getattr(run.args, "sticky_actions", 0) else inner
 
-    def draw_classic(obs, state):
-        screen.state = vis_gym.get_gym_state(first(state), env_id)
-        screen.last_u = getattr(first(state), "last_u", None)  # Pendulum's arrow
+    def render_classic_control(obs, state):
+        screen.state = vis_gym.get_gym_state(first_state(state), env_id)
+        screen.last_u = getattr(first_state(state), "last_u", None)  # the torque arrow of Pendulum
         return screen.render()
 
-    def draw_squares(obs, state):  # of a grid the things in it, of other numbers how large they are
-        numbers = obs[0]
-        if len(env.obs_shape) == 1:
-            row = colormaps["viridis"](stats.logistic.cdf(numbers), bytes=True)[None, :, :3]
-            return row.repeat(len(numbers) // 8 + 1, axis=0)
-        things = numbers.reshape(*env.obs_shape[:2], -1) > 0
-        kind = (things * np.arange(1, things.shape[-1] + 1)).max(-1)  # of many, the last one
-        return colormaps["tab10"].with_extremes(under="black")(kind - 1, bytes=True)[..., :3]
-
-    if hasattr(env, "envs"):  # Gymnasium's
-        if env.envs.render_mode == "rgb_array":
-            return lambda obs, state: env.envs.envs[0].render()
-    elif env_id in vis_gym.SUPPORTED_GYM_ENVS and hasattr(env, "params"):  # gymnax's
+    if hasattr(env, "envs"):  # Gymnasium
+        if getattr(env.envs, "render_mode", None) == "rgb_array":
+            return lambda obs, state: env.envs.render()[0]
+    elif env_id in vis_gym.SUPPORTED_GYM_ENVS and hasattr(env, "params"):
         screen: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped
-        return draw_classic
+        return render_classic_control
     elif ":" in env_id and hasattr(env.env, "render"):
-        return lambda obs, state: env.env.render(first(state), env.params)
-    return draw_squares
+        return lambda obs, state: env.env.render(first_state(state), env.params)
+    return lambda obs, state: draw_observation(obs[0])
+
+
+def draw_observation(obs: np.ndarray) -> np.ndarray:
+    """Draw an observation: frames as they are, grids as colored squares, vectors as a heat map."""
+    if obs.ndim == 3 and obs.dtype == np.uint8 and sorted(obs.shape)[1] >= 32:
+        if obs.shape[0] < obs.shape[-1]:
+            obs = np.moveaxis(obs, 0, -1)  # channels last
+        return obs if obs.shape[-1] == 3 else obs[..., -1:].repeat(3, -1)  # the latest frame, gray
+    if obs.ndim in (2, 3):
+        channels = obs.reshape(*obs.shape[:2], -1) > 0
+        numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # the last one wins
+        colors = colormaps["tab10"].with_extremes(under="black")
+        return colors(numbers - 1, bytes=True)[..., :3]
+    values = stats.logistic.cdf(obs.ravel())
+    row = colormaps["viridis"](values, bytes=True)[None, :, :3]
+    return row.repeat(len(values) // 8 + 1, axis=0)
+
+
+def first_episode(run: Run, args: Args) -> list[Step]:
+    steps = []
+    with closing(play(run, args, 1, render=True)) as episode:
+        for step in episode:
+            steps.append(step)
+            if step.done[0] or step.capped[0]:
+                break
+    return steps
 
 
 def draw(runs: list[Run], args: Args, path: Path) -> None:
-    """A panel per run, side by side, of an episode's first 500 steps; one that is over waits."""
+    """Write a GIF with one panel per run: the first 500 steps of the first episode.
+
+    A shorter episode stays on its last frame until the longest one ends.
+    """
     args = replace(args, max_steps=min(args.max_steps, 500))
-    episodes = [list(play(run, args, 1, draws=True)) for run in runs]
+    episodes = [first_episode(run, args) for run in runs]
     length = max(len(episode) for episode in episodes)
-    images = [Image.new("RGB", (300 * len(runs), 268), "white") for _ in range(length)]
+    frames = [Image.new("RGB", (300 * len(runs), 268), "white") for _ in range(length)]
     for i, (run, episode) in enumerate(zip(runs, episodes, strict=True)):
         name = "/".join(run.folder.resolve().parts[-2:])
         agent = f"{run.script.__name__}, {run.iteration} iterations, epsilon {args.epsilon:g}"
-        for step, image in enumerate(images):
-            picture, returns, _, over = episode[min(step, len(episode) - 1)]
-            panel = ImageOps.contain(Image.fromarray(picture), (284, 192), Image.Resampling.BOX)
-            image.paste(panel, (300 * i + 8, 68))
-            now = f"return {returns[0]:g}{', over' if over[0] else ''}"
-            for y, text in [(6, name), (28, agent), (46, now)]:
-                font = ImageFont.load_default(min(14, 500 / len(text)))  # so that it fits in
-                ImageDraw.Draw(image).text((300 * i + 8, y), text, "black", font)
-    time = min(100, 10_000 // length)  # ms a frame, so that it takes 10 s at most
-    images[0].save(path, "gif", save_all=True, append_images=images[1:], duration=time, loop=0)
+        for number, frame in enumerate(frames):
+            step = episode[min(number, len(episode) - 1)]
+            image = Image.fromarray(np.asarray(step.image))
+            frame.paste(
+                ImageOps.contain(image, (284, 192), Image.Resampling.BOX), (300 * i + 8, 68)
+            )
+            result = f"return {step.episode_return[0]:g}{', finished' if step.done[0] else ''}"
+            for y, text in [(6, name), (28, agent), (46, result)]:
+                font = ImageFont.load_default(min(14, 500 / len(text)))  # fits into the panel
+                ImageDraw.Draw(frame).text((300 * i + 8, y), text, "black", font)
+    duration = min(100, 10_000 // length)  # ms per frame: at most 10 s in total
+    try:
+        frames[0].save(
+            path, "gif", save_all=True, append_images=frames[1:], duration=duration, loop=0
+        )
+    except OSError as error:
+        fail(f"--gif: {error}")
 
 
+# === Command line ===============================================================================
 def main() -> None:
-    """Evaluate the runs that the command line names, and draw them if it says so."""
+    """Evaluate the runs on the command line and, with --gif, draw them."""
     args = tyro.cli(Args, description=__doc__)
     if args.gif and sys.platform == "linux":
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo draws without a display
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo renders without a display
     runs = load_runs(args.runs, args)
     others = load_runs(args.against, args)
     for run in runs + others:
-        policy = load_policy(run, args.seed)  # once before all else, which takes a while
+        policy = load_policy(
+            run, args.seed
+        )  # check every checkpoint before the first long evaluation
         if args.sample and "sample" not in inspect.signature(policy).parameters:
-            fail(f"--sample: {run.script.__name__} has no policy to draw from; see --epsilon")
+            fail(f"--sample: the policy of {run.script.__name__} is deterministic; try --epsilon")
+        if args.vectorization == "async" and not hasattr(run.script, "gymnasium"):
+            fail(f"--vectorization async: the environments of {run.folder} run in JAX; remove it")
     groups: dict[Any, list[Run]] = {}
     for i, run in enumerate(runs + others):
         groups.setdefault((i < len(runs), settings_of(run)), []).append(run)
     if others and len(groups) > 2:
-        fail("--against: on each side of it, runs must differ in the seed alone")
+        fail("--against: the runs of a group must differ only in their seed")
     file = f"evaluation-epsilon-{args.epsilon:g}.json" if args.epsilon else "evaluation.json"
     means = []
+    unwritten = []
     for group in groups.values():
-        returns = {}
+        mean_returns = {}  # by seed
         for run in group:
-            result = evaluate(run, args)
-            total = result["return"]
-            returns[run.args.seed] = total["mean"]
-            agent = f"{run.script.__name__}, {run.args.env_id}, seed {run.args.seed}"
-            print(f"{run.folder}: {agent}, {result['global_step']:,} steps")
-            length = f"length {result['length']['mean']:.1f}, {result['capped']} capped"
-            print(f"  return {format_mean(total)}, {total['min']:g} to {total['max']:g}, {length}")
+            results = evaluate(run, args)
+            mean_returns[run.args.seed] = results["return"]["mean"]
+            report(run, results)
             try:
                 new = Path(run.folder, file).with_suffix(".new")
-                new.write_text(json.dumps(result, indent=2))
+                new.write_text(json.dumps(results, indent=2), encoding="utf-8")
                 new.replace(new.with_suffix(".json"))
             except OSError as error:
-                fail(f"{file} cannot be written: {error}")
-        means.append(list(returns.values()))
-        if len(returns) > 1:
-            mean, middle = format_mean(summary(means[-1])), stats.trim_mean(means[-1], 0.25)
-            print(f"mean over {len(returns)} seeds {mean}, interquartile mean {middle:.2f}")
+                unwritten.append(f"{Path(run.folder, file)} ({error.strerror})")
+        means.append(list(mean_returns.values()))
+        if len(mean_returns) > 1:
+            mean, iqm = format_mean(summarize(means[-1])), stats.trim_mean(means[-1], 0.25)
+            print(f"mean over {len(mean_returns)} seeds {mean}, interquartile mean {iqm:.2f}")
         else:
             print("one seed, so no interval over seeds")
     if others:
-        print(f"The first are {difference_of(*means)}")
-    print(f"Written: {file} in the folder of each run")
+        print(f"The first group is {compare(*means)}")
     if args.gif:
         draw(runs + others, args, args.gif)
-        print(f"Written: {args.gif}")
+        print(f"Wrote {args.gif}")
+    if len(unwritten) < len(runs + others):
+        print(f"Wrote {file} into the run folders")
+    if unwritten:
+        print(f"Could not write {', '.join(unwritten)}", file=sys.stderr)
+
+
+def report(run: Run, results: dict[str, Any]) -> None:
+    """Print the result of a run."""
+    agent = f"{run.script.__name__}, {run.args.env_id}, seed {run.args.seed}"
+    print(f"{run.folder}: {agent}, {results['global_step']:,} steps")
+    total = results["return"]
+    length = f"length {results['length']['mean']:.1f}, {results['capped']} capped"
+    print(f"  return {format_mean(total)}, {total['min']:g} to {total['max']:g}, {length}")
 
 
 if __name__ == "__main__":
+    del __file__  # or each worker process would import this file, which takes seconds
     main()

@@ -1,6 +1,6 @@
-"""Environments beside the scripts; a folder envs where the user stands is searched as well."""
+"""Example environments. A package envs in the current folder is searched as well."""
 
 from pkgutil import extend_path
 
-# Without this file a user's package envs, though later on sys.path, would hide the project's.
+# Without this line, only one of two packages named envs could be imported.
 __path__ = extend_path(__path__, __name__)

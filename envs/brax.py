@@ -1,19 +1,19 @@
-"""brax's robots for gymnax 1.0.1: physics in JAX, so that whole rollouts are compiled.
+"""The robots of brax for gymnax 1.0.1. The physics runs in JAX, so whole rollouts are compiled.
 
     pip install brax==0.14.2
     python more/ppo_continuous_linen.py --env-id envs.brax:HalfCheetahSpring
 
-There are Ant, HalfCheetah, Hopper, Humanoid, HumanoidStandup, InvertedDoublePendulum,
-InvertedPendulum, Pusher, Reacher and Walker2d. Without a suffix they have brax's default physics,
-which is the same as with Generalized. The suffixes Spring and Positional choose simpler physics,
-and MJX chooses MuJoCo's own. A return with one of them cannot be compared with a return with
-another. Swimmer is left out: brax 0.14.2 cannot reset it with the project's version of JAX.
+The robots are Ant, HalfCheetah, Hopper, Humanoid, HumanoidStandup, InvertedDoublePendulum,
+InvertedPendulum, Pusher, Reacher and Walker2d. Names without a suffix use the default physics of
+brax, which is also called Generalized. The suffixes Spring and Positional select simpler physics,
+and MJX selects MuJoCo. Returns under different physics cannot be compared. Swimmer is missing
+because brax 0.14.2 cannot reset it with this version of JAX.
 
-Physics, observations and rewards are those of the brax package (Freeman et al. 2021, Apache 2
-licence), which is called here; none of its code is. An action's numbers lie in [-1, 1], as those of
-brax's own agents. An episode that is not over after 1,000 steps is truncated.
+Physics, observations and rewards come from the brax package (Freeman et al. 2021, Apache 2
+license). This file calls the package and contains none of its code. Actions are in [-1, 1].
+Episodes are truncated after 1,000 steps.
 
-An episode begins from one of 1,024 starts, for which envs/pooled.py gives the reason.
+An episode starts from one of 1,024 initial states; envs/pooled.py explains why.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any
 
 from envs.pooled import Pooled
 
-try:  # not among the project's requirements: it brings 135 MB
+try:  # not in requirements.txt: 135 MB
     from brax import envs
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("envs.brax needs a package: pip install brax==0.14.2") from error
@@ -46,7 +46,7 @@ ROBOTS = {
 
 
 def __getattr__(name: str) -> partial[Pooled]:
-    """HalfCheetahSpring -> the function that makes one. Python asks for what it does not find."""
+    """Return a function that makes the robot, such as HalfCheetahSpring."""
     if name in ROBOTS:
         return partial(make, ROBOTS[name])
     for backend in ("Generalized", "Positional", "Spring", "MJX"):

@@ -1,29 +1,42 @@
-"""Check that an environment of your own is as the scripts need it.
+"""Check that the training scripts can use your environment, and recommend one of them.
 
-    python ~/ppo-rosetta/envs/check.py my_module:MyEnv       # in gymnax: a class or a function
-    python ~/ppo-rosetta/envs/check.py my_module:MyEnv-v0    # in Gymnasium: a registered id
+    python ~/ppo-rosetta/envs/check.py my_module:MyEnv     # gymnax: a class or a function
+    python ~/ppo-rosetta/envs/check.py my_module:MyEnv-v0  # Gymnasium: a registered id
 
-Types and shapes are checked first, and then what random actions lead to. A broken rule is a
-sentence, with exit status 2, and so is a package that is missing. What may be meant as it is, is a
-sentence, too, with exit status 0. An error in your code is shown as Python shows it. Random actions
-do not come everywhere.
+The check compares types and shapes with the spaces of the environment, and then takes thousands of
+random steps. Random actions do not reach every state, so a mistake may remain. For a Gymnasium
+environment it also measures whether --vectorization async is faster than sync.
+
+A broken rule is one sentence, with exit status 2, and so is a missing package. Hints are printed
+with exit status 0. An exception in your code is shown with its traceback.
 """
 
 import os
 import sys
 
-if __name__ == "__main__":  # where you stand is searched last: a file random.py hides no package
+if __name__ == "__main__":
+    # Search the current folder last, so that a file random.py there does not hide the package.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path = [folder for folder in sys.path if folder not in (here, os.getcwd())]
     sys.path += [os.path.dirname(here), os.getcwd()]
-os.environ["JAX_PLATFORMS"] = "cpu"  # a GPU is not needed, and may be training
-os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display,
-os.environ["SDL_AUDIODRIVER"] = "dummy"  # and without loudspeakers
-os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo, too
+os.environ["JAX_PLATFORMS"] = "cpu"  # the GPU may be in use by a training run
+os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display
+os.environ["SDL_AUDIODRIVER"] = "dummy"
+os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo renders without a display
 
+import argparse
 import importlib
+import math
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
 import time
-import tomllib
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -32,80 +45,97 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium.envs.registration import parse_env_id
 from gymnax.environments.environment import Environment
 from gymnax.environments.spaces import Box, Discrete
 
-NUM_ENVS, NUM_STEPS = 16, 2_000  # of random play in gymnax
-STEPS, SECONDS = 5_000, 20  # of random play in Gymnasium, whichever ends first
-AGAIN = 300  # steps that Gymnasium takes once more, from the same seed
-SILENCE = 2.0  # seconds after which a word is said
+ROOT = Path(__file__).resolve().parents[1]
+NUM_ENVS, NUM_STEPS = 16, 2_000  # random steps in gymnax
+STEPS, SECONDS = 5_000, 20  # random steps in Gymnasium, whichever limit comes first
+REPEATED_STEPS = 300  # taken again with the same seed
+PROGRESS_AFTER = 2.0  # seconds between progress lines
+PATIENCE = 120.0  # seconds until a call into the environment counts as hanging
+ASYNC_SECONDS = 1.5  # measured time per number of environments
+ASYNC_PATIENCE = 60.0  # seconds for one measurement, with the start of the environments
+ASYNC_GAIN = 1.2  # least speed-up for which async is recommended
+
+
+class Checked(NamedTuple):
+    """The properties of an environment on which the recommended script depends."""
+
+    is_continuous: bool
+    action_shape: tuple[int, ...]
+    obs_shape: tuple[int, ...]
 
 
 # === gymnax =====================================================================================
-def check_gymnax(env: Any) -> str:
-    """Return which actions it has, discrete or continuous."""
-    rule = "it is in Gymnasium: give the id under which gymnasium.register has it"
+def check_gymnax(env: Any) -> Checked:
+    """Check an instance of an environment class."""
+    rule = "this is a Gymnasium environment: give the id under which it is registered"
     must(not isinstance(env, gymnasium.Env), rule)
-    has_own_step = getattr(type(env), "step", None) is not Environment.step
+    overrides_step = getattr(type(env), "step", None) is not Environment.step
     parts = ["default_params", "action_space", "observation_space"]
-    parts += ["reset", "step"] if has_own_step else ["reset_env", "step_env"]
+    parts += ["reset", "step"] if overrides_step else ["reset_env", "step_env"]
     for part in parts:
-        inherited = getattr(type(env), part, None) is getattr(Environment, part)
-        has_it = hasattr(env, part) and (part == "reset" or not inherited)
-        must(has_it, f"{type(env).__name__} has no {part}, which gymnax's environments have")
+        is_inherited = getattr(type(env), part, None) is getattr(Environment, part)
+        is_defined = hasattr(env, part) and (part == "reset" or not is_inherited)
+        must(is_defined, f"{type(env).__name__} has no {part}, which gymnax needs")
     params = env.default_params
-    kind = kind_of_actions(env.action_space(params), Discrete, Box)
+    actions = env.action_space(params)
+    is_continuous = check_actions(actions, Discrete, Box)
     space = env.observation_space(params)
-    must(hasattr(space, "shape"), f"observation_space must be gymnax's Box, not {space}")
-    check_types(env, params, kind, space)
-    check_play(env, params, space)
+    must(hasattr(space, "shape"), f"observation_space must be a gymnax Box, not {space}")
+    check_types(env, params, is_continuous, space)
+    check_random_play(env, params, space)
     if isinstance(space, Discrete):
-        print("A number as obs trains, but worse than a one-hot vector of it, by jax.nn.one_hot.")
-    return kind
+        print("Observations are numbers. One-hot vectors learn better: see jax.nn.one_hot.")
+    return Checked(is_continuous, actions.shape, space.shape)
 
 
-def check_types(env: Any, params: Any, kind: str, space: Any) -> None:
-    """Trace reset and step, which takes no step and sees all types and shapes."""
+def check_types(env: Any, params: Any, is_continuous: bool, space: Any) -> None:
+    """Check types and shapes by tracing reset and step, without running them."""
     key = jax.random.PRNGKey(0)
     result = jax.eval_shape(env.reset, key)
     must_return("reset", result, "obs, state")
     obs, state = result
-    rule = f"obs must be one array of observation_space's shape, {space.shape}, not {obs}"
+    rule = f"obs must be one array with the shape of observation_space, {space.shape}, not {obs}"
     must(getattr(obs, "shape", None) == space.shape, rule)
-    before = kinds(obs, state)
-    must("key<" not in str(before), "state must have no keys but jax.random.PRNGKey's")
-    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # not weak
+    before = types_of(obs, state)
+    must("key<" not in str(before), "random keys in state must come from jax.random.PRNGKey")
+    # reset may return weakly typed arrays; the scripts make them strong.
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     action = jax.ShapeDtypeStruct((), jnp.int32)
-    if kind == "continuous":
+    if is_continuous:
         action = jax.ShapeDtypeStruct(env.action_space(params).shape, jnp.float32)
     six = "obs, state, reward, terminated, truncated, info"
     steps: list[Any] = [("step", partial(env.step, params=params), six)]
-    if type(env).step is Environment.step:  # which calls step_env, whose errors say more
+    if type(env).step is Environment.step:  # it calls step_env, whose errors say more
         five = "obs, state, reward, terminated, info"
-        steps.insert(0, ("step_env", lambda *given: env.step_env(*given, params), five))
+        steps.insert(0, ("step_env", lambda *inputs: env.step_env(*inputs, params), five))
         if type(env).is_truncated is Environment.is_truncated:
             rule = "gymnax truncates by state.time and default_params.max_steps_in_episode:"
             has_limit = hasattr(state, "time") and hasattr(params, "max_steps_in_episode")
-            must(has_limit, f"{rule} have both, or an is_truncated of your own")
+            must(has_limit, f"{rule} define both, or override is_truncated")
     for name, step, values in steps:
         result = jax.eval_shape(step, key, state, action)
         must_return(name, result, values)
-        after = kinds(*result[:2])
-        for place in before | after:
-            rule = f"{place} must stay {before.get(place)}, not become {after.get(place)} in {name}"
-            must(before.get(place) == after.get(place), rule)
-        same = jax.tree.structure((obs, state)) == jax.tree.structure(tuple(result[:2]))
-        must(same, f"reset and {name} must make state of the same classes, tuples and lists")
+        after = types_of(*result[:2])
+        for leaf in before | after:
+            old, new = before.get(leaf), after.get(leaf)
+            must(old == new, f"{name} must not change {leaf} from {old} to {new}")
+        is_same = jax.tree.structure((obs, state)) == jax.tree.structure(tuple(result[:2]))
+        must(is_same, f"reset and {name} must return states of the same structure")
     _, _, reward, terminated, truncated, info = result
     must(getattr(reward, "shape", None) == (), f"reward must be one number, not {reward}")
     for flag in (terminated, truncated):
-        must(kinds(flag) == {"obs": "bool ()"}, "terminated and truncated must be one boolean each")
-    rule = "info must have final_observation, obs before a restart, of the same type and shape"
-    must(kinds(info.get("final_observation")) == kinds(obs), rule)
+        is_boolean = types_of(flag) == {"obs": "bool ()"}
+        must(is_boolean, "terminated and truncated must be one boolean each")
+    rule = "info must have final_observation, the observation before a restart, of the type of obs"
+    must(types_of(info.get("final_observation")) == types_of(obs), rule)
 
 
-def kinds(obs: Any, state: Any = None) -> dict[str, str]:
-    """Place -> type and shape, as {"state.height": "float32 ()"}."""
+def types_of(obs: Any, state: Any = None) -> dict[str, str]:
+    """Map the path of each array to its type and shape, as in {"state.height": "float32 ()"}."""
     leaves = jax.tree.leaves_with_path({"obs": obs, "state": state})
     return {name_of(path): f"{x.dtype} {x.shape}" for path, x in leaves}
 
@@ -114,165 +144,261 @@ def name_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def check_play(env: Any, params: Any, space: Any) -> None:
+def check_random_play(env: Any, params: Any, space: Any) -> None:
     """Take NUM_STEPS random steps in each of NUM_ENVS environments."""
     actions = env.action_space(params)
     step_all = jax.vmap(partial(env.step, params=params))
 
     def step(carry, key):
-        state, least, most = carry
+        state, low, high = carry
         keys = jax.random.split(key, 2 * NUM_ENVS)
         action = jax.vmap(actions.sample)(keys[:NUM_ENVS])
         obs, state, reward, terminated, truncated, info = step_all(keys[NUM_ENVS:], state, action)
-        seen = jnp.concatenate([obs, info["final_observation"]])
-        least, most = jnp.minimum(least, seen.min(0)), jnp.maximum(most, seen.max(0))
-        return (state, least, most), (reward, terminated, truncated)
+        both_obs = jnp.concatenate([obs, info["final_observation"]])
+        low, high = jnp.minimum(low, both_obs.min(0)), jnp.maximum(high, both_obs.max(0))
+        return (state, low, high), (reward, terminated, truncated)
 
     @jax.jit
     def play(key):
         obs, state = jax.vmap(env.reset)(jax.random.split(key, NUM_ENVS))
-        state = jax.tree.map(lambda x: x.astype(x.dtype), state)  # not weak
+        state = jax.tree.map(lambda x: x.astype(x.dtype), state)  # strong types
         start = (state, obs.min(0), obs.max(0))
         return jax.lax.scan(step, start, jax.random.split(key, NUM_STEPS))
 
-    print(f"Compiling, and then {NUM_STEPS:,} random steps in {NUM_ENVS} environments.", flush=True)
+    print(f"Compiling, then {NUM_STEPS:,} random steps in {NUM_ENVS} environments.", flush=True)
     jax.block_until_ready(play(jax.random.PRNGKey(0)))
     start = time.perf_counter()
-    (state, least, most), results = jax.block_until_ready(play(jax.random.PRNGKey(0)))
+    (state, lowest, highest), results = jax.block_until_ready(play(jax.random.PRNGKey(0)))
     seconds = (time.perf_counter() - start) / NUM_STEPS
-    print(f"Compiled, a step of {NUM_ENVS} environments takes {microseconds(seconds)}.")
+    print(f"{microseconds(seconds)} per compiled step of {NUM_ENVS} environments.")
     reward, terminated, truncated = map(np.asarray, results)  # (NUM_STEPS, NUM_ENVS)
     low, high = (0, space.n - 1) if isinstance(space, Discrete) else (space.low, space.high)
-    must_lie_in(np.asarray(least), low, high)
-    must_lie_in(np.asarray(most), low, high)
+    must_be_within(np.asarray(lowest), low, high)
+    must_be_within(np.asarray(highest), low, high)
     broken = reward[~np.isfinite(reward)]
     must(broken.size == 0, f"reward must be a finite number, not {broken[:1]}")
-    ends = []
+    if isinstance(actions, Box):
+        check_action_bounds_gymnax(step_all, state, actions)
+    episodes = []
     for column in range(NUM_ENVS):
-        steps = np.flatnonzero(terminated[:, column] | truncated[:, column])
-        lengths = np.diff(steps, prepend=-1).tolist()
-        ends += zip(lengths, terminated[steps, column].tolist(), strict=True)
+        ends = np.flatnonzero(terminated[:, column] | truncated[:, column])
+        lengths = np.diff(ends, prepend=-1).tolist()
+        episodes += zip(lengths, terminated[ends, column].tolist(), strict=True)
     limit = getattr(params, "max_steps_in_episode", None)
-    must_end(ends, limit, NUM_STEPS)
+    must_end(episodes, limit, NUM_STEPS)
     has_step_env = getattr(type(env), "step_env", Environment.step_env) is not Environment.step_env
     if has_step_env and hasattr(state, "time") and limit is not None:
         check_time_limit(env, params, state, int(limit))
-        limit = None  # lengths have no more to say of it: a game may well end by itself there
+        limit = None  # the lengths of episodes cannot say more
     if hasattr(env, "render"):
         must_be_image(env.render(jax.tree.map(lambda x: np.asarray(x[0]), state), params))
-    check_ends(ends, limit, reward.size)
+    check_episode_ends(episodes, limit, reward.size)
+
+
+def check_action_bounds_gymnax(step_all: Any, state: Any, actions: Box) -> None:
+    """Step with the lower and the upper bound of every action."""
+    keys = jax.random.split(jax.random.PRNGKey(2), NUM_ENVS)
+    for bound in (actions.low, actions.high):
+        action = jnp.broadcast_to(jnp.float32(bound), (NUM_ENVS, *actions.shape))
+        _, _, reward, _, _, info = jax.jit(step_all)(keys, state, action)
+        obs = info["final_observation"]
+        is_finite = bool(jnp.isfinite(obs).all() and jnp.isfinite(reward).all())
+        must(is_finite, f"obs and reward must be finite after action {action[0]}, a bound")
 
 
 def check_time_limit(env: Any, params: Any, states: Any, limit: int) -> None:
-    """Take one step from each state twice: told that it is the limit's, and the one before that.
+    """Take one step from each state twice: with the time set to the limit, and to the step before.
 
-    All else is the same. So where every episode terminates in the former alone, time is the reason.
+    Everything else is equal. If every episode terminates only at the limit, time is the reason.
     """
     keys = jax.random.split(jax.random.PRNGKey(1), NUM_ENVS)
     action = jax.vmap(env.action_space(params).sample)(keys)
 
     @jax.jit
     def terminated_at(time):
-        def tell(path, x):
+        def set_time(path, x):
             return jnp.full_like(x, time - 1) if name_of(path) == "time" else x
 
-        states_then = jax.tree.map_with_path(tell, states)
+        changed = jax.tree.map_with_path(set_time, states)
         step = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))
-        return step(keys, states_then, action, params)[3]
+        return step(keys, changed, action, params)[3]
 
-    goes_on = ~np.asarray(terminated_at(limit - 1))
-    ended = np.asarray(terminated_at(limit))[goes_on]
-    rule = "step_env must not return the time limit as terminated, since step truncates by it: "
-    rule += f"with state.time at {limit}, which is max_steps_in_episode, all {ended.size} episodes "
+    continues = ~np.asarray(terminated_at(limit - 1))
+    ended = np.asarray(terminated_at(limit))[continues]
+    rule = "step_env must not return the time limit as terminated, because step truncates there: "
+    rule += f"with state.time at {limit}, max_steps_in_episode, all {ended.size} episodes "
     rule += f"terminated, and with {limit - 1} none of them"
     must(ended.size == 0 or not ended.all(), rule)
 
 
 # === Gymnasium ==================================================================================
-def check_gymnasium(name: str) -> str:
-    """Return which actions it has, discrete or continuous."""
-    # Without Gymnasium's own wrappers, whose errors say less.
+class Watchdog:
+    """Ends this program if a call into the environment does not return."""
+
+    def __init__(self) -> None:
+        self.call = ""  # the running call, if any
+        self.since = 0.0
+        threading.Thread(target=self.run, daemon=True).start()
+
+    @contextmanager
+    def watch(self, call: str) -> Generator[None]:
+        self.since = time.perf_counter()
+        self.call = call
+        try:
+            yield
+        finally:
+            self.call = ""
+
+    def run(self) -> None:
+        next_report = 0.0
+        while True:
+            time.sleep(0.5)
+            call = self.call
+            waited = time.perf_counter() - self.since
+            if not call or waited < 5 * PROGRESS_AFTER:
+                next_report = 0.0
+            elif waited > PATIENCE:
+                rule = f"{call} has not returned after {PATIENCE:.0f} s. It is here:"
+                print(rule, file=sys.stderr)
+                frames = sys._current_frames()
+                traceback.print_stack(frames[threading.main_thread().ident or 0])
+                os._exit(2)  # the main thread may never run again
+            elif waited > next_report:
+                print(f"Waiting for {call}: {waited:.0f} s", flush=True)
+                next_report = 2 * waited
+
+
+def check_gymnasium(env_id: str) -> Checked:
+    """Check the environment my_module:MyEnv-v0, one instance at a time."""
+    name = env_id.rpartition(":")[2]
+    # The wrappers of Gymnasium would raise errors that say less.
     make: Any = partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
+    watchdog = Watchdog()
     try:
-        env = make()
-    except gymnasium.error.DependencyNotInstalled as error:  # which says how to install it
+        with watchdog.watch("the constructor"):
+            env = make()
+    except gymnasium.error.DependencyNotInstalled as error:  # it says how to install the package
         fail(str(error))
     for part in ("action_space", "observation_space"):
-        must(hasattr(env, part), f"{name} has no {part}, which Gymnasium's environments have")
+        must(hasattr(env, part), f"{name} has no {part}, which Gymnasium needs")
     actions = env.action_space
-    kind = kind_of_actions(actions, gymnasium.spaces.Discrete, gymnasium.spaces.Box)
-    starts_at_0 = kind == "continuous" or actions.start == 0
-    must(starts_at_0, f"the actions must begin with 0, not as {actions}")
+    is_continuous = check_actions(actions, gymnasium.spaces.Discrete, gymnasium.spaces.Box)
+    starts_at_0 = is_continuous or actions.start == 0
+    must(starts_at_0, f"actions must count from 0, not {actions}")
     space = env.observation_space
-    rule = f"observation_space must be a Box, as gymnasium's FlattenObservation makes, not {space}"
-    must(isinstance(space, gymnasium.spaces.Box), rule)
+    if not isinstance(space, gymnasium.spaces.Box):
+        fail(f"observation_space must be a Box, not {space}{how_to_flatten(env, env_id)}")
     limit = gymnasium.spec(name).max_episode_steps
-    played = play(env, limit, STEPS)
-    again = play(make(), limit, len(played.numbers)).numbers
-    same = np.array_equal(played.numbers[: len(again)], again, equal_nan=True)
-    must(same, "a seed must lead to the same obs and rewards again: draw from self.np_random alone")
-    check_render(make, env.metadata.get("render_modes", ()))
+    played = play(env, limit, STEPS, watchdog)
+    if is_continuous:
+        check_action_bounds(env, watchdog)
+    render_modes = env.metadata.get("render_modes", ())
+    with watchdog.watch("close"):
+        env.close()
+    check_repeatability(make, played, limit, watchdog)
+    check_render(make, render_modes, watchdog)
     if played.num_steps == STEPS:
-        must_end(played.ends, limit, STEPS)
+        must_end(played.episodes, limit, STEPS)
+    if played.obs_dtypes != {str(space.dtype)}:
+        found = ", ".join(sorted(played.obs_dtypes - {str(space.dtype)}))
+        hint = f"return obs.astype(np.{space.dtype}), or Gymnasium warns in training"
+        print(f"obs are {found}, but observation_space is {space.dtype}: {hint}.")
+    check_pictures(space)
     step, reset = played.step_seconds, played.reset_seconds
-    each = microseconds((step + reset) / played.num_steps)
-    print(f"A step takes {each}, of which starts of episodes are {reset / (step + reset):.0%}.")
-    check_ends(played.ends, limit, played.num_steps)
-    return kind
+    seconds = microseconds((step + reset) / played.num_steps)
+    print(f"{seconds} per step; resets take {reset / (step + reset):.0%} of it.")
+    check_episode_ends(played.episodes, limit, played.num_steps)
+    return Checked(is_continuous, actions.shape, space.shape)
+
+
+def how_to_flatten(env: Any, env_id: str) -> str:
+    """Return the lines that register the environment with flat observations, if that works."""
+    try:
+        flat = gymnasium.wrappers.FlattenObservation(env)
+        flat.reset(seed=0)
+        obs = flat.step(env.action_space.sample())[0]
+        works = isinstance(flat.observation_space, gymnasium.spaces.Box)
+        works = works and obs.shape == flat.observation_space.shape
+    except Exception:  # as for spaces of variable size
+        works = False
+    if not works:
+        return ". FlattenObservation does not work here: return one array yourself"
+    module, _, name = env_id.rpartition(":")
+    namespace, stem, version = parse_env_id(name)
+    new = f"{namespace}/{stem}Flat" if namespace else f"{stem}Flat"
+    new += "" if version is None else f"-v{version}"
+    return f""". Append these lines to {module}, and check {module}:{new}
+
+import gymnasium
+
+gymnasium.register(
+    "{new}",
+    lambda **options: gymnasium.wrappers.FlattenObservation(
+        gymnasium.make("{env_id}", **options)
+    ),
+)"""
 
 
 class Played(NamedTuple):
-    """What random steps have led to."""
+    """Results of random steps."""
 
-    numbers: np.ndarray  # obs and rewards of the first AGAIN steps
-    ends: list[tuple[int, bool]]  # of episodes: length, and whether it terminated
+    numbers: np.ndarray  # observations and rewards of the first REPEATED_STEPS steps
+    obs_dtypes: set[str]
+    episodes: list[tuple[int, bool]]  # length, and whether it terminated
     num_steps: int
     step_seconds: float  # in all calls of step
-    reset_seconds: float  # in all calls of reset but the first, which may load things
+    reset_seconds: float  # in all calls of reset except the first, which may load files
 
 
-def play(env: Any, limit: int | None, steps: int) -> Played:
-    """Take random steps, as many as there is time for."""
+def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog) -> Played:
+    """Take this many random steps, or as many as SECONDS allow."""
     env.action_space.seed(0)
-    checked(env, "reset", env.reset(seed=0, options=None), "obs, info")
-    numbers, ends = [], []
+    with watchdog.watch("reset"):
+        result = env.reset(seed=0, options=None)
+    obs = must_be_obs(env, "reset", result, "obs, info")
+    obs_dtypes = {str(obs.dtype)}
+    numbers, episodes = [], []
     num_steps = 0
     length = 0
     step_seconds = reset_seconds = 0.0
-    start = said = time.perf_counter()
+    start = last_report = time.perf_counter()
     while num_steps < steps and time.perf_counter() < start + SECONDS:
         action = env.action_space.sample()
         before = time.perf_counter()
-        result = env.step(action)
+        with watchdog.watch("step"):
+            result = env.step(action)
         now = time.perf_counter()
         step_seconds += now - before
-        if now - said > SILENCE:
-            print(f"Random play: {num_steps:,} of {steps:,} steps after {now - start:.0f} s")
-            said = now
-        obs = checked(env, "step", result, "obs, reward, terminated, truncated, info")
+        if now - last_report > PROGRESS_AFTER:
+            print(f"{num_steps:,} of {steps:,} random steps after {now - start:.0f} s", flush=True)
+            last_report = now
+        obs = must_be_obs(env, "step", result, "obs, reward, terminated, truncated, info")
+        obs_dtypes.add(str(obs.dtype))
         _, reward, terminated, truncated, _ = result
-        if num_steps < AGAIN:
+        if num_steps < REPEATED_STEPS:
             numbers.append(np.append(obs, reward))
         num_steps += 1
         length += 1
         if terminated or truncated or length == limit:
-            ends.append((length, bool(terminated)))
+            episodes.append((length, bool(terminated)))
             length = 0
             before = time.perf_counter()
-            result = env.reset(options={})
+            with watchdog.watch("reset"):
+                result = env.reset(options=None)
             reset_seconds += time.perf_counter() - before
-            checked(env, "reset", result, "obs, info")
-    return Played(np.array(numbers, float), ends, num_steps, step_seconds, reset_seconds)
+            must_be_obs(env, "reset", result, "obs, info")
+    numbers = np.array(numbers, float)
+    return Played(numbers, obs_dtypes, episodes, num_steps, step_seconds, reset_seconds)
 
 
-def checked(env: Any, name: str, result: Any, values: str) -> np.ndarray:
-    """The obs in what reset or step returned."""
+def must_be_obs(env: Any, name: str, result: Any, values: str) -> np.ndarray:
+    """Check what reset or step returned. Return the observation."""
     must_return(name, result, values)
     obs = np.asarray(result[0])
     space = env.observation_space
     if obs.shape != space.shape or not np.can_cast(obs.dtype, space.dtype, "same_kind"):
-        fail(f"obs must be {space.dtype} {space.shape}, as observation_space, not {obs!r}")
-    must_lie_in(obs, space.low, space.high)
+        fail(f"obs must be {space.dtype} {space.shape}, as observation_space says, not {obs!r}")
+    must_be_within(obs, space.low, space.high)
     for x in map(np.asarray, result[1:-1]):
         if x.shape != () or x.dtype.kind not in "biuf":
             fail(f"reward, terminated and truncated must be one number each, not {x!r}")
@@ -282,67 +408,199 @@ def checked(env: Any, name: str, result: Any, values: str) -> np.ndarray:
     return obs
 
 
-def check_render(make: Any, modes: Any) -> None:
-    """Draw a picture, as evaluate.py --gif does."""
-    if "rgb_array" not in modes:
-        print('metadata["render_modes"] has no "rgb_array": a GIF would show obs, and no picture.')
+def check_action_bounds(env: Any, watchdog: Watchdog) -> None:
+    """Step with the lower and the upper bound of every action. Training sends both."""
+    for name in ("low", "high"):
+        action = getattr(env.action_space, name).copy()
+        with watchdog.watch("reset"):
+            env.reset(seed=0)
+        try:
+            with watchdog.watch("step"):
+                result = env.step(action)
+        except Exception as error:
+            error.add_note(f"The action was {action}, action_space.{name}. Training sends it, too.")
+            raise
+        must_be_obs(env, "step", result, "obs, reward, terminated, truncated, info")
+
+
+def check_repeatability(make: Any, played: Played, limit: int | None, watchdog: Watchdog) -> None:
+    """Check that a second instance with the same seed returns the same numbers."""
+    try:
+        with watchdog.watch("the constructor"):
+            env = make()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        print(f"A second instance in the same process failed ({reason}), so seeds are not checked.")
         return
-    rule = '__init__ must take render_mode, and keep it as self.render_mode: "rgb_array" is in '
+    repeated = play(env, limit, len(played.numbers), watchdog).numbers
+    with watchdog.watch("close"):
+        env.close()
+    is_same = np.array_equal(played.numbers[: len(repeated)], repeated, equal_nan=True)
+    rule = "the same seed must give the same obs and rewards: use only self.np_random"
+    must(is_same, rule)
+
+
+def check_render(make: Any, modes: Any, watchdog: Watchdog) -> None:
+    """Render an image, as evaluate.py --gif does."""
+    if "rgb_array" not in modes:
+        modes_hint = 'metadata["render_modes"] has no "rgb_array"'
+        print(f"{modes_hint}: a GIF will show the observations instead of an image.")
+        return
+    rule = '__init__ must take render_mode and set self.render_mode, because "rgb_array" is in '
     rule += 'metadata["render_modes"]'
     try:
-        env = make(render_mode="rgb_array")
-        env.reset(seed=0)
-        image = None
-        if env.render_mode == "rgb_array":
-            image = env.render()
-    except TypeError as error:  # Gymnasium's, with all that __init__ was given
+        with watchdog.watch("rendering"):
+            env = make(render_mode="rgb_array")
+            env.reset(seed=0)
+            image = None
+            if env.render_mode == "rgb_array":
+                image = env.render()
+            env.close()
+    except TypeError as error:  # from Gymnasium, and lists the arguments of __init__
         must("render_mode" not in str(error), rule)
         raise
-    except Exception as error:  # as where MuJoCo finds no display
+    except Exception as error:  # such as MuJoCo without a display
         print(f"A GIF cannot be drawn here: {type(error).__name__}: {error}")
         return
     must(env.render_mode == "rgb_array", rule)
     must_be_image(image)
 
 
+def check_pictures(space: Any) -> None:
+    """Describe observations that are pictures, and what is unusual about them."""
+    if not are_pictures(space.shape):
+        return
+    if len(space.shape) == 2:
+        height, width = space.shape
+        print(f"Pictures need a channel axis for a CNN: ({height}, {width}, 1).")
+    elif space.shape[0] < min(space.shape[1:]):
+        channels, height, width = space.shape
+        print(f"Pictures of {height} x {width} with {channels} channels first (C, H, W).")
+    else:
+        height, width, channels = space.shape
+        print(f"Pictures of {height} x {width} with {channels} channels last (H, W, C).")
+    if space.dtype != np.uint8:
+        print(f"Pictures should be uint8 from 0 to 255, which take less memory than {space.dtype}.")
+    elif space.low.min() != 0 or space.high.max() != 255:
+        bounds = f"{space.low.min()} to {space.high.max()}"
+        print(f"The bounds of uint8 pictures should be 0 and 255, not {bounds}.")
+
+
+def are_pictures(shape: tuple[int, ...]) -> bool:
+    return len(shape) in (2, 3) and sorted(shape)[-2] >= 32
+
+
+# === Will async pay? ============================================================================
+def measure_speeds(env_id: str) -> dict[tuple[str, int], float | str]:
+    """Measure (vectorization, num_envs) -> steps per second, or the reason of a failure.
+
+    After a failure, larger numbers of environments are skipped.
+    """
+    print("Will async pay? Steps per second of the environment alone (--no-async-test skips this):")
+    speeds: dict[tuple[str, int], float | str] = {}
+    for vectorization in ("sync", "async"):
+        for num_envs in (1, 2, 4, 8):
+            speed = measure_speed(env_id, vectorization, num_envs)
+            speeds[vectorization, num_envs] = speed
+            text = speed if isinstance(speed, str) else f"{speed:,.0f}"
+            print(f"  {vectorization:5} --num-envs {num_envs}: {text}", flush=True)
+            if isinstance(speed, str):
+                break
+    return speeds
+
+
+def measure_speed(env_id: str, vectorization: str, num_envs: int) -> float | str:
+    """Run envs/speed.py. It has its own process group, which is killed at the end."""
+    command = [sys.executable, str(ROOT / "envs/speed.py"), env_id, vectorization, str(num_envs)]
+    command += [str(ASYNC_SECONDS)]
+    variables = os.environ | {"PYTHONSAFEPATH": "1"}  # a file in this folder hides no package
+    # Files rather than pipes: a simulator that survives would keep a pipe open.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, env=variables, start_new_session=True
+        )
+        try:
+            process.wait(ASYNC_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"not finished after {ASYNC_PATIENCE:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        found = re.search(r"^(\S+) steps per second$", out.read(), re.M)
+        return float(found[1]) if found else reason_of(err.read())
+
+
+def reason_of(output: str) -> str:
+    """The exception that ended a process: not the loss of the connection that followed from it."""
+    errors = re.findall(r"^(?:[\w.]+: )?[\w.]*(?:Error|Exception)\b.*", output, re.M)
+    lost = ("EOFError", "ConnectionResetError", "BrokenPipeError")
+    causes = [line for line in errors if not line.startswith(lost)]
+    return (causes or errors or ["the process ended without an error message"])[-1]
+
+
+def recommend_vectorization(speeds: dict[tuple[str, int], float | str]) -> tuple[str, list[str]]:
+    """Return a sentence and the flags for the training script."""
+    numbers = {key: x for key, x in speeds.items() if not isinstance(x, str)}
+    sync = [x for (name, _), x in numbers.items() if name == "sync"]
+    many = {n: x for (name, n), x in numbers.items() if name == "async"}
+    if not numbers:
+        return "Neither sync nor async worked here.", []
+    if not many:
+        return "Use sync, the default: async did not work.", []
+    # The smallest number of environments that is about as fast as the fastest.
+    num_envs = min(n for n, x in many.items() if x > 0.9 * max(many.values()))
+    flags = ["--vectorization", "async", "--num-envs", str(num_envs)]
+    if not sync or isinstance(speeds.get(("sync", 2)), str):
+        return f"Use {' '.join(flags)}: sync did not work with several environments.", flags
+    gain = many[num_envs] / max(sync)
+    if gain < ASYNC_GAIN:
+        return f"Use sync, the default: async is {gain:.2g}x as fast at best.", []
+    return f"Use {' '.join(flags)}: {gain:.2g}x as fast as sync at best.", flags
+
+
 # === Both =======================================================================================
-def kind_of_actions(actions: Any, discrete: type, box: type) -> str:
-    """Return discrete, or continuous where they are vectors of floats between finite bounds."""
+def check_actions(actions: Any, discrete: type, box: type) -> bool:
+    """Check the action space. Return whether actions are continuous."""
     if isinstance(actions, discrete):
-        return "discrete"
+        return False
     must(isinstance(actions, box), f"action_space must be Discrete or a Box, not {actions}")
     must(len(actions.shape) == 1, f"actions in a Box must be vectors, not {actions}")
     is_float = np.issubdtype(actions.dtype, np.floating)
-    must(is_float, f"actions in a Box must be floats, and not {actions.dtype} as in {actions}")
+    must(is_float, f"actions in a Box must be floats, not {actions.dtype} as in {actions}")
     low, high = np.asarray(actions.low), np.asarray(actions.high)
     is_finite = np.isfinite(low).all() and np.isfinite(high).all()
-    has_bounds = bool(is_finite and (low < high).all())
-    must(has_bounds, f"actions in a Box must lie between finite bounds, not {actions}")
-    return "continuous"
+    is_bounded = bool(is_finite and (low < high).all())
+    must(is_bounded, f"actions in a Box must have finite bounds, not {actions}")
+    return True
 
 
-def check_ends(ends: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
-    """Look for a time limit in the lengths of random episodes, beside which stands "terminated".
+def check_episode_ends(episodes: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
+    """Look for a time limit that is returned as terminated.
 
-    Lengths alone do not prove one: a game of its own may always take nine steps. But where its
-    time limit is known to be that long, the same step cannot be both.
+    A game may always take nine steps, so lengths alone prove nothing. But if the known time limit
+    is the length of the longest episodes, not all of them can have terminated by chance.
     """
-    longest = max((length for length, _ in ends), default=0)
-    terminated = [does for length, does in ends if length == longest]
-    told_apart = len(terminated) < 3 or not all(terminated)
-    seen = f"all {len(terminated):,} random episodes that came to step {longest:,} terminated there"
-    rule = f"{seen}, which is also the time limit: return terminated without it"
-    must(told_apart or longest != limit, rule)
-    print(f"In {steps:,} random steps {len(ends):,} episodes ended.")
-    if not told_apart and 20 * len(terminated) >= len(ends):  # any game has a longest one
-        print(f"{seen[:1].upper()}{seen[1:]}: if that is a time limit, it must be truncated.")
+    longest = max((length for length, _ in episodes), default=0)
+    terminated = [flag for length, flag in episodes if length == longest]
+    is_suspicious = len(terminated) >= 3 and all(terminated)
+    found = (
+        f"all {len(terminated):,} random episodes that reached step {longest:,} terminated there"
+    )
+    rule = f"{found}, but that is the time limit: do not return it as terminated"
+    must(not is_suspicious or longest != limit, rule)
+    print(f"{len(episodes):,} episodes ended in {steps:,} random steps.")
+    if is_suspicious and 20 * len(terminated) >= len(episodes):  # at least 5% of the episodes
+        print(f"{found[:1].upper()}{found[1:]}: if that is a time limit, return it as truncated.")
 
 
-def must_end(ends: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
-    """So many steps in a row must end an episode: the returns of those that end are logged."""
+def must_end(episodes: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
+    """Check that episodes end: training logs the returns of finished episodes."""
     is_longer = limit is not None and limit > steps
     rule = f"no episode ended within {steps:,} random steps: terminate or truncate it"
-    must(len(ends) > 0 or is_longer, rule)
+    must(len(episodes) > 0 or is_longer, rule)
 
 
 def microseconds(seconds: float) -> str:
@@ -350,23 +608,23 @@ def microseconds(seconds: float) -> str:
     return f"{1e6 * seconds:,.{digits}f} \N{MICRO SIGN}s"
 
 
-def must_lie_in(obs: np.ndarray, low: Any, high: Any) -> None:
+def must_be_within(obs: np.ndarray, low: Any, high: Any) -> None:
     if not np.isfinite(obs).all():
         fail(f"obs must be finite numbers, not {obs}")
-    rounding = 1e-5 * np.maximum(1, np.abs(obs.astype(float)))
-    outside = (obs < low - rounding) | (obs > high + rounding)
+    tolerance = 1e-5 * np.maximum(1, np.abs(obs.astype(float)))
+    outside = (obs < low - tolerance) | (obs > high + tolerance)
     if outside.any():
-        place = tuple(np.argwhere(outside)[0].tolist())
-        low, high = np.broadcast_to(low, obs.shape)[place], np.broadcast_to(high, obs.shape)[place]
-        rule = f"obs must lie in observation_space, from {low} to {high} at {place}"
-        fail(f"{rule}, not at {obs[place]}")
+        index = tuple(np.argwhere(outside)[0].tolist())
+        low, high = np.broadcast_to(low, obs.shape)[index], np.broadcast_to(high, obs.shape)[index]
+        name = f"obs[{', '.join(map(str, index))}]" if index else "obs"
+        fail(f"{name} is {obs[index]}, outside observation_space ({low} to {high})")
 
 
 def must_be_image(image: Any) -> None:
     array = np.asarray(image)
     is_image = array.ndim == 3 and array.shape[-1] == 3 and array.dtype == np.uint8
-    rule = "render must return (height, width, 3) of uint8, not"
-    must(is_image, f"{rule} {array.shape} of {array.dtype}")
+    rule = "render must return uint8 (height, width, 3), not"
+    must(is_image, f"{rule} {array.dtype} {array.shape}")
 
 
 def must_return(name: str, result: Any, values: str) -> None:
@@ -384,36 +642,59 @@ def fail(rule: str) -> NoReturn:
     sys.exit(2)
 
 
-def scripts_for(kind: str, in_gymnasium: bool) -> str:
-    """The names of this project's scripts that train in it."""
-    rows = tomllib.loads((Path(__file__).parents[1] / "scripts.toml").read_text())
-    names = []
-    for name, row in rows.items():
-        takes_continuous = "_continuous_" in name or row["algorithm"] == "sac"
-        fits = takes_continuous == (kind == "continuous")
-        if fits and name.endswith("_gymnasium") == in_gymnasium:
-            names.append(name)
-    return ", ".join(names)
+# === Command line ===============================================================================
+def script_for(checked: Checked, in_gymnasium: bool) -> list[str]:
+    """Return the script to start with, and its preset if it needs one."""
+    suffix = "_gymnasium" if in_gymnasium else ""
+    if checked.is_continuous:
+        # The default preset is for Pendulum; the other one is for robots with several joints.
+        is_robot = in_gymnasium and math.prod(checked.action_shape) > 1
+        return [f"more/ppo_continuous_linen{suffix}.py", *(["mujoco"] if is_robot else [])]
+    if not in_gymnasium:
+        return ["ppo_linen.py"]
+    cnn = "more/ppo_cnn_linen_gymnasium.py"
+    if are_pictures(checked.obs_shape) and (ROOT / cnn).exists():
+        return [cnn]
+    return ["more/ppo_linen_gymnasium.py"]
 
 
-def main(env_id: str) -> None:
+def main(env_id: str, async_test: bool = False) -> None:
     module, _, name = env_id.rpartition(":")
-    rule = f"name my_module:MyEnv, or in Gymnasium my_module:MyEnv-v0, not {env_id!r}"
+    rule = f"give my_module:MyEnv, or my_module:MyEnv-v0 for Gymnasium, not {env_id!r}"
     must(name != "" and module.replace(".", "_").isidentifier(), rule)
     try:
         found: Any = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
-        rule = f"there is no module {module} in {os.getcwd()} or the packages"
+        rule = f"there is no module {module} in {os.getcwd()} or among the installed packages"
         must(error.name not in (module, module.partition(".")[0]), rule)
-        fail(str(error))  # a package that it imports is missing
+        fail(str(error))  # a package that the module imports is missing
     in_gymnasium = name in gymnasium.registry
+    flags: list[str] = []
     if in_gymnasium:
-        kind = check_gymnasium(name)
+        checked = check_gymnasium(env_id)
+        if async_test:
+            sentence, flags = recommend_vectorization(measure_speeds(env_id))
+            print(sentence)
     else:
-        must(callable(found), f"{module} has no class {name}, and registers no such id")
-        kind = check_gymnax(found())
-    print(f"{env_id} is as these scripts need it: {scripts_for(kind, in_gymnasium)}")
+        must(callable(found), f"{module} has no class {name} and registers no such id")
+        checked = check_gymnax(found())
+    script, *preset = script_for(checked, in_gymnasium)
+    if are_pictures(checked.obs_shape) and "cnn" not in script:
+        print(
+            "The networks of this script flatten pictures; docs/extend.md shows how to use a CNN."
+        )
+    path = ROOT / script
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    print(f"{env_id}: OK. Train with:")
+    print(f"    {shlex.join(['python', str(path), *preset, '--env-id', env_id, *flags])}")
 
 
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("env_id", help="my_module:MyEnv, or my_module:MyEnv-v0 for Gymnasium")
+    parser.add_argument("--no-async-test", action="store_true", help="do not measure async")
+    args = parser.parse_args()
+    main(args.env_id, async_test=not args.no_async_test)

@@ -1,22 +1,20 @@
-"""Craftax with symbols instead of pixels, for gymnax 1.0.1: a large game that is all JAX.
+"""Craftax with symbolic observations, for gymnax 1.0.1: a large game written in JAX.
 
     pip install craftax==1.6.1
     python ppo_linen.py --env-id envs.craftax_symbolic:CraftaxSymbolic
     python ppo_linen.py --env-id envs.craftax_symbolic:CraftaxClassicSymbolic
 
-The rules, worlds, observations and rewards are those of the craftax package (Matthews et al. 2024,
-MIT licence), which is called here; none of its code is. Its one `done` is split: death, or the last
-boss's, terminates an episode, and its limit max_timesteps truncates one.
+Rules, worlds, observations and rewards come from the craftax package (Matthews et al. 2024, MIT
+license). This file calls the package and contains none of its code. It splits `done`: the death of
+the player or of the last boss terminates an episode, and max_timesteps truncates it.
 
-Its own environment makes a new world in every environment at every step, and mostly throws it away,
-although that takes as long as a dozen steps. Here only an episode's end starts another, and its
-world is one of num_worlds, which are made at the first reset and kept. That gives up endless new
-worlds for 1,024: an agent that has been in each of them often may know them by heart, so how it
-does in them says little about others. Ten million steps in episodes of 300 are in each of them 33
-times. The 1,024 worlds take 127 MB, and each program compiled with them holds a copy.
-CraftaxSymbolicEndless makes a new world for each episode, and gives what the package's environment
-does with the same keys. studies/craftax/README.md says how long a step takes with
-either.
+The environment of the package generates a new world in every environment at every step, which takes
+as long as a dozen steps, and usually discards it. Here a world is needed only at the start of an
+episode, and it is one of num_worlds that are generated at the first reset. An agent may memorize
+them, so its returns say little about other worlds: in ten million steps with episodes of 300 steps,
+each of the 1,024 worlds appears 33 times. The 1,024 worlds take 127 MB, and each program compiled
+with them holds a copy. CraftaxSymbolicEndless generates a new world for each episode, and matches
+the environment of the package for equal keys. studies/craftax/README.md compares their speeds.
 """
 
 from functools import cached_property, partial
@@ -28,7 +26,7 @@ import numpy as np
 from gymnax.environments import environment, spaces
 from jax.custom_batching import custom_vmap
 
-try:  # not among the project's requirements: it brings a game engine and a plotting library
+try:  # not in requirements.txt: it installs a game engine and a plotting library
     from craftax.craftax.envs.craftax_symbolic_env import CraftaxSymbolicEnvNoAutoReset
     from craftax.craftax_classic.envs.craftax_symbolic_env import (
         CraftaxClassicSymbolicEnvNoAutoReset,
@@ -39,14 +37,14 @@ except ModuleNotFoundError as error:
 
 
 class CraftaxSymbolic(environment.Environment):
-    """Craftax for gymnax: functions of one environment's state, for jax.jit and jax.vmap.
+    """Craftax for gymnax: pure functions of the state of one environment.
 
-    reset() returns obs (8268,) of float32 and the package's state. step() returns six values: obs,
-    state, reward of float32, terminated, truncated and info, whose "final_observation" is the one
-    before the restart. At most one of terminated and truncated is true.
+    reset() returns obs (8268,) float32 and the state of the package. step() returns obs, state,
+    reward, terminated, truncated and info; info["final_observation"] is the observation before a
+    restart. At most one of terminated and truncated is true.
 
-    num_worlds is how many worlds there are, made by the package's default parameters from the seed;
-    0 makes a new one for each episode. Raises ValueError where it is below that.
+    num_worlds worlds are generated from the seed with the default parameters of the package. With
+    0, each episode has a new world. Raises ValueError if num_worlds is negative.
     """
 
     package: Any = CraftaxSymbolicEnvNoAutoReset
@@ -62,9 +60,9 @@ class CraftaxSymbolic(environment.Environment):
 
     @cached_property
     def worlds(self) -> Any:
-        """NumPy arrays (num_worlds, ...), or (1, ...) of what is the same in all worlds.
+        """NumPy arrays (num_worlds, ...), or (1, ...) if all worlds have the same values.
 
-        Whatever is compiled with them holds a copy, so they are kept small: as uint8, if they fit.
+        Compiled programs hold copies of these arrays, so integers that fit are stored as uint8.
         """
 
         def pack(x: Any) -> np.ndarray:
@@ -76,16 +74,16 @@ class CraftaxSymbolic(environment.Environment):
             )
 
         @jax.jit
-        def make(keys):  # one by one: it compiles in half the time, and is as fast on a CPU
+        def make(keys):  # a loop compiles in half the time, and is as fast on a CPU
             return jax.lax.map(lambda key: self.game.reset_env(key, self.default_params)[1], keys)
 
-        # The first reset may be a traced one, or one without jit. This one runs, and compiled.
+        # Run this compiled, even if the first reset is being traced or runs without jit.
         with jax.ensure_compile_time_eval(), jax.disable_jit(False):
             keys = jax.random.split(jax.random.PRNGKey(self.seed), self.num_worlds)
             return jax.tree.map(pack, make(keys))
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
-        """Begin an episode; return obs and state."""
+        """Start an episode. Return obs and state."""
         if self.num_worlds == 0:
             return strong(self.game.reset_env(key, params))
         world = jax.random.randint(key, (), 0, self.num_worlds)
@@ -95,9 +93,11 @@ class CraftaxSymbolic(environment.Environment):
         return strong((self.game.get_obs(state), state))
 
     def step_env(self, key: jax.Array, state: Any, action: Any, params: Any) -> tuple:
-        """Take an action; return obs, state, reward, terminated and info."""
+        """Take an action. Return obs, state, reward, terminated and info."""
         obs, state, reward, _, info = self.game.step_env(key, state, action, params)
-        info["discount"] = self.discount(state, params)  # the package's is 0 at the limit too
+        info["discount"] = self.discount(
+            state, params
+        )  # not 0 at the time limit, as in the package
         obs, state, reward = strong((obs, state, reward))
         return obs, state, reward, self.is_terminated(state, params), info
 
@@ -105,7 +105,7 @@ class CraftaxSymbolic(environment.Environment):
     def step(
         self, key: jax.Array, state: Any, action: Any, params: Any | None = None
     ) -> tuple[Any, Any, jax.Array, jax.Array, jax.Array, dict[Any, Any]]:
-        """gymnax's step, which would make a new world each time, but for that."""
+        """The step of gymnax, but a new episode is only started if the last one is done."""
         params = self.default_params if params is None else params
         step_key, reset_key = jax.random.split(key)
         last_obs, state, reward, terminated, info = self.step_env(step_key, state, action, params)
@@ -116,10 +116,11 @@ class CraftaxSymbolic(environment.Environment):
         return obs, state, reward, terminated, truncated, info
 
     def restart(self, *given: Any) -> tuple[jax.Array, Any]:
-        """Obs and state after any restart, given done, key, params and obs and state before it.
+        """Return obs and state after a possible restart.
 
-        Under vmap, a condition would begin all episodes and choose between whole states, which are
-        270 kB each. So vmap has a rule of its own: a loop over the environments that are done.
+        The inputs are done, key, params, obs and state. Under vmap, lax.cond would start all
+        episodes and select between whole states of 270 kB. A custom rule for vmap loops over the
+        environments that are done instead.
         """
 
         @custom_vmap
@@ -143,11 +144,11 @@ class CraftaxSymbolic(environment.Environment):
         return one(*given)
 
     def is_terminated(self, state: Any, params: Any) -> jax.Array:
-        """Over by the package's rules, had it no limit."""
+        """Whether the game has ended, ignoring the time limit."""
         return self.game.is_terminal(state, params.replace(max_timesteps=np.iinfo(np.int32).max))
 
     def is_truncated(self, state: Any, params: Any) -> jax.Array:
-        """At the limit, and not over: an end has one reason."""
+        """Whether the time limit was reached, unless the game has ended as well."""
         return (state.timestep >= params.max_timesteps) & ~self.is_terminated(state, params)
 
     def action_space(self, params: Any = None) -> spaces.Discrete:
@@ -162,7 +163,7 @@ class CraftaxSymbolic(environment.Environment):
 
 
 class CraftaxClassicSymbolic(CraftaxSymbolic):
-    """Crafter's game, which is smaller: one level instead of nine, obs (1345,), 17 actions."""
+    """Craftax-Classic, a smaller game: one level instead of nine, obs (1345,), 17 actions."""
 
     package = CraftaxClassicSymbolicEnvNoAutoReset
 
@@ -172,5 +173,5 @@ CraftaxClassicSymbolicEndless = partial(CraftaxClassicSymbolic, num_worlds=0)
 
 
 def strong(tree: Any) -> Any:
-    """As arrays without weak types: the package resets to Python's numbers, and steps to others."""
+    """Convert to arrays without weak types, which the package returns only from some functions."""
     return jax.tree.map(lambda x: x.astype(x.dtype), jax.tree.map(jnp.asarray, tree))

@@ -1,4 +1,4 @@
-"""Doors for gymnax: the rules, and the same game for Gymnasium, are in doors_gymnasium.py.
+"""Doors for gymnax. doors_gymnasium.py has the rules, and the same game for Gymnasium.
 
 python more/dqn_linen.py --env-id envs.doors:Doors
 """
@@ -16,11 +16,11 @@ from envs.doors_gymnasium import DISTANCE, LIMIT, MOVES, NEXT, SIZE, START_ROW, 
 
 @struct.dataclass
 class State:
-    """Where an episode stands, in numbers of int32."""
+    """State of an episode; all fields are int32."""
 
-    row: jax.Array  # of the agent
-    column: jax.Array  # of the agent
-    goal: jax.Array  # the goal's column
+    row: jax.Array  # position of the agent
+    column: jax.Array
+    goal: jax.Array  # column of the goal
     time: jax.Array  # steps taken
 
 
@@ -30,11 +30,11 @@ class Params:
 
 
 class Doors(environment.Environment):
-    """Doors for gymnax: functions of one environment's state, for jax.jit and jax.vmap.
+    """Doors for gymnax: pure functions of the state of one environment.
 
-    The base class has reset() and step(), which calls step_env() and starts the next episode where
-    one ends. step() returns six values: obs (45,), state, reward, terminated, truncated and info,
-    whose "final_observation" is the one before the restart.
+    reset() and step() are inherited. step() calls step_env(), restarts finished episodes, and
+    returns obs (45,), state, reward, terminated, truncated and info; info["final_observation"] is
+    the observation before a restart.
     """
 
     @property
@@ -42,16 +42,16 @@ class Doors(environment.Environment):
         return Params()
 
     def reset_env(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
-        a, b = jax.random.key_data(key)[:2]  # as they are: nothing else is drawn from this key
+        a, b = jax.random.key_data(key)[:2]  # nothing else uses this key
         return self.start(*layout(a, b))
 
     def start(self, agent: Any, goal: Any) -> tuple[jax.Array, State]:
-        """Begin an episode with agent and goal in these columns; return obs and state."""
+        """Start an episode with agent and goal in these columns. Return obs and state."""
         state = State(*map(jnp.int32, (START_ROW, agent, goal, 0)))
         return self.observe(None, state), state
 
     def step_env(self, key: Any, state: State, action: Any, params: Params) -> tuple:
-        """Take an action; return obs, state, reward, terminated and info."""
+        """Take an action. Return obs, state, reward, terminated and info."""
         row, column = jnp.asarray(NEXT)[state.row, state.column, action]
         new = State(row, column, state.goal, state.time + 1)
         reward = self.distance(state) - self.distance(new)
@@ -61,14 +61,14 @@ class Doors(environment.Environment):
         return jnp.asarray(DISTANCE)[state.row, state.column, state.goal]
 
     def observe(self, key: Any, state: State, action: Any = None, params: Any = None) -> jax.Array:
-        places = jnp.stack([state.row, state.column, state.goal])
-        return jax.nn.one_hot(places, SIZE, dtype=jnp.float32).ravel()
+        positions = jnp.stack([state.row, state.column, state.goal])
+        return jax.nn.one_hot(positions, SIZE, dtype=jnp.float32).ravel()
 
     def is_terminated(self, state: State, params: Any) -> jax.Array:
         return self.distance(state) == 0
 
     def is_truncated(self, state: State, params: Params) -> jax.Array:
-        """Too late, and not at the goal: an end has one reason."""
+        """Whether the time limit was reached, unless the agent is at the goal."""
         return (state.time >= params.max_steps_in_episode) & (self.distance(state) > 0)
 
     def action_space(self, params: Any = None) -> spaces.Discrete:
@@ -82,5 +82,5 @@ class Doors(environment.Environment):
         return len(MOVES)
 
     def render(self, state: State, params: Any = None) -> np.ndarray:
-        """Draw one environment's state: (240, 240, 3) of uint8, in NumPy."""
+        """Draw the state of one environment: (240, 240, 3) uint8."""
         return draw(int(state.row), int(state.column), int(state.goal))  # sync

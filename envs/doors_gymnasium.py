@@ -1,30 +1,30 @@
-"""Doors: cross a wall by one of its three gaps, its rules, and the game for Gymnasium.
+"""Doors: cross a wall through one of three gaps. The rules, and the game for Gymnasium.
 
     ........x......   row 0: the goal x
     ...............
-    .####.####.####   row 7: a wall, whose gaps are columns 0, 5 and 10
+    .####.####.####   row 7: a wall with gaps in columns 0, 5 and 10
     ...............
     ...o...........   row 14: the agent o starts here
 
-The grid has 15 x 15 squares, and five of its rows are shown. Agent and goal each get a column at
-random, independently: 225 layouts. Five actions: stay, right, down, left, up. A move into the wall
-or over the border does nothing and pays nothing. Any other pays by how much nearer the goal came,
-as the crow flies, so that all ways there pay the same, and only their lengths differ. The goal
-terminates an episode, and 50 steps without it truncate one. What the agent sees are three one-hots
-of 15: its row, its column, the goal's column.
+The grid has 15 x 15 squares; five of its rows are shown. The columns of agent and goal are drawn
+independently, which gives 225 layouts. The actions are stay, right, down, left and up. A move into
+the wall or across the border has no effect. The reward is the decrease in Euclidean distance to the
+goal, so all paths to the goal have the same return and differ only in length. Reaching the goal
+terminates an episode; otherwise it is truncated after 50 steps. The observation is three one-hot
+vectors of length 15: the row and the column of the agent, and the column of the goal.
 
     python -m studies.doors.run more/dqn_torch_gymnasium.py doors
 
-That trains by the settings with which agents solve all layouts; studies/doors has what they bring.
+This command uses settings with which agents solve all layouts; studies/doors has the results.
 
-doors.py has the same game for gymnax, by the rules in here. This file does without JAX, so that
-PyTorch on Gymnasium need not wait for it.
+doors.py is the same game for gymnax, with the rules of this file. This file does not import JAX,
+so that PyTorch scripts start faster.
 
-The task is that of a public comparison of DQN in PyTorch and in Flax, engyasin/ilsurvey on GitHub.
-There the two libraries had different games: in JAX one key gave both columns, for a while pushing
-against the wall paid, and the last step of a truncated episode saw the next one's first square; in
-Gymnasium every reset seeded the random numbers of the whole process. Here both do the same, to the
-last digit, and start in the same layout where they are given the same two words.
+The task comes from a public comparison of DQN in PyTorch and Flax, engyasin/ilsurvey on GitHub.
+Its two games differed. In JAX, one key determined both columns, some moves into the wall earned a
+reward, and the last step of a truncated episode returned the first observation of the next one. In
+Gymnasium, every reset seeded the random numbers of the whole process. Here both games return equal
+numbers, and the same two words give the same layout.
 """
 
 import math
@@ -33,44 +33,45 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-# === Rules, for both ============================================================================
-SIZE = 15  # rows and columns; rows are counted from the top
-WALL, GAPS = 7, (0, 5, 10)  # the wall's row, and its columns without wall
+# === Rules of both games ========================================================================
+SIZE = 15  # rows and columns; row 0 is the top
+WALL, GAPS = 7, (0, 5, 10)  # row of the wall, columns of its gaps
 GOAL_ROW, START_ROW = 0, SIZE - 1
-MOVES = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0))  # of each action: rows down, columns right
-LIMIT = 50  # steps; the longest of the shortest ways has 28
+MOVES = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0))  # (rows down, columns right) per action
+LIMIT = 50  # time limit in steps; a shortest path has at most 28
 
 
-def neighbour(row: int, column: int, move: tuple[int, int]) -> tuple[int, int]:
-    """Where a move leads to: where it began, if there is wall or border."""
+def neighbor(row: int, column: int, move: tuple[int, int]) -> tuple[int, int]:
+    """Return the square after a move. The wall and the border stop it."""
     to = row + move[0], column + move[1]
     inside = 0 <= to[0] < SIZE and 0 <= to[1] < SIZE
     return to if inside and (to[0] != WALL or to[1] in GAPS) else (row, column)
 
 
-# What both look up at every step, computed once.
+# Tables for both games.
 LINE = range(SIZE)
-NEXT = np.array(  # [row, column, action]: the square after it
-    [[[neighbour(i, j, move) for move in MOVES] for j in LINE] for i in LINE], np.int32
+NEXT = np.array(  # [row, column, action] -> next square
+    [[[neighbor(i, j, move) for move in MOVES] for j in LINE] for i in LINE], np.int32
 )
-DISTANCE = np.array(  # [row, column, goal's column]: from there to the goal
+DISTANCE = np.array(  # [row, column, goal column] -> distance to the goal
     [[[math.hypot(i - GOAL_ROW, j - goal) for goal in LINE] for j in LINE] for i in LINE], "f"
 )
 
 
 def layout(a: Any, b: Any) -> tuple[Any, Any]:
-    """The columns of agent and goal that two words of 32 bits stand for.
+    """Map two 32-bit words to the columns of agent and goal.
 
-    The words are integers, or uint32 in JAX. All 225 layouts are equally likely, also for the words
-    of PRNGKey(0), PRNGKey(1), ..., which are no random ones: (0, 0), (0, 1), ...
+    The words are Python integers or uint32 arrays in JAX. All 225 layouts are equally likely, even
+    for the words of PRNGKey(0), PRNGKey(1), ..., which are (0, 0), (0, 1), ...
     """
     return divmod(scramble(scramble(a) ^ b) % SIZE**2, SIZE)
 
 
 def scramble(x: Any) -> Any:
-    """A hash of 32 bits into 31: what overflows in JAX, the mask cuts off in Python.
+    """Hash 32 bits to 31 bits.
 
-    (JAX would not take a mask of 32 bits as a constant.)
+    Python integers do not overflow as in JAX, so a mask removes the high bits. It has 31 bits
+    because JAX does not accept a 32-bit constant.
     """
     for _ in range(2):
         x = (x ^ x >> 16) * 0x45D9F3B & 0x7FFFFFFF
@@ -78,18 +79,18 @@ def scramble(x: Any) -> Any:
 
 
 def all_layouts() -> np.ndarray:
-    """The columns of agent and goal in all layouts, (225, 2), the goal's changing fastest."""
+    """The columns of agent and goal in all layouts, (225, 2). The goal changes fastest."""
     return np.indices((SIZE, SIZE)).reshape(2, -1).T
 
 
 def optimal_steps(agent: Any, goal: Any) -> Any:
-    """Steps of the shortest way from one column to another: of integers, or of arrays of them."""
+    """Length of a shortest path between these columns, which are integers or arrays."""
     sideways = [abs(agent - gap) + abs(goal - gap) for gap in GAPS]
     return START_ROW - GOAL_ROW + np.min(sideways, axis=0)
 
 
 def draw(row: int, column: int, goal: int) -> np.ndarray:
-    """A picture (240, 240, 3) of uint8: the agent is a blue disc, the goal an orange square."""
+    """Draw an image (240, 240, 3) uint8. The agent is a blue disc, the goal an orange square."""
     colors = np.full((SIZE, SIZE, 3), 245, np.uint8)
     colors[WALL] = 70, 70, 80
     colors[WALL, GAPS] = 245
@@ -104,14 +105,14 @@ def draw(row: int, column: int, goal: int) -> np.ndarray:
 
 # === Gymnasium ==================================================================================
 class DoorsGymnasium(gymnasium.Env):
-    """Doors for Gymnasium: one environment, which changes its own state, in plain Python.
+    """Doors for Gymnasium, in plain Python.
 
-    It counts its steps itself. Gymnasium's TimeLimit, which register(max_episode_steps=50) would
-    put around it, also calls truncated what terminates in the last step.
+    It counts its steps itself, because the TimeLimit wrapper of Gymnasium also sets truncated if
+    the episode terminates in the last step.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    # In a list a number is found several times faster than in an array.
+    # Indexing a list is several times faster than indexing an array.
     next_square, distance = NEXT.tolist(), DISTANCE.tolist()
 
     def __init__(self, render_mode: str | None = None, max_steps_in_episode: int = LIMIT) -> None:
@@ -120,10 +121,11 @@ class DoorsGymnasium(gymnasium.Env):
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (3 * SIZE,))
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        """Begin an episode; return obs (45,) and info.
+        """Start an episode. Return obs (45,) and info.
 
-        options={"words": (a, b)} begins as gymnax does with a key of these words, and
-        options={"layout": (agent, goal)} in these columns; ValueError if they are none.
+        options={"words": (a, b)} gives the layout of a gymnax key with these words, and
+        options={"layout": (agent, goal)} these columns. Raises ValueError if there is no such
+        column.
         """
         super().reset(seed=seed)
         options = options or {}
@@ -134,12 +136,14 @@ class DoorsGymnasium(gymnasium.Env):
         else:
             agent, goal = layout(*self.np_random.integers(2**32, size=2).tolist())
         if agent not in LINE or goal not in LINE:
-            raise ValueError(f"a layout is two columns from 0 to {SIZE - 1}, not {agent}, {goal}")
+            raise ValueError(
+                f"layout must be two columns from 0 to {SIZE - 1}, not {agent}, {goal}"
+            )
         self.row, self.column, self.goal, self.time = START_ROW, agent, goal, 0
         return self.observe(), {}
 
     def step(self, action: Any) -> tuple:
-        """Take an action; return obs (45,), reward, terminated, truncated and info."""
+        """Take an action. Return obs (45,), reward, terminated, truncated and info."""
         before = self.distance[self.row][self.column][self.goal]
         self.row, self.column = self.next_square[self.row][self.column][action]
         after = self.distance[self.row][self.column][self.goal]
@@ -153,10 +157,10 @@ class DoorsGymnasium(gymnasium.Env):
         return obs
 
     def render(self) -> Any:
-        """Draw the state: (240, 240, 3) of uint8."""
+        """Draw the state: (240, 240, 3) uint8."""
         return draw(self.row, self.column, self.goal)
 
 
 gymnasium.register("Doors-v0", f"{__name__}:DoorsGymnasium")
-SHORT = {"max_steps_in_episode": 15}  # as in the public comparison: few layouts can be solved
+SHORT = {"max_steps_in_episode": 15}  # as in the public comparison; few layouts can be solved
 gymnasium.register("DoorsShort-v0", f"{__name__}:DoorsGymnasium", kwargs=SHORT)

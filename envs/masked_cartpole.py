@@ -1,10 +1,10 @@
-"""CartPole without its velocities, for gymnax and for Gymnasium: only memory can tell them.
+"""CartPole without velocities, for gymnax and for Gymnasium: a task for recurrent PPO.
 
     python more/ppo_rnn_linen.py --env-id envs.masked_cartpole:MaskedCartPole
     python more/ppo_torch_gymnasium.py --env-id envs.masked_cartpole:MaskedCartPole-v0
 
-All is as in CartPole-v1, but the agent sees where the cart is and how the pole leans, and not how
-fast they move. A velocity is what changed from one observation to the next.
+As CartPole-v1, but observations contain only the position of the cart and the angle of the pole.
+The agent must infer the velocities from earlier observations.
 """
 
 import gymnasium

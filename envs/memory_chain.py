@@ -1,9 +1,9 @@
-"""gymnax's MemoryChain of 30 steps, instead of 5.
+"""MemoryChain of gymnax with 30 steps instead of 5.
 
     python more/ppo_rnn_linen.py --env-id envs.memory_chain:MemoryChain30
 
-The first observation holds a bit, and the action that repeats it at the end of the episode is worth
-1, the other one -1.
+The first observation contains a bit. At the end of the episode, the action that equals this bit
+earns a reward of 1, and the other action -1.
 """
 
 from gymnax.environments import spaces
@@ -16,4 +16,4 @@ class MemoryChain30(MemoryChain):
         return EnvParams(memory_length=30)
 
     def observation_space(self, params: EnvParams) -> spaces.Box:
-        return spaces.Box(-1, 1, (self.num_bits + 2,))  # gymnax's begins at 0; the bit is -1 or 1
+        return spaces.Box(-1, 1, (self.num_bits + 2,))  # the bit is -1 or 1; gymnax says 0 to 1

@@ -1,28 +1,29 @@
-"""DeepMind's Control Suite as MuJoCo Playground has it, for gymnax 1.0.1: physics in JAX.
+"""The DeepMind Control Suite of MuJoCo Playground for gymnax 1.0.1, with physics in JAX.
 
     pip install playground==0.2.0
     python more/ppo_continuous_linen.py --env-id envs.playground:CheetahRun
 
-There are AcrobotSwingup, AcrobotSwingupSparse, BallInCup, CartpoleBalance, CartpoleBalanceSparse,
-CartpoleSwingup, CartpoleSwingupSparse, CheetahRun, FingerSpin, FingerTurnEasy, FingerTurnHard,
-FishSwim, HopperHop, HopperStand, HumanoidRun, HumanoidStand, HumanoidWalk, PendulumSwingup,
-PointMass, ReacherEasy, ReacherHard, SwimmerSwimmer6, WalkerRun, WalkerStand and WalkerWalk.
+The tasks are AcrobotSwingup, AcrobotSwingupSparse, BallInCup, CartpoleBalance,
+CartpoleBalanceSparse, CartpoleSwingup, CartpoleSwingupSparse, CheetahRun, FingerSpin,
+FingerTurnEasy, FingerTurnHard, FishSwim, HopperHop, HopperStand, HumanoidRun, HumanoidStand,
+HumanoidWalk, PendulumSwingup, PointMass, ReacherEasy, ReacherHard, SwimmerSwimmer6, WalkerRun,
+WalkerStand and WalkerWalk.
 
-Physics, observations and rewards are those of the playground package (Zakka et al. 2025, Apache 2
-licence), which is called here; none of its code is. An action's numbers lie in [-1, 1]. An episode
-is truncated after 1,000 steps, and begins from one of 1,024 starts, for which envs/pooled.py gives
-the reason.
+Physics, observations and rewards come from the playground package (Zakka et al. 2025, Apache 2
+license). This file calls the package and contains none of its code. Actions are in [-1, 1].
+Episodes are truncated after 1,000 steps. They start from one of 1,024 initial states;
+envs/pooled.py explains why.
 
-The package would simulate with Warp, which needs an NVIDIA GPU. Here MuJoCo's physics in JAX (MJX)
-does, on any device. The package's robots for locomotion and manipulation are left out, since their
-models are downloaded when they are first used.
+By default the package simulates with Warp, which needs an NVIDIA GPU. This file selects MuJoCo in
+JAX (MJX), which runs on any device. The locomotion and manipulation robots are missing because the
+package downloads their models on first use.
 """
 
 from functools import partial
 
 from envs.pooled import Pooled
 
-try:  # not among the project's requirements: it brings 550 MB
+try:  # not in requirements.txt: 550 MB
     from mujoco_playground import dm_control_suite
 except ModuleNotFoundError as error:
     reason = "envs.playground needs a package: pip install playground==0.2.0"
@@ -36,7 +37,7 @@ def make(name: str) -> Pooled:
 
 
 def __getattr__(name: str) -> partial[Pooled]:
-    """CheetahRun -> the function that makes one. Python asks here for what it does not find."""
+    """Return a function that makes the task, such as CheetahRun."""
     if name in dm_control_suite.ALL_ENVS:
         return partial(make, name)
     raise AttributeError(f"{__name__} has no {name}")

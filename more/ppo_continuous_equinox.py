@@ -245,9 +245,9 @@ def scale_reward(reward, stats: RunningMeanStd, args: Args):
 
 # === Agent ======================================================================================
 class Linear(eqx.Module):
-    """A layer for batches. eqx.nn.Linear takes one sample, and is slower under jax.vmap."""
+    """A linear layer for batches. eqx.nn.Linear takes one sample, and is slower with jax.vmap."""
 
-    bias: jax.Array  # first, so that the norm of the gradient adds up in the same order as in Linen
+    bias: jax.Array  # first, so that the gradient norm is summed in the same order as in Linen
     weight: jax.Array
 
     def __init__(self, num_inputs, num_outputs, key, scale=2**0.5):
@@ -303,7 +303,7 @@ class Agent(eqx.Module):
 class TrainState(eqx.Module):
     agent: Agent
     opt_state: optax.OptState
-    step: jax.Array  # number of optimizer steps so far
+    step: jax.Array  # number of completed optimizer steps
     tx: optax.GradientTransformation = eqx.field(static=True)  # functions, not arrays
 
 
@@ -562,7 +562,7 @@ class Checkpoint(NamedTuple):
 
     iteration: int  # number of completed iterations
     stats: Stats
-    train_state: TrainState  # its agent comes first, so that load_policy can stop reading after it
+    train_state: TrainState  # its agent comes first: load_policy reads no further
     obs: jax.Array
     env_state: Any
 

@@ -114,8 +114,8 @@ FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", 
 
 
 def parse_args() -> Args:
-    """Parse the command line: an optional preset, then flags. With --resume, no preset."""
-    saved = args_to_resume()  # with --resume, the run's arguments are the defaults
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
+    saved = args_to_resume()
     if saved:
         return tyro.cli(Args, default=saved)
     mujoco = Args(
@@ -125,13 +125,9 @@ def parse_args() -> Args:
         num_steps=64,
         num_minibatches=8,
     )
-    presets = {
-        "pendulum": (
-            "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings.",
-            Args(),
-        ),
-        "mujoco": ("The best of the settings tried on HalfCheetah-v5, with one seed.", mujoco),
-    }
+    default = "For Pendulum-v1. Put mujoco before the flags to use the MuJoCo settings."
+    best = "The best of the settings tried on HalfCheetah-v5, with one seed."
+    presets = {"pendulum": (default, Args()), "mujoco": (best, mujoco)}
     argv = sys.argv[1:]
     if not argv or argv[0] not in presets:
         argv = ["pendulum", *argv]

@@ -540,7 +540,7 @@ class Checkpoint(NamedTuple):
     """Everything a resumed run needs to continue exactly."""
 
     iteration: int  # number of completed iterations
-    train_state: dict  # the arrays of agent and optimizer, by name
+    train_state: dict  # arrays of the agent and the optimizer
     stats: Stats
     obs: jax.Array
     env_state: Any

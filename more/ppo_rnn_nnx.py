@@ -3,40 +3,40 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO with memory in JAX and Flax NNX: a GRU between the observation and the two heads.
+"""Recurrent PPO in JAX with Flax NNX: actor and critic share a GRU.
 
     python more/ppo_rnn_nnx.py --env-id MemoryChain-bsuite --seed 1
 
-Read Agent to Training first. "# sync" marks a line that waits for the device. What to look at:
-- Agent is asked in parts: encode what is seen, remember it, then say what to do and its value.
-- rollout carries each environment's memory on, and empties it where an episode ends.
-- update shuffles environments and not steps: a minibatch is of whole sequences.
-- unroll goes through a sequence as the rollout did, from the memory that the rollout began with.
-Diff me with ppo_nnx.py to see what memory changes, with ppo_rnn_linen.py to see what NNX does.
+Start reading at Agent:
+- Agent encodes the observation, updates the GRU state, and reads logits and value from it.
+- rollout() carries the GRU state of each environment, and resets it when an episode ends.
+- update() shuffles environments, not steps: a minibatch consists of whole sequences.
+- unroll() recomputes the GRU states, starting from the state at the start of the rollout.
+Lines marked "# sync" wait for the device.
+
+Compare with ppo_nnx.py to see what the GRU changes, or with ppo_rnn_linen.py to see Flax Linen.
 """
 
-import time
-
-START = time.perf_counter()  # before the imports, which take seconds
-
 import argparse
+import atexit
 import importlib
 import json
 import math
 import os
-import platform
+import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else wide orthogonal() takes 20 s, not 2
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # speeds up orthogonal() of wide layers 10x
 
 import gymnax
 import jax
@@ -54,68 +54,77 @@ from tensorboard.summary import Writer
 # === Arguments ==================================================================================
 @dataclass
 class Args:
-    seed: int = 1  # seed of all random numbers
+    seed: int = 1  # random seed
     env_id: str = "CartPole-v1"  # gymnax environment with discrete actions, or my_module:MyEnv
-    total_timesteps: int = 819_200  # environment steps, in whole rollouts
+    total_timesteps: int = 819_200  # environment steps, rounded down to whole rollouts
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 32  # parallel environments
     num_steps: int = 256  # steps per environment and rollout
     gamma: float = 0.98  # discount factor
-    gae_lambda: float = 0.95  # lambda of advantage estimation (GAE)
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 8  # minibatches per epoch
     update_epochs: int = 10  # passes over each rollout
-    norm_adv: bool = True  # normalise advantages per minibatch
-    clip_coef: float = 0.2  # clipping range of ratio and value
+    norm_adv: bool = True  # normalize advantages in each minibatch
+    clip_coef: float = 0.2  # clipping range of the ratio and of the value
     clip_vloss: bool = True  # clip the value loss
     ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.02  # weight of the value loss, whose gradient shapes the memory too
-    max_grad_norm: float = 0.5  # largest global norm of the gradient
+    vf_coef: float = 0.02  # weight of the value loss; low, since actor and critic share the GRU
+    max_grad_norm: float = 0.5  # maximum global norm of the gradient
     adam_eps: float = 1e-5  # Adam's epsilon
-    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs); off: with 0
+    bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
     hidden_sizes: tuple[int, ...] = (64,)  # hidden layers of the encoder
-    gru_hidden_size: int = 64  # how many numbers the memory of an environment has
-    feed_back: bool = False  # observe the last action and reward too, which a bandit's memory needs
+    gru_hidden_size: int = 64  # size of the GRU state
+    feed_back: bool = False  # append the last action (one-hot) and reward to the observation
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time both phases
-    runs_dir: str = "runs"  # folder that gets one folder per run
-    run_name: str = ""  # that folder's name; by default {env_id}__{script}__{seed}__{time}
-    track: bool = False  # log to Weights & Biases, too
-    save_every: int = 0  # iterations between checkpoints; 0: only when training ends or is stopped
-    resume: str = ""  # folder of a run to resume; its arguments are the defaults of all others
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    runs_dir: str = "runs"  # where run folders are created
+    run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
+    track: bool = False  # log to Weights & Biases as well
+    save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
+    resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Work out the sizes. On the command line, a ValueError becomes a message."""
-        if self.seed not in range(2**32):  # JAX would take the lower bits, which are another seed
-            raise ValueError("--seed must lie between 0 and 2**32 - 1")
+        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
+        if self.seed not in range(2**32):  # JAX would silently drop the upper bits
+            raise ValueError("--seed must be between 0 and 2**32 - 1")
+        counts = ("num_envs", "num_steps", "num_minibatches", "update_epochs", "gru_hidden_size")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
         self.batch_size = self.num_envs * self.num_steps
         self.num_iterations = self.total_timesteps // self.batch_size
         self.num_optimizer_steps = self.num_iterations * self.update_epochs * self.num_minibatches
         if self.num_envs % self.num_minibatches != 0:
-            raise ValueError(f"--num-minibatches must divide --num-envs, which is {self.num_envs}")
+            raise ValueError(f"--num-minibatches must divide --num-envs, {self.num_envs}")
         if self.num_iterations < 1:
-            raise ValueError(f"--total-timesteps must be at least a batch, {self.batch_size} steps")
-        self.hidden_sizes = tuple(self.hidden_sizes)  # run.json has a list
+            raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
+        self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+
+
+# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
+FIXED += ("gru_hidden_size", "feed_back")
 
 
 def parse_args() -> Args:
-    """Read the command line. With --resume, the run's own arguments are the defaults."""
+    """Parse the command line. With --resume, the run's arguments are the defaults."""
     return tyro.cli(Args, default=args_to_resume() or Args())
 
 
 # === Environment ================================================================================
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
-    inner: Any  # gymnax's own state; N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the running episode
+    inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
+    episode_return: jax.Array  # (N,), of the current episode so far
     episode_length: jax.Array  # (N,)
 
 
 class VecEnv:
-    """N = num_envs gymnax environments with flat observations; an episode's end starts the next."""
+    """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int, feed_back: bool = False) -> None:
-        if ":" in env_id:  # your own; envs/check.py tests it
+        if ":" in env_id:  # your own class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -124,33 +133,32 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
-                fail(f"--env-id: {error}")
+                hint = "use more/ppo_linen_gymnasium.py or ppo_torch_gymnasium.py"
+                fail(f"{error} For an environment of Gymnasium, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "see more/ppo_continuous_linen.py or ppo_continuous_torch.py"
-            fail(f"--env-id: {env_id} has continuous actions: {hint}")
+            hint = "use more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.feed_back = feed_back
         self.num_actions = space.n
         self.obs_shape = self.env.observation_space(self.params).shape
-        self.obs_dim = math.prod(self.obs_shape)
-        if feed_back:  # the action as num_actions numbers, one of them 1, and the reward
-            self.obs_dim += self.num_actions + 1
-            self.obs_shape = (self.obs_dim,)
+        if feed_back:
+            self.obs_shape = (math.prod(self.obs_shape) + self.num_actions + 1,)
 
     def reset(self, key: jax.Array) -> tuple[jax.Array, EnvState]:
-        """Start every environment; return obs (N, obs_dim) and the state."""
+        """Start all environments. Return obs (N, *obs_shape) and the state."""
         key, reset_key = jax.random.split(key)
         obs, inner = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
-        # Some environments return weakly typed arrays from reset and strongly typed ones from step,
-        # so what takes the state would compile twice. astype makes all of them strong.
-        inner = jax.tree.map(lambda x: x.astype(x.dtype), inner)
+        # Some environments return weakly typed arrays from reset but not from step, which would
+        # compile rollout twice. astype makes the types strong.
+        obs, inner = jax.tree.map(lambda x: x.astype(x.dtype), (obs, inner))
         zeros = jnp.zeros(self.num_envs)
-        nothing = jnp.zeros((self.num_envs, self.num_actions + 1))
-        return self.flatten(obs, nothing), EnvState(key, inner, zeros, zeros)
+        obs = self.add_feedback(obs, jnp.zeros((self.num_envs, self.num_actions + 1)))
+        return obs, EnvState(key, inner, zeros, zeros)
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[jax.Array, EnvState, dict]:
-        """Take action (N,) int32; return obs (after any restart), state and a dict of results."""
+        """Step with action (N,). Return obs (after any restart), the state and the results."""
         key, step_key = jax.random.split(state.key)
         keys = jax.random.split(step_key, self.num_envs)
         step = jax.vmap(partial(self.env.step, params=self.params))
@@ -159,23 +167,25 @@ class VecEnv:
         feedback = jnp.column_stack([jax.nn.one_hot(action, self.num_actions), reward])
         episode_return = state.episode_return + reward
         episode_length = state.episode_length + 1
-        result = {
+        results = {
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
-            "next_obs": self.flatten(info["final_observation"], feedback),
+            "next_obs": self.add_feedback(info["final_observation"], feedback),
             "episode_return": episode_return,
             "episode_length": episode_length,
         }
         done = terminated | truncated
-        obs = self.flatten(obs, jnp.where(done[:, None], 0, feedback))
+        obs = self.add_feedback(obs, jnp.where(done[:, None], 0, feedback))
         episode_return = jnp.where(done, 0, episode_return)
         episode_length = jnp.where(done, 0, episode_length)
-        return obs, EnvState(key, inner, episode_return, episode_length), result
+        return obs, EnvState(key, inner, episode_return, episode_length), results
 
-    def flatten(self, obs: jax.Array, feedback: jax.Array) -> jax.Array:
-        obs = obs.reshape(self.num_envs, -1).astype(jnp.float32)
-        return jnp.column_stack([obs, feedback]) if self.feed_back else obs
+    def add_feedback(self, obs: jax.Array, feedback: jax.Array) -> jax.Array:
+        """With feed_back, flatten obs and append feedback (N, num_actions + 1)."""
+        if not self.feed_back:
+            return obs
+        return jnp.column_stack([obs.reshape(self.num_envs, -1).astype(jnp.float32), feedback])
 
 
 # === Agent ======================================================================================
@@ -194,38 +204,39 @@ class MLP(nnx.Module):
 
 class Agent(nnx.Module):
     def __init__(self, obs_shape, hidden_sizes, num_actions, gru_hidden_size, rngs):
-        obs_dim = math.prod(obs_shape)  # obs comes flat; a CNN would first restore its shape
-        size = gru_hidden_size
-        self.encoder = MLP(obs_dim, hidden_sizes, 3 * size, output_scale=1.0, rngs=rngs)
+        obs_size, size = math.prod(obs_shape), gru_hidden_size
+        self.encoder = MLP(obs_size, hidden_sizes, 3 * size, output_scale=1.0, rngs=rngs)
         self.recurrent = MLP(size, (), 3 * size, output_scale=1.0, rngs=rngs)
         self.actor = MLP(size, (), num_actions, output_scale=0.01, rngs=rngs)
         self.critic = MLP(size, (), 1, output_scale=1.0, rngs=rngs)
 
     def encode(self, obs):
-        return self.encoder(obs)  # (..., obs_dim) -> (..., 3 H), H = gru_hidden_size
+        """(B, *obs_shape) -> (B, 3 H), the inputs of the GRU gates; H = gru_hidden_size."""
+        return self.encoder(obs.reshape(len(obs), -1).astype(jnp.float32))
 
-    def remember(self, memory, encoded):
-        """A step of a GRU, as torch.nn.GRU does it: (..., H), (..., 3 H) -> (..., H)."""
+    def gru_step(self, gru_state, encoded):
+        """One step of a GRU, defined as in torch.nn.GRU: (..., H), (..., 3 H) -> (..., H)."""
         from_obs = jnp.split(encoded, 3, axis=-1)
-        from_memory = jnp.split(self.recurrent(memory), 3, axis=-1)
-        reset = nnx.sigmoid(from_obs[0] + from_memory[0])
-        keep = nnx.sigmoid(from_obs[1] + from_memory[1])
-        new = nnx.tanh(from_obs[2] + reset * from_memory[2])
-        return (1 - keep) * new + keep * memory
+        from_state = jnp.split(self.recurrent(gru_state), 3, axis=-1)
+        reset_gate = nnx.sigmoid(from_obs[0] + from_state[0])
+        update_gate = nnx.sigmoid(from_obs[1] + from_state[1])
+        new = nnx.tanh(from_obs[2] + reset_gate * from_state[2])
+        return (1 - update_gate) * new + update_gate * gru_state
 
-    def get_logits(self, memory):
-        return self.actor(memory)  # (..., H) -> (..., num_actions)
+    def get_logits(self, gru_state):
+        return self.actor(gru_state)  # (..., H) -> (..., num_actions)
 
-    def get_value(self, memory):
-        return self.critic(memory).squeeze(-1)  # (..., H) -> (...)
+    def get_value(self, gru_state):
+        return self.critic(gru_state).squeeze(-1)  # (..., H) -> (...)
 
-    def __call__(self, memory, obs):
-        memory = self.remember(memory, self.encode(obs))
-        return self.get_logits(memory), self.get_value(memory), memory
+    def __call__(self, gru_state, obs):
+        """One step: (B, H), (B, *obs_shape) -> logits, value, new gru_state."""
+        gru_state = self.gru_step(gru_state, self.encode(obs))
+        return self.get_logits(gru_state), self.get_value(gru_state), gru_state
 
 
 def make_agent(args: Args, obs_shape, num_actions: int, key) -> tuple[Agent, nnx.Optimizer]:
-    """Initialise the parameters and Adam."""
+    """Initialize the parameters and the optimizer."""
     sizes = (args.hidden_sizes, num_actions, args.gru_hidden_size)
     agent = Agent(obs_shape, *sizes, nnx.Rngs(key))
     adam = optax.adam(make_schedule(args), eps=args.adam_eps)
@@ -234,7 +245,7 @@ def make_agent(args: Args, obs_shape, num_actions: int, key) -> tuple[Agent, nnx
 
 
 def make_schedule(args: Args) -> optax.Schedule:
-    """The learning rate after so many optimizer steps; CleanRL changes it once an iteration."""
+    """Learning rate by optimizer step. CleanRL changes it once per iteration instead."""
     if not args.anneal_lr:
         return optax.constant_schedule(args.learning_rate)
     return optax.linear_schedule(args.learning_rate, 0.0, args.num_optimizer_steps)
@@ -242,72 +253,72 @@ def make_schedule(args: Args) -> optax.Schedule:
 
 # === Storage ====================================================================================
 class Storage(NamedTuple):
-    """A rollout of T = num_steps in N = num_envs environments."""
+    """A rollout: T = num_steps steps in N = num_envs environments."""
 
-    obs: jax.Array  # (T, N, obs_dim), what the action was drawn from
+    obs: jax.Array  # (T, N, *obs_shape), what the policy saw
     action: jax.Array  # (T, N) int32
     logprob: jax.Array  # (T, N)
-    memory: jax.Array  # (T, N, H), H = gru_hidden_size, once obs is in it
-    first_memory: jax.Array  # (N, H), before the first obs
-    reward: jax.Array  # (T, N), result of the action, like all fields below
+    gru_state: jax.Array  # (T, N, H), H = gru_hidden_size, after obs, before any reset
+    initial_gru_state: jax.Array  # (N, H), before the first obs
+    reward: jax.Array  # (T, N); this and the fields below result from the action
     terminated: jax.Array  # (T, N) bool
     truncated: jax.Array  # (T, N) bool
-    next_obs: jax.Array  # (T, N, obs_dim), before any restart
+    next_obs: jax.Array  # (T, N, *obs_shape), before any restart
     episode_return: jax.Array  # (T, N), including this step
     episode_length: jax.Array  # (T, N)
 
 
 class Batch(NamedTuple):
-    """What the loss reads: whole sequences; B = num_envs, or those of a minibatch."""
+    """Inputs of the loss: sequences of T steps; B is num_envs or the size of a minibatch."""
 
-    first_memory: jax.Array  # (B, H)
+    initial_gru_state: jax.Array  # (B, H)
     done: jax.Array  # (B, T) bool
-    obs: jax.Array  # (B, T, obs_dim)
+    obs: jax.Array  # (B, T, *obs_shape)
     action: jax.Array  # (B, T) int32
     logprob: jax.Array  # (B, T)
     value: jax.Array  # (B, T)
     advantage: jax.Array  # (B, T)
-    target: jax.Array  # (B, T), of the critic: the lambda-return
+    target: jax.Array  # (B, T), the lambda-return that the critic learns
 
 
 # === Rollout ====================================================================================
-def rollout(agent, obs, memory, env_state, key, env: VecEnv, args: Args):
-    """Act for num_steps from obs (N, obs_dim), memory (N, H); return all to go on from, Storage."""
-    # Drawn for all steps at once, noise takes less time than drawn in every step.
+def rollout(agent, obs, gru_state, env_state, key, env: VecEnv, args: Args):
+    """Act for num_steps. Return the last obs, GRU state and env_state, and the Storage."""
+    # Drawing the noise of all steps at once is faster than drawing it in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
     def step(carry, step_noise):
-        obs, memory, env_state = carry
-        # The loop may read agent, like any array from outside; what it changes, it must carry.
-        logits, _, memory = agent(memory, obs)
+        obs, gru_state, env_state = carry
+        # The loop may use objects from outside, but must carry those that it changes.
+        logits, _, gru_state = agent(gru_state, obs)
         action = (logits + step_noise).argmax(-1)  # Gumbel-max trick: samples softmax(logits)
-        new_obs, env_state, result = env.step(env_state, action)
-        new_memory = forget(memory, result["terminated"] | result["truncated"])
-        return (new_obs, new_memory, env_state), (obs, action, logits, memory, result)
+        new_obs, env_state, results = env.step(env_state, action)
+        new_gru_state = reset_gru(gru_state, results["terminated"] | results["truncated"])
+        return (new_obs, new_gru_state, env_state), (obs, action, logits, gru_state, results)
 
-    # A compiled loop over noise: the carry goes on from step to step, the outputs are stacked.
-    last, steps = jax.lax.scan(step, (obs, memory, env_state), noise)
-    all_obs, action, logits, memories, result = steps
+    # A compiled loop over the noise. The carry is passed from step to step; outputs are stacked.
+    last, outputs = jax.lax.scan(step, (obs, gru_state, env_state), noise)
+    all_obs, action, logits, gru_states, results = outputs
     logprob = logprob_of(action, jax.nn.log_softmax(logits))
-    return *last, Storage(all_obs, action, logprob, memories, first_memory=memory, **result)
+    return *last, Storage(all_obs, action, logprob, gru_states, gru_state, **results)
 
 
-def forget(memory, done):
-    """Empty the memory (N, H) of environments whose episode is done (N,)."""
-    return jnp.where(done[:, None], 0.0, memory)
+def reset_gru(gru_state, done):
+    """Zero the GRU state (N, H) where an episode is done (N,)."""
+    return jnp.where(done[:, None], 0.0, gru_state)
 
 
 def logprob_of(action, logprobs):
-    """(...), (..., num_actions) -> (...)."""
+    """Log-probability of the actions taken: (...), (..., num_actions) -> (...)."""
     return jnp.take_along_axis(logprobs, action[..., None], axis=-1).squeeze(-1)
 
 
 # === GAE ========================================================================================
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
-    """Advantages (T, N) from V(obs) and V(next_obs), each (T, N) (Schulman et al. 2016, eq. 16).
+    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
 
-    A termination has no future value. A truncation bootstraps from V(next_obs), unless
-    bootstrap_truncated is off. Both cut the recursion: the next step is another episode's.
+    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
+    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -320,23 +331,23 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
         return advantage, advantage
 
     last = jnp.zeros(args.num_envs)
-    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # back in time
+    _, advantages = jax.lax.scan(step, last, (delta, decay), reverse=True)  # backwards in time
     return advantages
 
 
 # === Loss =======================================================================================
 def ppo_loss(agent, batch: Batch, args: Args):
-    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and its parts for the log."""
-    memory = unroll(agent, batch)
-    logits = agent.get_logits(memory)
-    value = agent.get_value(memory)
+    """PPO's clipped loss (Schulman et al. 2017, eq. 9), and the metrics to log."""
+    gru_state = unroll(agent, batch)
+    logits = agent.get_logits(gru_state)
+    value = agent.get_value(gru_state)
     logprobs = jax.nn.log_softmax(logits)
     log_ratio = logprob_of(batch.action, logprobs) - batch.logprob
     ratio = jnp.exp(log_ratio)
 
     advantage = batch.advantage
     if args.norm_adv:
-        # correction=0 divides by their number, n. CleanRL's PyTorch scripts divide by n - 1.
+        # correction=0 divides by n. CleanRL's PyTorch scripts divide by n - 1.
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -jnp.minimum(advantage * ratio, advantage * clipped_ratio).mean()
@@ -359,34 +370,35 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 
 def unroll(agent, batch: Batch) -> jax.Array:
-    """The memory (B, T, H) at each step of the sequences, with the agent's parameters now."""
-    encoded = agent.encode(batch.obs)  # of all steps at once, out of the loop
+    """The GRU states (B, T, H) under the current parameters."""
+    # The encoder does not need the GRU state, so it processes all steps before the loop.
+    encoded = jax.vmap(agent.encode)(batch.obs)  # (B, T, 3 H)
 
-    def step(memory, inputs):
+    def step(gru_state, inputs):
         encoded, done = inputs
-        memory = agent.remember(memory, encoded)
-        return forget(memory, done), memory
+        gru_state = agent.gru_step(gru_state, encoded)
+        return reset_gru(gru_state, done), gru_state
 
-    inputs = (encoded.swapaxes(0, 1), batch.done.swapaxes(0, 1))  # a scan goes over the first axis
-    return jax.lax.scan(step, batch.first_memory, inputs)[1].swapaxes(0, 1)
+    inputs = (encoded.swapaxes(0, 1), batch.done.swapaxes(0, 1))  # scan loops over the first axis
+    return jax.lax.scan(step, batch.initial_gru_state, inputs)[1].swapaxes(0, 1)
 
 
 # === Update =====================================================================================
 def update(agent, optimizer, storage: Storage, key, args: Args):
-    """Train on a rollout for update_epochs, in place; return what to log."""
+    """Train in place on a rollout for update_epochs. Return the metrics."""
     learning_rate = make_schedule(args)(optimizer.step[...])
-    # Parameters do not change during a rollout, so one pass afterwards gives all its values.
-    value = agent.get_value(storage.memory)
-    # From the memory before forget(): a truncated episode goes on with the one that it had.
-    _, next_value, _ = agent(storage.memory, storage.next_obs)
+    # The parameters are fixed during a rollout, so one pass at the end gives all its values.
+    value = agent.get_value(storage.gru_state)
+    # A truncated episode bootstraps from the GRU state before any reset.
+    _, next_value, _ = jax.vmap(agent)(storage.gru_state, storage.next_obs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     done = storage.terminated | storage.truncated
-    steps = (done, storage.obs, storage.action, storage.logprob, value, advantage, target)
-    batch = Batch(storage.first_memory, *(x.swapaxes(0, 1) for x in steps))
+    fields = (done, storage.obs, storage.action, storage.logprob, value, advantage, target)
+    batch = Batch(storage.initial_gru_state, *(x.swapaxes(0, 1) for x in fields))
 
-    # lax.scan carries pytrees of arrays, so the objects are split before the loop. Its body merges
-    # them, which happens only while JAX traces it.
+    # lax.scan carries pytrees of arrays: split the objects before the loop and merge them inside.
+    # Merging costs nothing at run time, since it only happens while JAX traces the loop.
     graphdef, train_state = nnx.split((agent, optimizer))
 
     def minibatch_step(train_state, minibatch):
@@ -396,7 +408,7 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
         return nnx.state((agent, optimizer)), losses
 
     def epoch(train_state, key):
-        order = shuffle(key, args.num_envs)  # one gather per epoch beats one per minibatch
+        order = shuffle(key, args.num_envs)  # one gather per epoch, not one per minibatch
         shape = (args.num_minibatches, args.num_envs // args.num_minibatches)
         minibatches = jax.tree.map(lambda x: x[order].reshape(*shape, *x.shape[1:]), batch)
         return jax.lax.scan(minibatch_step, train_state, minibatches)
@@ -411,12 +423,11 @@ def update(agent, optimizer, storage: Storage, key, args: Args):
 
 
 def shuffle(key, size: int) -> jax.Array:
-    """A random order of the indices 0 to size - 1, (size,) uint32.
+    """A random permutation of 0 to size - 1, (size,) uint32, faster than jax.random.permutation.
 
-    Sorts random numbers whose low bits are replaced by the index, in a fraction of the time that
-    jax.random.permutation takes. For size 3 the index has two bits: 1011_00, 0010_01 and 0111_10
-    sort to the order 1, 2, 0. Of 8192 indices, about 64 pairs have equal random bits, and stay in
-    ascending order.
+    Each index is stored in the low bits of a random number; sorting the numbers shuffles the
+    indices. For size 3, two bits hold the index: 1011_00, 0010_01, 0111_10 sort to 1, 2, 0.
+    Indices whose random bits are equal keep their order: about 64 pairs of 8192 indices.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits
@@ -424,9 +435,9 @@ def shuffle(key, size: int) -> jax.Array:
 
 
 def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
-    """Of the episodes that ended: how many, and mean, minimum and maximum of return and length.
+    """Number of finished episodes, and the mean, min and max of their returns and lengths.
 
-    Where none ended, mean, minimum and maximum are NaN or infinite, which the log has as null.
+    If none finished, the statistics are NaN or infinite, which the log writes as null.
     """
     done = storage.terminated | storage.truncated
     metrics = {"charts/episodes": done.sum()}
@@ -439,99 +450,95 @@ def episode_statistics(storage: Storage) -> dict[str, jax.Array]:
 
 # === Training ===================================================================================
 def train(args: Args) -> None:
-    """Train an agent, from the start or from a checkpoint on."""
-    # The same in all frameworks: torch's "high" is TF32 on a GPU, as is JAX's "default".
+    """Train an agent, or continue a run."""
+    # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
     env = VecEnv(args.env_id, args.num_envs, args.feed_back)
+
+    # PRNGKey makes plain arrays, which a checkpoint can hold; jax.random.key does not.
+    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
+    iteration = 0
+    agent, optimizer = make_agent(args, env.obs_shape, env.num_actions, agent_key)
+    obs, env_state = jax.jit(env.reset)(env_key)
+    gru_state = jnp.zeros((args.num_envs, args.gru_hidden_size))
+    objects = {"agent": agent, "optimizer": optimizer}
+    if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
+        train_state = nnx.to_pure_dict(nnx.state(objects))
+        like = Checkpoint(iteration, train_state, obs, gru_state, env_state)
+        iteration, train_state, obs, gru_state, env_state = load_checkpoint(args.resume, like)
+        nnx.update(objects, train_state)
     log = RunLog(
         args,
-        framework="nnx",
-        compile_mode="none" if jax.config.values["jax_disable_jit"] else "jit",
+        iteration,
+        packages=["jax", "jaxlib", "flax", "optax", "gymnax", "numpy"],
         device=jax.devices()[0].device_kind,
         obs_shape=env.obs_shape,
         num_actions=env.num_actions,
     )
 
-    # PRNGKey and not key: it makes plain arrays, so that a checkpoint can hold env_state. fold_in
-    # makes an iteration's keys from its number, so that a checkpoint need not hold them.
-    key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
-    iteration = 0
-    agent, optimizer = make_agent(args, env.obs_shape, env.num_actions, agent_key)
-    obs, env_state = jax.jit(env.reset)(env_key)
-    memory = jnp.zeros((args.num_envs, args.gru_hidden_size))
-    objects = {"agent": agent, "optimizer": optimizer}
-    if (log.dir / "checkpoint.msgpack").exists():  # resumed
-        train_state = nnx.to_pure_dict(nnx.state(objects))
-        like = Checkpoint(iteration, train_state, obs, memory, env_state)
-        iteration, train_state, obs, memory, env_state = load_checkpoint(log.dir, like)
-        nnx.update(objects, train_state)
-    log.begin(iteration)
-
-    # To the compiler, env and args are constants. Donating the arguments would save no time.
-    jit = partial(nnx.jit, graph=True, graph_updates=True)  # today's defaults, which are to change
+    # env and args are constants to the compiler.
+    jit = partial(nnx.jit, graph=True, graph_updates=True)  # graph mode, the default in Flax 0.12
     rollout_fn = jit(partial(rollout, env=env, args=args))
     update_fn = jit(partial(update, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        iteration_key = jax.random.fold_in(key, iteration)
-        rollout_key, update_key = jax.random.split(iteration_key)
-        obs, memory, env_state, storage = rollout_fn(agent, obs, memory, env_state, rollout_key)
+        # Deriving each iteration's key from its number keeps keys out of the checkpoint.
+        rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
+        obs, gru_state, env_state, storage = rollout_fn(
+            agent, obs, gru_state, env_state, rollout_key
+        )
+        middle = 0.0
         if args.sync_for_timing:
             jax.block_until_ready(storage)  # sync
-        middle = time.perf_counter()
+            middle = time.perf_counter()
         metrics = update_fn(agent, optimizer, storage, update_key)
         metrics = jax.device_get(metrics)  # sync
         log.write(iteration, metrics, start, middle)
         iteration += 1
         if log.must_save(iteration):
             train_state = nnx.to_pure_dict(nnx.state(objects))
-            save_checkpoint(log.dir, Checkpoint(iteration, train_state, obs, memory, env_state))
-            log.note_saved(iteration)
-            if log.stopped_by:  # only here, after saving, so that no iteration is lost
+            save_checkpoint(log.dir, Checkpoint(iteration, train_state, obs, gru_state, env_state))
+            log.update_info(iteration=iteration)
+            if log.stopped_by:  # only right after saving, so that no iteration is lost
                 break
-    log.close(iteration)
+    log.close()
 
 
 # === Checkpoint =================================================================================
 class Checkpoint(NamedTuple):
-    """All that a resumed training needs."""
+    """Everything a resumed run needs to continue exactly."""
 
-    iteration: int  # how many are done
-    train_state: dict  # the arrays of agent and optimizer, by name
+    iteration: int  # number of completed iterations
+    train_state: dict  # arrays of the agent and the optimizer
     obs: jax.Array
-    memory: jax.Array
+    gru_state: jax.Array
     env_state: Any
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. Killed at any moment, a run has the old one or the new one."""
-    # Flax knows dicts and arrays. An environment's state may be of a class, so only its leaves.
+    """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
+    # Flax cannot serialize the environment's own classes, so only their arrays are saved.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
-    try:
-        new.write_bytes(to_bytes(checkpoint))  # sync
-    except OSError as error:  # a full disk
-        new.unlink(missing_ok=True)
-        sys.exit(f"{new}: {error}. The checkpoint before it, if there is one, stays.")
+    new.write_bytes(to_bytes(checkpoint))  # sync
     os.replace(new, folder / "checkpoint.msgpack")
 
 
-def load_checkpoint(folder: Path, like: Checkpoint) -> Checkpoint:
-    """What save_checkpoint wrote, in the structure of like."""
+def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
+    """Read a checkpoint into the structure of `like`."""
     arrays, structure = jax.tree.flatten(like.env_state)
-    content = (folder / "checkpoint.msgpack").read_bytes()
-    saved = from_bytes(like._replace(env_state=arrays), content)
+    data = Path(folder, "checkpoint.msgpack").read_bytes()
+    saved = from_bytes(like._replace(env_state=arrays), data)
     return saved._replace(env_state=jax.tree.unflatten(structure, saved.env_state))
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """What a run learnt, as a function: policy(obs) is the likeliest action for each obs.
+    """Load a trained policy: policy(obs) returns the most likely action for each observation.
 
-    obs (N, *obs_shape) and actions (N,) are NumPy arrays, as the environment has them. Each call is
-    one step of N environments, and the memory lasts from call to call. Where starts (N,) is true,
-    an episode begins, and its memory starts empty. With sample=True the actions are drawn with
-    their probabilities, as in training, by seed.
+    obs (N, *obs_shape) and the actions (N,) are NumPy arrays. policy(obs, sample=True) draws the
+    actions at random instead, as in training. Each call is one step of N environments; the GRU's
+    states are kept for the next call. Pass starts (N,), True where obs is the first of an episode.
     """
     info, args = load_info(folder)
     sizes = (info["obs_shape"], info["num_actions"])
@@ -540,223 +547,212 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     nnx.update(agent, nnx.restore_int_paths(saved["train_state"]["agent"]))
     step = jax.jit(agent)
     rng = np.random.default_rng(seed)
-    memory = jnp.zeros((0, args.gru_hidden_size))
+    gru_state = jnp.zeros((0, args.gru_hidden_size))
 
     def policy(obs, starts=None, sample=False):
-        nonlocal memory
-        obs = flatten(obs, info["obs_shape"])
-        if len(memory) != len(obs):  # the first call, or other environments
-            memory = jnp.zeros((len(obs), args.gru_hidden_size))
+        nonlocal gru_state
+        if len(gru_state) != len(obs):  # in the first call, or when N changes
+            gru_state = jnp.zeros((len(obs), args.gru_hidden_size))
         if starts is not None:
-            starts = np.reshape(starts, len(obs)).astype(bool)
-            memory = forget(memory, starts)
-        logits, _, memory = step(memory, obs)
+            gru_state = reset_gru(gru_state, np.reshape(starts, len(obs)).astype(bool))
+        logits, _, gru_state = step(gru_state, obs)
         logits = np.asarray(logits)
         if sample:
-            logits = logits + rng.gumbel(size=logits.shape)  # as in rollout
+            logits = logits + rng.gumbel(size=logits.shape)
         return logits.argmax(-1)
 
     return policy
 
 
-def flatten(obs: Any, obs_shape: list[int]) -> np.ndarray:
-    """Observations (N, *obs_shape) as the networks take them, (N, obs_dim) float32."""
-    obs = np.array(obs, np.float32)
-    if obs.shape[1:] != tuple(obs_shape):
-        raise ValueError(f"obs must be of shape (N, *{tuple(obs_shape)}), and is {obs.shape}")
-    return obs.reshape(len(obs), math.prod(obs_shape))
-
-
 # === Run log ====================================================================================
-# You may stop reading here. The rest is a run's folder, and is the same in all scripts of PPO.
+# You can stop reading here. The rest writes the run folder, and is the same in every script.
 class RunLog:
-    """A run's folder: run.json tells what it is, metrics.jsonl has a line for each iteration.
+    """A run folder: run.json describes the run, metrics.jsonl has one line per iteration.
 
-    Ctrl-C and SIGTERM end a run after the iteration that is under way, with a checkpoint.
+    On Ctrl-C or SIGTERM, training stops after the current iteration and saves a checkpoint.
     """
 
-    def __init__(self, args: Args, **facts: Any) -> None:
-        """Make the folder, or take that of --resume. The facts are added to run.json."""
-        self.steps = args.num_envs * args.num_steps  # of environments, in an iteration
-        self.start = time.perf_counter()
-        self.stopped_by = 0  # number of the signal that came
-        self.handlers: dict[int, Any] = {}  # of signals, as they were before
-        self.wandb: Any = None
-        if not args.run_name:
-            name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
-            args = replace(args, run_name=name.replace("/", "-").replace(":", "-"))
+    def __init__(self, args: Args, iteration: int, packages: list[str], **info: Any) -> None:
+        """Create the folder, or continue the one to resume. info is added to run.json."""
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time():.0f}"
+        name = args.run_name or name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.resume or Path(args.runs_dir, name))
         self.args = args
-        self.dir = Path(args.resume or Path(args.runs_dir, args.run_name))
-        packages = ["torch", "jax", "jaxlib", "flax", "equinox", "optax", "numpy"]
-        packages += ["gymnax", "gymnasium", "mujoco"]
-        self.info: dict[str, Any] = {
+        self.steps_per_iteration = args.num_envs * args.num_steps
+        self.start = time.perf_counter()
+        self.stopped_by = 0  # number of the signal received, if any
+        self.has_diverged = False
+        if self.dir.exists() and not args.resume:
+            fail(f"{self.dir} exists. Choose another --run-name, or add --resume {self.dir}")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
+        self.metrics.seek(0)
+        try:
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+        except OSError:
+            fail(f"Another process is training in {self.dir}")
+        if __name__ == "__main__" and not args.resume:
+            atexit.register(self.remove_if_empty)
+
+        self.info: dict[str, Any] = {"resumed": []}  # iterations at which the run was resumed
+        if args.resume:
+            self.info = load_info(self.dir)[0]
+            self.info["resumed"].append(iteration)
+        self.info |= {
             "script": Path(__file__).stem,
             "status": "running",
+            "started": time.time(),
+            "iteration": iteration,  # completed at the last checkpoint
             "args": asdict(args),
-            "python": platform.python_version(),
-            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
-            "os": platform.platform(),
-            "cpu": platform.processor() or platform.machine(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "iteration": 0,  # how many the checkpoint has
-            "resumed": [],  # from which iterations on
-            "durations": {"imports": self.start - START},
-        } | facts
-        self.info |= json.loads(os.environ.get("RUN_INFO", "{}"))  # what benchmark.sh knows
-        if args.resume:
-            before, old = load_info(self.dir)
-            # What sizes arrays, counts steps or names the folder stays, in scripts that have it.
-            sizes = ["num_envs", "num_steps", "hidden_sizes", "gru_hidden_size", "num_agents"]
-            for name in ["run_name", "env_id", *sizes, "buffer_size", "optimizer"]:
-                if getattr(args, name, None) != getattr(old, name, None):
-                    fail(f"--resume: {name} stays as it was, {getattr(old, name)!r}")
-            if before["status"] == "completed" and before["iteration"] >= args.num_iterations:
-                fail("--resume: the run is complete; a larger --total-timesteps trains it on")
-            self.info["resumed"] = before["resumed"]
-            self.info["wandb_id"] = before.get("wandb_id")
-        elif self.dir.exists():
-            fail(f"{self.dir} exists: choose another --run-name, or add --resume {self.dir}")
-        else:
-            self.dir.mkdir(parents=True)
-            self.write_info()
-
-    def begin(self, iteration: int) -> None:
-        """Open the files. A resumed run loses what it logged after its checkpoint."""
-        if self.args.resume:
-            self.info["iteration"] = iteration
-            self.info["resumed"].append(iteration)
-        self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # a line at a time
-        self.metrics.seek(0)
+            "versions": {name: version(name) for name in packages},
+        }
+        self.info |= info | json.loads(os.environ.get("RUN_INFO", "{}"))  # set by benchmark.sh
         lines = self.metrics.readlines()[:iteration]
-        self.metrics.truncate(len("".join(lines)))
+        self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # which cannot be cut, so they are written anew
+        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
-        if self.args.track:
-            import wandb  # half a second that only --track pays
+        self.wandb: Any = None
+        if args.track:
+            import wandb  # takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
                 name=self.dir.name,
                 id=self.info.get("wandb_id"),
-                dir=self.dir,
-                config=self.info,
                 resume="allow",
                 reinit="create_new",
+                dir=self.dir,
+                config=self.info,
             )
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
-        self.write_info()
-        if threading.current_thread() is threading.main_thread():  # which alone may set handlers
+        self.update_info()
+        if __name__ == "__main__":  # when imported, signals are the importing program's
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.getsignal(number)
                 signal.signal(number, self.stop)
-        print(f"Writing to {self.dir}. What is compiled makes iteration 0 slow.", flush=True)
+        if args.resume and iteration == 0:
+            print(f"{self.dir} has no checkpoint, so training starts over.")
+        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
-        signal.signal(number, self.handlers[number])  # a second one does what it always did
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
-    def write(self, iteration: int, metrics: dict, start: float, middle: float) -> None:
-        """Log an iteration: the rollout from start to middle, the update from middle to now."""
+    def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
+        """Log an iteration that began at start. If timed, its rollout ended at middle."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
-        row["global_step"] = (iteration + 1) * self.steps
-        row["charts/SPS"] = self.steps / (end - start)
+        row["global_step"] = (iteration + 1) * self.steps_per_iteration
+        row["charts/SPS"] = self.steps_per_iteration / (end - start)
         row["time/elapsed"] = end - self.start
         row["time/iteration"] = end - start
-        if self.args.sync_for_timing:
+        if middle:
             row["time/rollout"] = middle - start
             row["time/update"] = end - middle
-        # JSON has no NaN: the return of no episode, and a diverged loss, are null.
-        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
-
-        self.metrics.write(json.dumps(finite) + "\n")
-        self.plot(finite)
         if (iteration + 1) % math.ceil(self.args.num_iterations / 100) == 0:
-            progress = f"iteration {iteration + 1}/{self.args.num_iterations}"
-            episodes = f"{row['charts/episodes']:.0f} episodes"
-            returns = f"return {row['charts/episodic_return']:.4g}"
-            speed = f"{row['charts/SPS']:,.0f} steps/s"
-            print(f"{progress}: {episodes}, {returns}, {speed}", flush=True)
+            text = f"iteration {iteration + 1}/{self.args.num_iterations}"
+            for name in ("charts/episodes", "charts/episodic_return", "charts/SPS"):
+                text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
+            print(text, flush=True)
+        losses = [x for name, x in row.items() if name.endswith("_loss")]
+        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        if is_training and not np.isfinite(losses).all() and not self.has_diverged:
+            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            self.has_diverged = True
+        row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
+        self.metrics.write(json.dumps(row) + "\n")
+        self.plot(row)
         if self.wandb:
             try:
-                self.wandb.log(finite, step=iteration)
-            except ConnectionError:  # a SIGTERM to all processes of a job ends W&B's, too
-                print("W&B's process has ended: it gets no more of this run.", flush=True)
+                self.wandb.log(row, step=iteration)
+            except ConnectionError:  # SIGTERM to a whole job ends W&B's process as well
+                print("Lost the W&B process; logging continues without it.", flush=True)
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard's curves, which show 1,000 points at most."""
-        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) > 0:
-            return
-        for name, x in row.items():
-            if x is not None and "/" in name:
-                self.tensorboard.add_scalar(name, x, row["global_step"])
+        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
+            for name, x in row.items():
+                if x is not None and "/" in name:
+                    self.tensorboard.add_scalar(name, x, row["global_step"])
 
-    def must_save(self, done: int) -> bool:
-        """Whether a checkpoint is due after so many iterations."""
-        is_due = self.args.save_every > 0 and done % self.args.save_every == 0
-        return is_due or done == self.args.num_iterations or self.stopped_by > 0
+    def must_save(self, iteration: int) -> bool:
+        is_due = self.args.save_every > 0 and iteration % self.args.save_every == 0
+        return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
-    def note_saved(self, done: int) -> None:
-        self.info["iteration"] = done
-        self.write_info()
-
-    def write_info(self) -> None:
+    def update_info(self, **changes: Any) -> None:
+        """Change run.json, atomically."""
+        self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
 
-    def close(self, done: int) -> None:
-        """Say how the run ended: complete, or stopped by a signal."""
-        is_complete = done >= self.args.num_iterations
-        self.info["status"] = "completed" if is_complete else "stopped"
-        self.info["durations"]["total"] = time.perf_counter() - self.start
-        self.write_info()
+    def close(self) -> None:
+        """Record how the run ended, and print the command that resumes or evaluates it."""
+        is_complete = self.info["iteration"] >= self.args.num_iterations
+        status = "diverged" if self.has_diverged else "completed"
+        self.update_info(status=status if is_complete else "stopped", ended=time.time())
         self.metrics.close()
         self.tensorboard.close()
         if self.wandb:
             self.wandb.summary.update(self.info)
             self.wandb.finish()
-        self.give_signals_back()
+        script, folder = (quote(os.path.relpath(x)) for x in (__file__, self.dir))
+        python = "uv run" if "UV_RUN_RECURSION_DEPTH" in os.environ else quote(sys.orig_argv[0])
         if not is_complete:
-            print(f"Stopped after {done} iterations. To resume: --resume {self.dir}")
+            print(f"Stopped. Resume with: {python} {script} --resume {folder}")
             sys.exit(128 + self.stopped_by)
-        print(f"Written to {self.dir}. evaluate.py shows what it learnt.")
+        print(f"Saved to {self.dir}")
+        if python == "uv run":
+            python += f" --with-requirements {script}"
+        flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
+        for parent in Path(__file__).parents[:2]:
+            if (parent / "evaluate.py").exists():
+                program = quote(os.path.relpath(parent / "evaluate.py"))
+                print(f"Evaluate with: {python} {program} {folder}{flags}")
 
-    def give_signals_back(self) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def remove_if_empty(self) -> None:
+        """Remove the folder if the run failed before the end of its first iteration."""
+        metrics = self.dir / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size == 0:
+            shutil.rmtree(self.dir)
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Return what a run's run.json says of it, and its arguments."""
-    path = Path(folder, "run.json")
-    if not path.exists():
-        fail(f"{folder} has no run.json, so it is no run to resume or to play")
-    info = json.loads(path.read_text())
+    """Read a run's run.json: its contents, and its arguments."""
+    info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
-        fail(f"{folder} is a run of {info['script']!r}")
+        raise ValueError(f"{folder} is a run of {info['script']}.py")
     return info, Args(**info["args"])
 
 
 def args_to_resume() -> Args | None:
-    """The arguments of the run that --resume names on the command line, or None."""
+    """Return the arguments of the run that --resume names on the command line, if any."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
-    parser.add_argument("--env-id", "--env_id")
-    given, _ = parser.parse_known_args()
-    if not given.resume:
-        return None
-    _, args = load_info(given.resume)
-    if ":" in args.env_id and given.env_id != args.env_id:  # run.json may be a stranger's
-        fail(f"--resume: its environment is code; to run it, add --env-id {args.env_id!r}")
-    return args
+    folder = parser.parse_known_args()[0].resume
+    return load_info(folder)[1] if folder else None
+
+
+def can_resume(args: Args, **spaces: Any) -> bool:
+    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    if not args.resume:
+        return False
+    info, old = load_info(args.resume)
+    for name in FIXED:
+        if getattr(args, name) != getattr(old, name):
+            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+    for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
+        if x != info[name]:
+            fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
+    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+        fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 
 def fail(reason: str) -> NoReturn:

@@ -585,8 +585,8 @@ def train(args: Args) -> None:
                 noise = rng.standard_normal((2, *batch.action.shape), np.float32)
                 train_state, losses = update_fn(train_state, losses, batch, noise, learning_rate)
                 num_updates += 1
-        metrics = episode_statistics(returns, lengths)
-        metrics |= {name: x / num_updates for name, x in losses.items()}  # 0 / 0 is NaN
+        means = {name: x / num_updates for name, x in losses.items()}  # 0 / 0 is NaN
+        metrics = episode_statistics(returns, lengths) | means
         metrics["charts/learning_rate"] = learning_rate
         metrics["charts/updates"] = num_updates
         metrics = jax.device_get(metrics)  # sync

@@ -1,7 +1,7 @@
-"""The DQN scripts behind one interface, NumPy in and out; and DQN's arithmetic in float64.
+"""DQN in float64 as a reference, and one NumPy interface to all DQN scripts.
 
-Weights are read as layers [(kernel (inputs, outputs), bias), ...]. For images (H, W, C) the first
-layer is that of the 3 x 3 surroundings: (9 C, 16).
+Weights are lists of layers [(kernel (inputs, outputs), bias), ...]. For images (H, W, C), the first
+layer is the 3x3 convolution, as a dense layer of the patches: (9 C, 16).
 """
 
 import dataclasses
@@ -23,40 +23,40 @@ import probes
 import torch
 from gymnax.environments.classic_control.cartpole import CartPole
 from gymnax.environments.spaces import Box
-from running import arrays
+from running import arrays, main
 from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
 COMPILED = "dqn_torch_compile"
-# One script for each text of a section: Agent, Loss and Update are the same to the letter in a
-# pair, but for the compiled script's optimizers; Replay is in the scripts of PyTorch.
-AGENTS = (LINEN_PAIR[0], TORCH_PAIR[0], COMPILED)
+# One script for each version of a section. All Agents differ, except in the pair of eager PyTorch;
+# Replay is identical in all scripts in PyTorch.
+AGENTS = (*LINEN_PAIR, TORCH_PAIR[0], COMPILED)
 REPLAYS = (*LINEN_PAIR, TORCH_PAIR[0])
 LOSSES = ("losses/td_loss", "losses/q_value")
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
 
-# === From the papers, with PyTorch's gradients and optimizers; shares no code with the scripts ===
+# === Reference: the papers' formulas with PyTorch's autograd and optimizers =====================
+# It shares no code with the scripts.
 def q_values(params: list[torch.Tensor], obs: np.ndarray, obs_shape: tuple) -> torch.Tensor:
     x = torch.tensor(obs, dtype=torch.float64)
-    if len(obs_shape) == 3:  # (B, H - 2, W - 2, C, 3, 3), and then 9 C
-        x = x.reshape(-1, *obs_shape).unfold(1, 3, 1).unfold(2, 3, 1)
-        x = x.permute(0, 1, 2, 4, 5, 3).flatten(3)
+    if len(obs_shape) == 3:  # (B, H - 2, W - 2, C, 3, 3), then (B, H - 2, W - 2, 9 C)
+        x = x.unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
     for i in range(0, len(params) - 2, 2):
         x = (x @ params[i] + params[i + 1]).relu().flatten(1)
     return x @ params[-2] + params[-1]
 
 
 def loss(params: list, target_params: list, batch: tuple, args: Any, obs_shape: tuple):
-    """The loss and the mean Q; the target is a constant, and a truncation like any other step."""
+    """Return the loss and the mean Q. The target is constant; truncations bootstrap."""
     obs, action, reward, terminated, next_obs = batch
-    rows = np.arange(len(action))
+    indices = np.arange(len(action))
     future = q_values(target_params, next_obs, obs_shape).detach()
     choice = q_values(params, next_obs, obs_shape) if args.double_q else future
-    future = future[rows, choice.argmax(1)]
+    future = future[indices, choice.argmax(1)]
     future[terminated] = 0.0
-    taken = q_values(params, obs, obs_shape)[rows, action]
+    taken = q_values(params, obs, obs_shape)[indices, action]
     error = (taken - (torch.tensor(reward) + args.gamma * future)).abs()
     losses = error**2
     if args.loss == "huber":
@@ -75,7 +75,7 @@ def copies_of(params: list[torch.Tensor]) -> Layers:
 
 
 def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
-    """After each update: the layers, those of the target, and the loss and the mean Q."""
+    """Yield after each update: both networks' layers, and the loss and the mean Q."""
     params = parameters(layers)
     target_params = parameters(layers)
     if args.optimizer == "adam":
@@ -94,11 +94,11 @@ def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
         yield copies_of(params), copies_of(target_params), [x.item() for x in losses]
 
 
-def random_batch(seed: int, size: int, obs_dim: int, num_actions: int) -> tuple:
-    """The first number of every obs is 0."""
+def random_batch(seed: int, size: int, obs_shape: tuple, num_actions: int) -> tuple:
+    """Return the fields of a Transition. The first number of each obs is 0."""
     rng = np.random.default_rng(seed)
-    obs, next_obs = rng.normal(size=(2, size, obs_dim)).astype("f")
-    obs[:, 0] = 0
+    obs, next_obs = rng.normal(size=(2, size, *obs_shape)).astype("f")
+    obs.reshape(size, -1)[:, 0] = 0
     action = rng.integers(0, num_actions, size).astype("i")
     reward = (2 * rng.normal(size=size)).astype("f")
     return obs, action, reward, rng.random(size) < 0.3, next_obs
@@ -106,12 +106,14 @@ def random_batch(seed: int, size: int, obs_dim: int, num_actions: int) -> tuple:
 
 # === The scripts ================================================================================
 def layers_of(named: Mapping[str, Any]) -> Layers:
-    """From a network's arrays by a script's names for them, biases before the kernels."""
+    """Convert a script's named arrays. In order of the names, a bias precedes its kernel."""
     names = sorted(named)
     kernels = [np.array(named[name]) for name in names[1::2]]
-    if "output.weight" in named:  # PyTorch's: (outputs, inputs)
+    if "Conv_0/kernel" in named:  # (rows, columns, C, 16)
+        kernels[0] = kernels[0].reshape(-1, 16)
+    if "output.weight" in named:  # in PyTorch, (outputs, inputs)
         kernels = [x.T for x in kernels]
-    if "conv.weight" in named:  # (columns, rows, C, 16) by now; and then (16 H W, outputs)
+    if "conv.weight" in named:  # by now (columns, rows, C, 16), and then (16 H W, outputs)
         image, hidden = kernels[:2]
         kernels[0] = image.swapaxes(0, 1).reshape(-1, 16)
         hidden = hidden.reshape(16, -1, hidden.shape[1]).swapaxes(0, 1)
@@ -120,7 +122,7 @@ def layers_of(named: Mapping[str, Any]) -> Layers:
 
 
 def layers_in(folder: Path) -> Layers:
-    """Of the network in a run's checkpoint."""
+    """Return the network's layers in a run's checkpoint."""
     beginning = re.compile("train_state/params/params/|agent/")
     found = arrays(folder).items()
     return layers_of({beginning.sub("", name): x for name, x in found if beginning.match(name)})
@@ -131,10 +133,10 @@ def flat(layers: Layers) -> np.ndarray:
 
 
 def replay_in(folder: Path) -> list[np.ndarray]:
-    """Of the replay in a run's checkpoint: a Transition's fields."""
+    """Return the replay in a run's checkpoint: the fields of a Transition."""
     found = arrays(folder)
     names = ("obs", "action", "reward", "terminated", "next_obs")
-    return [found[f"replay/rows/{name}"] for name in names]
+    return [found[f"replay/transitions/{name}"] for name in names]
 
 
 class Linen:
@@ -144,7 +146,7 @@ class Linen:
         self.update_fn = jax.jit(partial(script.update, args=args))
 
     def layers(self) -> list[Layers]:
-        """Of the network, and of the target network."""
+        """Return the layers of the network and of the target network."""
         trees = self.state.params, self.state.target_params
         return [layers_of(flax.traverse_util.flatten_dict(x["params"], sep="/")) for x in trees]
 
@@ -155,7 +157,7 @@ class Linen:
 
 
 class Torch:
-    """The target is copied here: test_dqn_training.py sees to it that train does so."""
+    """Copies the target network as train() does, which test_dqn_training.py checks."""
 
     def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
         self.script, self.args = script, args
@@ -165,7 +167,7 @@ class Torch:
         self.done = 0  # updates
 
     def layers(self) -> list[Layers]:
-        """Of the network, and of the target network."""
+        """Return the layers of the network and of the target network."""
         return [layers_of(x.state_dict()) for x in (self.agent, self.target)]
 
     def update(self, batch: tuple, learning_rate: float) -> list[float]:
@@ -182,7 +184,7 @@ class Torch:
 
 
 class TorchCompile(Torch):
-    """The same, op by op: nothing is compiled by torch.compile."""
+    """The compiled script, without torch.compile."""
 
     def update_in_place(self, batch: Any, learning_rate: float) -> dict:
         rate = torch.tensor(learning_rate)
@@ -200,13 +202,13 @@ def args_of(name: str, flags: str) -> Any:
 
 
 def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
-    """Of environments with three actions."""
-    kinds = {"dqn_linen": Linen, "dqn_torch": Torch, COMPILED: TorchCompile}
-    return kinds[name](importlib.import_module(name), args_of(name, flags), obs_shape)
+    """Return a learner for an environment with three actions."""
+    kind = Linen if "linen" in name else TorchCompile if name == COMPILED else Torch
+    return kind(importlib.import_module(name), args_of(name, flags), obs_shape)
 
 
 class Replay:
-    """A script's replay."""
+    """The replay of a script."""
 
     def __init__(
         self, name: str, flags: str, obs_shape: tuple = (4,), obs_dtype: Any = "f"
@@ -218,7 +220,7 @@ class Replay:
         self.replay = make(self.args, obs_shape, np.dtype(obs_dtype), *device)
 
     def add(self, transitions: tuple) -> None:
-        """A step of all environments: the fields of a Transition."""
+        """Add a step of all environments: the fields of a Transition."""
         obs, action, *others = transitions
         result = dict(zip(("reward", "terminated", "next_obs"), others, strict=True))
         if self.is_pure:
@@ -237,7 +239,7 @@ class Replay:
         return [np.array(x) for x in batch]
 
     def updates_due(self, num_steps: int) -> int:
-        """With so many steps added, the last of which all environments took at once."""
+        """Return the number of updates due once num_steps transitions are stored."""
         if self.is_pure:
             replay = self.replay._replace(num_added=jnp.int32(num_steps))
             return int(self.script.updates_due(replay, self.args))
@@ -245,7 +247,8 @@ class Replay:
         return self.replay.updates_due()
 
 
-# === CartPole that is cut off after 10 steps, in both libraries =================================
+# === Environments in gymnax and in Gymnasium ====================================================
+# CartPole, truncated after 10 steps.
 class ShortCartPole(CartPole):
     @property
     def default_params(self) -> Any:
@@ -258,7 +261,20 @@ if "ShortCartPole-v0" not in gymnax.registered_envs:
     gymnasium.register("ShortCartPole-v0", entry_point=own, max_episode_steps=10)
 
 
-# === Observations that are no float32 ===========================================================
+class Ends(probes.ProbeSignal):
+    """Terminates after one step if the signal is 1, and is truncated after two if it is -1."""
+
+    def is_terminated(self, state: Any, params: Any) -> jax.Array:
+        return state.signal > 0
+
+
+class GymnasiumEnds(probes.GymnasiumSignal):
+    def step(self, action: Any) -> tuple:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, bool(obs[0] > 0), False, {}
+
+
+# === Observations that are not float32 ==========================================================
 class Bytes(probes.Probe):
     def observe(self, key: Any, state: Any, action: Any, params: Any) -> jax.Array:
         return jnp.where(state.signal > 0, jnp.uint8(7), jnp.uint8(250)).repeat(3)
@@ -281,21 +297,96 @@ class GymnasiumBytes(probes.GymnasiumSignal):
 
 
 class GymnasiumNumbers(GymnasiumBytes):
-    """In float64."""
+    """The same in float64."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (3,), np.float64)
 
 
 if "Bytes-v0" not in gymnax.registered_envs:
     gymnax.register("Bytes-v0", Bytes)
+    gymnax.register("Ends-v0", Ends)
     kinds: dict[str, Any] = {"Bytes-v0": GymnasiumBytes, "Numbers-v0": GymnasiumNumbers}
+    kinds["Ends-v0"] = GymnasiumEnds
     for env_id, kind in kinds.items():
         gymnasium.register(env_id, kind, max_episode_steps=2)
 
 
 def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool]:
-    """Of Gymnasium's CartPole, put where obs says: next_obs, reward and terminated."""
+    """Step Gymnasium's CartPole from the state obs. Return next_obs, reward and terminated."""
     env: Any = gymnasium.make("CartPole-v1").unwrapped
     env.reset()
     env.state = obs
     return env.step(int(action))[:3]
+
+
+# === Tests of DQN and of SAC ====================================================================
+def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
+    """What a script logs of an iteration in which these episodes (return, length) finished."""
+    metrics: dict[str, float] = {"charts/episodes": len(episodes)}
+    for name, x in zip(("return", "length"), np.array(episodes).T, strict=True):
+        metrics[f"charts/episodic_{name}"] = x.mean()
+        metrics[f"charts/episodic_{name}_min"] = x.min()
+        metrics[f"charts/episodic_{name}_max"] = x.max()
+    return metrics
+
+
+def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> list[list]:
+    """From reward and done (T, N): the episodes (return, length) of each num_steps steps."""
+    iterations: list[list] = [[] for _ in range(len(reward) // num_steps)]
+    for env in range(reward.shape[1]):
+        start = 0
+        for step in np.flatnonzero(done[:, env]):
+            episode = reward[start : step + 1, env].sum(), step + 1 - start
+            iterations[step // num_steps].append(episode)
+            start = step + 1
+    return iterations
+
+
+FAULTS = [
+    ("reward", np.nan, "a reward of NaN or infinity, step 2 "),
+    ("obs", -np.inf, "an observation of NaN or infinity, step 2 "),
+    ("first obs", np.nan, "an observation of NaN or infinity, step 0 "),
+]
+
+
+def make_faulty(monkeypatch: Any, kind: Any, what: str, value: float) -> None:
+    """Make environment 2 return the value, in its second step or in its first reset."""
+    reset, step = kind.reset, kind.step
+    envs: list[Any] = []  # in the order in which they get a seed
+
+    def faulty_reset(env: Any, *, seed: Any = None, options: Any = None) -> tuple:
+        obs, info = reset(env, seed=seed, options=options)
+        if seed is not None:
+            envs.append(env)
+            env.steps = 0
+        is_faulty = what == "first obs" and env is envs[-1] and len(envs) == 3
+        return np.full_like(obs, value) if is_faulty else obs, info
+
+    def faulty_step(env: Any, action: Any) -> tuple:
+        obs, reward, *others = step(env, action)
+        env.steps += 1
+        if env is envs[2] and env.steps == 2:
+            reward = value if what == "reward" else reward
+            obs = np.full_like(obs, value) if what == "obs" else obs
+        return obs, reward, *others
+
+    monkeypatch.setattr(kind, "reset", faulty_reset)
+    monkeypatch.setattr(kind, "step", faulty_step)
+
+
+def assert_counts_are_checked(
+    name: str, flags: list[str], monkeypatch: Any, capfd: Any, folder: Path
+) -> None:
+    """Counts below the least allowed value are usage errors, and no run folder is created."""
+    monkeypatch.setenv("COLUMNS", "200")  # width of the box around the message
+    flags = ["num-envs", "num-steps", "buffer-size", "batch-size", "train-frequency", *flags]
+    for flag in flags:
+        least = 0 if flag in ("learning-starts", "exploration-steps") else 1
+        where = ["--runs-dir", folder, "--run-name", "run"]
+        assert main(name, f"--{flag}", least - 1, *where) == 2
+        output, errors = capfd.readouterr()
+        assert f"--{flag} must be at least {least}" in errors and "Traceback" not in errors
+        assert output == ""
+    assert main(name, "--total-timesteps", 0) == 2
+    assert "--total-timesteps must be at least one iteration" in capfd.readouterr().err
+    assert not list(folder.iterdir())

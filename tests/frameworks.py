@@ -95,12 +95,12 @@ def next_rate(args: Any) -> Any:
 
 
 def num_shuffled(args: Any) -> int:
-    """Steps are shuffled, or with memory environments."""
+    """Size of the permutations: PPO shuffles steps, and recurrent PPO shuffles environments."""
     return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
 
 
-def empty_memory(args: Any, zeros: Any) -> list[Any]:
-    """What a rollout begins with beside the observations, where an agent has a memory."""
+def initial_gru_state(args: Any, zeros: Any) -> list[Any]:
+    """The GRU state that a rollout starts with, in recurrent PPO."""
     sizes = args.num_envs, getattr(args, "gru_hidden_size", 0)
     return [zeros(sizes)] if sizes[1] else []
 
@@ -195,7 +195,7 @@ class Linen:
         self.stats = [self.script.Stats(*new)]
 
     def rollout(self, seed: int) -> Any:
-        carry = self.obs, *empty_memory(self.args, jnp.zeros), self.env_state
+        carry = self.obs, *initial_gru_state(self.args, jnp.zeros), self.env_state
         new = self.rollout_fn(self.state, *self.stats, *carry, jax.random.key(seed))
         self.obs, *_, self.env_state, storage = new
         return storage
@@ -293,7 +293,8 @@ class Torch:
         batch = self.script.Batch(*map(torch.tensor, batch))
         loss, losses = self.script.ppo_loss(self.agent, batch, self.args)
         grads = torch.autograd.grad(loss, self.tensors())
-        return loss.item(), floats(losses), to_weights([x.numpy().T for x in grads])
+        losses = floats({name: x.detach() for name, x in losses.items()})
+        return loss.item(), losses, to_weights([x.numpy().T for x in grads])
 
     def orders(self, seed: int) -> list[np.ndarray]:
         """The permutations that update(..., seed) shuffles by."""
@@ -315,7 +316,7 @@ class Torch:
 
     def rollout(self, seed: int) -> Any:
         torch.manual_seed(seed)
-        carry = self.obs, *empty_memory(self.args, torch.zeros), self.env_state
+        carry = self.obs, *initial_gru_state(self.args, torch.zeros), self.env_state
         new = self.script.rollout(self.policy_fn, *carry, self.step_fn, self.env, self.args)
         self.obs, *_, self.env_state, storage = new
         return storage

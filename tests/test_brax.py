@@ -1,4 +1,4 @@
-"""Environments with brax's interface: how they restart, and brax's and MuJoCo Playground's own."""
+"""Environments of brax and MuJoCo Playground: restarts, ends of episodes, and names."""
 
 import importlib
 import sys
@@ -25,7 +25,7 @@ class SumState:
 
 
 class Sum:
-    """Adds up its actions, from a random number on. Above 100 it is over."""
+    """Adds the actions to a random number. The episode terminates above 100."""
 
     action_size = 1
 
@@ -38,7 +38,7 @@ class Sum:
 
 
 class Fragile(Sum):
-    """Action 13 makes the reward NaN, and action 14 all that there is."""
+    """Action 13 makes the reward NaN; action 14 makes obs and reward NaN."""
 
     def step(self, state, action):
         state = super().step(state, action)
@@ -47,7 +47,7 @@ class Fragile(Sum):
 
 
 def make(env_id):
-    """One of the packages' environments; skips the test where the package is missing."""
+    """Make an environment of one of the packages. Skip the test if the package is missing."""
     module, _, name = env_id.partition(":")
     pytest.importorskip({"envs.brax": "brax", "envs.playground": "mujoco_playground"}[module])
     return getattr(importlib.import_module(module), name)()
@@ -59,7 +59,7 @@ def env():
 
 
 def play(env, actions, key=0):
-    """Take the actions in one environment; return what reset gave, and what each step gave."""
+    """Take the actions in one environment. Return the results of reset and of each step."""
     key = jax.random.PRNGKey(key)
     obs, state = env.reset(key)
     start = obs, state
@@ -78,36 +78,36 @@ def test_only_done_terminates_and_only_the_limit_truncates(env):
     assert ends == [no, over, no, no, no, limit, no]
 
 
-def test_a_restart_begins_one_of_the_starts_and_keeps_the_last_observation(env):
+def test_a_restart_uses_one_of_the_starts_and_keeps_the_last_observation(env):
     starts = {
         float(env.env.reset(key).obs[0]) for key in jax.random.split(jax.random.PRNGKey(0), 3)
     }
-    begun, own_keys = set(), set()
+    found, keys = set(), set()
     for number in range(20):
         (first, _), steps = play(env, [1, 1, 1, 1, 0], number)
         obs, state, *_, info = steps[3]
         assert float(info["final_observation"][0]) == pytest.approx(float(first[0]) + 4)
-        assert float(steps[4][0][0]) == float(obs[0])  # so the restarted episode goes on from there
+        assert float(steps[4][0][0]) == float(obs[0])  # so the new episode continues from there
         assert int(state.time) == 0
-        begun |= {float(first[0]), float(obs[0])}
-        own_keys.add(tuple(np.asarray(state.inner.info["rng"]).tolist()))
-    assert begun == starts
-    assert len(own_keys) == 20  # of 20 restarts from three starts
+        found |= {float(first[0]), float(obs[0])}
+        keys.add(tuple(np.asarray(state.inner.info["rng"]).tolist()))
+    assert found == starts
+    assert len(keys) == 20  # of 20 restarts from three starts
 
 
 @pytest.mark.parametrize("action", [13, 14])
-def test_where_the_simulation_blows_up_the_episode_ends_without_a_nan(action):
+def test_nan_in_the_simulation_terminates_the_episode(action):
     (start, _), steps = play(Pooled(Fragile(), LIMIT, NUM_STARTS), [1, action, 1, 1])
     obs, state, reward, terminated, truncated, info = steps[1]
     assert (float(reward), bool(terminated), bool(truncated)) == (0, True, False)
     last = float(start[0]) + 1
     assert float(info["final_observation"][0]) == pytest.approx(last)
-    assert 0 <= float(obs[0]) < 1 and int(state.time) == 0  # of the next episode, which goes on
+    assert 0 <= float(obs[0]) < 1 and int(state.time) == 0  # of the next episode, which continues
     assert float(steps[3][0][0]) == pytest.approx(float(obs[0]) + 2)
     assert [float(x[2]) for x in steps] == [1, 0, 1, 1]
 
 
-def test_it_is_as_the_scripts_need_it_where_a_reward_is_a_number_of_python(env):
+def test_check_accepts_rewards_that_are_python_numbers(env):
     check.check_gymnax(env)
 
 
@@ -119,10 +119,10 @@ def test_it_is_as_the_scripts_need_it_where_a_reward_is_a_number_of_python(env):
         ("envs.playground", "mujoco_playground", "playground==0.2.0"),
     ],
 )
-def test_without_the_package_a_sentence_names_it(module, package, command, monkeypatch, capsys):
-    """The check says it. In a script it is Python's own error, which says the same."""
+def test_a_missing_package_is_named(module, package, command, monkeypatch, capsys):
+    """envs/check.py prints the message; a script raises it as ModuleNotFoundError."""
     monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, package, None)  # Python's way to say that there is none
+    monkeypatch.setitem(sys.modules, package, None)  # so importing it fails
     with pytest.raises(SystemExit) as stopped:
         check.main(f"{module}:Any")
     sentence = f"{module} needs a package: pip install {command}\n"
@@ -137,7 +137,7 @@ def test_without_the_package_a_sentence_names_it(module, package, command, monke
         ("mujoco_playground", "envs.playground:CheetahRunn"),
     ],
 )
-def test_a_mistyped_name_is_a_sentence(package, env_id):
+def test_a_mistyped_name_is_an_attribute_error(package, env_id):
     pytest.importorskip(package)
     module, _, name = env_id.partition(":")
     with pytest.raises(AttributeError, match=f"^{module} has no {name}$"):
@@ -155,20 +155,20 @@ def test_the_name_chooses_the_robot_and_its_physics(backend, monkeypatch):
     assert env.backend == backend.lower()
 
 
-def test_all_robots_are_braxs():
+def test_all_robots_of_brax_are_available():
     pytest.importorskip("brax")
     from envs import brax
 
     missing = set(brax.envs._envs) - set(brax.ROBOTS.values())
-    assert missing == {"fast", "swimmer"}  # one is no robot, the other one cannot be reset
+    assert missing == {"fast", "swimmer"}  # fast is not a robot, and swimmer cannot be reset
 
 
-# Two small ones, which take seconds to compile.
+# Two small environments, which compile in seconds.
 ENV_IDS = ["envs.brax:InvertedPendulumSpring", "envs.playground:CartpoleBalance"]
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
-def test_all_is_the_packages_until_an_episode_ends(env_id):
+def test_steps_equal_those_of_the_package_until_an_episode_ends(env_id):
     env = make(env_id)
     actions = np.random.default_rng(0).uniform(-1, 1, 20)
     (_, state), steps = play(env, actions)
@@ -176,7 +176,7 @@ def test_all_is_the_packages_until_an_episode_ends(env_id):
     step = jax.jit(env.env.step)
     for action, (_, _, reward, terminated, _, info) in zip(actions, steps, strict=True):
         theirs = step(theirs, jnp.float32([action]))
-        # They were compiled apart, and may differ in the last digits.
+        # Compiled separately, they can differ by rounding.
         np.testing.assert_allclose(info["final_observation"], theirs.obs, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(reward, theirs.reward, rtol=1e-4)
         assert terminated == (theirs.done > 0)
@@ -185,12 +185,12 @@ def test_all_is_the_packages_until_an_episode_ends(env_id):
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
-def test_it_is_as_the_scripts_need_it(env_id):
-    assert check.check_gymnax(make(env_id)) == "continuous"
+def test_check_accepts_it(env_id):
+    assert check.check_gymnax(make(env_id)).is_continuous
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
-def test_a_script_trains_in_it(env_id, tmp_path):
+def test_a_script_trains(env_id, tmp_path):
     make(env_id)
     folder = train("ppo_continuous_linen", tmp_path, "run", "--env-id", env_id, iterations=2)
     assert len(rows(folder)) == 2

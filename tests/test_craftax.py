@@ -1,7 +1,7 @@
-"""Craftax beside the package's own environment, which restarts by making every world anew.
+"""Craftax compared with the environment of its package, which generates a new world per restart.
 
-A game takes long to compile, so one scan plays all environments with the same keys, and the tests
-read its record. It is the smaller game: the other is the same class, with another package.
+The game takes long to compile, so one scan steps all environments with the same keys, and the tests
+read its results. Only Craftax-Classic is tested; Craftax uses the same class.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ NUM_ENVS, NUM_STEPS, LIMIT, NUM_WORLDS = 6, 12, 8, 3
 
 @pytest.fixture(scope="module")
 def played():
-    """What three environments did with the same keys: with a pool of worlds, endless ones, theirs.
+    """Step three environments with the same keys: pooled, endless, and that of the package.
 
     Arrays are (NUM_STEPS, NUM_ENVS, ...). The player of environment 0 is about to die.
     """
@@ -66,12 +66,12 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_all_is_the_packages_to_the_last_bit(played):
-    """With endless worlds always; in the pool until an episode ends."""
+def test_steps_equal_those_of_the_package(played):
+    """Always in the endless environment; until the first restart in the pooled one."""
     obs, state, reward, terminated, truncated, _ = played.endless
     done = terminated | truncated
     assert_same(played.theirs[:4], (obs, state, reward, done))
-    assert done.any(0).all()  # so every environment was restarted
+    assert done.any(0).all()  # so every environment restarts
     first = done.cumsum(0) == 0
     assert_same(*jax.tree.map(lambda x: x[first], (played.pooled, played.endless)))
 
@@ -79,7 +79,7 @@ def test_all_is_the_packages_to_the_last_bit(played):
 def test_death_terminates_and_the_limit_truncates(played):
     _, _, reward, terminated, truncated, info = played.pooled
     ends = np.zeros((NUM_STEPS, NUM_ENVS), bool)
-    ends[0, 0] = True  # which died in its first step
+    ends[0, 0] = True  # its player dies in the first step
     np.testing.assert_array_equal(terminated, ends)
     ends[:] = False
     ends[LIMIT - 1, 1:] = ends[LIMIT, 0] = True
@@ -88,22 +88,22 @@ def test_death_terminates_and_the_limit_truncates(played):
     assert reward.dtype == np.float32
 
 
-def test_a_restart_begins_one_of_the_worlds_that_the_package_makes(played):
+def test_a_restart_uses_one_of_the_worlds_that_the_package_generates(played):
     _, state, _, terminated, truncated, _ = played.pooled
     worlds = played.env.worlds
     done = terminated | truncated
-    begun = set()
+    found = set()
     for world in (*played.start.map, *state.map[done]):
         [number] = np.flatnonzero((worlds.map == world).all(axis=(1, 2)))
-        begun.add(int(number))
-    assert begun == {0, 1, 2}  # of 13 draws
+        found.add(int(number))
+    assert found == {0, 1, 2}  # of 13 draws
     assert not state.timestep[done].any() and (state.timestep[~done] > 0).all()
     key = jax.random.split(jax.random.PRNGKey(0), NUM_WORLDS)[1]
     _, theirs = jax.jit(played.env.game.reset_env)(key, played.env.default_params)
     ours = jax.tree.map(lambda x: x[1 % len(x)], worlds)
-    # They were compiled apart, and may differ in the last digit.
+    # Compiled separately, they can differ by rounding.
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), ours, theirs)
 
 
-def test_it_is_as_the_scripts_need_it(played):
+def test_check_accepts_it(played):
     check.check_gymnax(played.env)

@@ -1,4 +1,4 @@
-"""Doors in both libraries: in step with each other, and with a map and a search written here."""
+"""Doors in gymnax and in Gymnasium: compare them with each other, and with a map and a search."""
 
 from collections import deque
 from functools import cache
@@ -25,18 +25,18 @@ TURNS = {STAY: (0, 0), RIGHT: (0, 1), DOWN: (1, 0), LEFT: (0, -1), UP: (-1, 0)}
 
 
 def after(square, action):
-    """By the map: the square that an action leads to."""
+    """Return the square that an action leads to, according to the map."""
     row, column = square[0] + TURNS[action][0], square[1] + TURNS[action][1]
     free = 0 <= row < 15 and 0 <= column < 15 and MAP[row][column] == "."
     return (row, column) if free else square
 
 
 def search(goal):
-    """Breadth first from the goal in row 0: how many steps each square is away."""
+    """Return the distance of each square from the goal in row 0, by breadth-first search."""
     steps, queue = {(0, goal): 0}, deque([(0, goal)])
     while queue:
         square = queue.popleft()
-        for action in TURNS:  # each move can be taken back
+        for action in TURNS:  # each move can be undone
             if after(square, action) not in steps:
                 steps[after(square, action)] = steps[square] + 1
                 queue.append(after(square, action))
@@ -48,12 +48,12 @@ STEPS = [search(goal) for goal in range(15)]
 
 @cache
 def best(square, goal):
-    """The first action of a shortest way."""
+    """The first action of a shortest path."""
     return min(TURNS, key=lambda action: STEPS[goal][after(square, action)])
 
 
 def where(obs):
-    """The agent's square and the goal's column, as obs (45,) shows them."""
+    """Decode obs (45,) into the square of the agent and the column of the goal."""
     rows = np.asarray(obs).reshape(3, 15)
     assert rows.dtype == np.float32
     assert rows.sum(1).tolist() == rows.max(1).tolist() == [1, 1, 1] and rows.min() == 0
@@ -65,7 +65,7 @@ def make(**options) -> Any:
     return gymnasium.make(ENV_ID, **options).unwrapped
 
 
-# A module's one environment: another one's functions would be compiled again.
+# Shared by all tests: the functions of another environment would be compiled again.
 DOORS = doors.Doors()
 reset_all, start_all = jax.jit(jax.vmap(DOORS.reset)), jax.jit(jax.vmap(DOORS.start))
 gymnax_step = jax.jit(jax.vmap(DOORS.step, (0, 0, 0, None)))
@@ -73,9 +73,9 @@ gymnax_step = jax.jit(jax.vmap(DOORS.step, (0, 0, 0, None)))
 
 # === Rules ======================================================================================
 def test_every_move_from_every_square():
-    """Blocked ones, by the wall and by four borders, neither move nor pay.
+    """Moves into the wall or a border do nothing, for no reward.
 
-    Both libraries look moves up in one table.
+    Testing Gymnasium is enough: both versions use the same table of moves.
     """
     env = make()
     env.reset(seed=0)
@@ -91,7 +91,8 @@ def test_every_move_from_every_square():
             assert reward == 0
 
 
-def test_a_search_finds_the_closed_form_and_layouts_begin_where_they_say():
+def test_optimal_steps_and_layouts():
+    """The closed form equals the search, and episodes start at their layout."""
     layouts = rules.all_layouts()
     found = [STEPS[goal][14, agent] for agent, goal in layouts]
     assert rules.optimal_steps(*layouts.T).tolist() == found
@@ -102,33 +103,33 @@ def test_a_search_finds_the_closed_form_and_layouts_begin_where_they_say():
         assert where(first) == where(row) == ((14, agent), goal)
 
 
-def test_both_do_the_same_in_many_episodes():
-    """16 environments act blindly, 16 mostly by shortest ways; an end begins another layout.
+def test_both_versions_agree_over_many_episodes():
+    """16 environments act at random, and 16 mostly follow shortest paths, through many restarts.
 
-    In 20 steps many get to the goal in the last one.
+    With a limit of 20 steps, many reach the goal in the last step.
     """
     rng = np.random.default_rng(0)
     limit: Any = {"max_steps_in_episode": 20}
-    blind = np.where(np.arange(32) < 16, 1, 0.05)
+    random = np.where(np.arange(32) < 16, 1, 0.05)
     keys = jax.random.split(jax.random.PRNGKey(0), 32)
     obs, state = reset_all(keys)
-    envs, ends, starts = [make(**limit) for _ in blind], np.zeros(2, int), set()
+    envs, ends, starts = [make(**limit) for _ in random], np.zeros(2, int), set()
     for env, row, words in zip(envs, np.asarray(obs), np.asarray(keys), strict=True):
         np.testing.assert_array_equal(env.reset(options={"words": words})[0], row)
     for step in range(200):
         actions = [best(*where(row)) for row in np.asarray(obs)]
-        actions = np.where(rng.random(32) < blind, rng.integers(5, size=32), actions).astype("i")
+        actions = np.where(rng.random(32) < random, rng.integers(5, size=32), actions).astype("i")
         keys = jax.random.split(jax.random.PRNGKey(step + 1), 32)
         obs, state, *result, info = gymnax_step(keys, state, actions, doors.Params(**limit))
         final = np.asarray(info["final_observation"])
         reward, terminated, truncated = map(np.asarray, result)
-        next_words = np.asarray(jax.vmap(jax.random.split)(keys)[:, 1])  # gymnax resets with them
+        next_words = np.asarray(jax.vmap(jax.random.split)(keys)[:, 1])  # gymnax resets with these
         for i, env in enumerate(envs):
             row, pay, *done, _ = env.step(actions[i])
             np.testing.assert_array_equal(row, final[i])
             assert np.float32(pay) == reward[i]
             assert done == [terminated[i], truncated[i]]
-            assert not all(done)  # the goal in the last step is no truncation
+            assert not all(done)  # reaching the goal in the last step only terminates
             if any(done):
                 row, _ = env.reset(options={"words": next_words[i]})
                 starts.add(where(row))
@@ -139,8 +140,8 @@ def test_both_do_the_same_in_many_episodes():
 
 
 # === Random numbers =============================================================================
-def test_all_layouts_are_as_likely():
-    """And their columns independent of those of the next seed, whose words are not random."""
+def test_all_layouts_are_equally_likely():
+    """The columns of consecutive seeds are independent."""
     obs, _ = reset_all(jax.vmap(jax.random.PRNGKey)(jnp.arange(225 * 40)))
     places = [where(row) for row in np.asarray(obs)]
     agent, goal = np.array([(square[1], goal) for square, goal in places]).T
@@ -152,10 +153,10 @@ def test_all_layouts_are_as_likely():
 
 # === Interfaces =================================================================================
 @pytest.mark.filterwarnings("error")
-def test_gymnasiums_own_check_and_ours(capsys):
+def test_the_checks_of_gymnasium_and_of_this_project(capsys):
     check_env(make(render_mode="rgb_array"))
     assert gymnasium.spec("Doors-v0").max_episode_steps is None
     assert (rules.LIMIT, DOORS.default_params.max_steps_in_episode) == (50, 50)
     for name in ("envs.doors:Doors", ENV_ID):
         check.main(name)
-        assert f"{name} is as these scripts need it" in capsys.readouterr().out
+        assert f"{name}: OK" in capsys.readouterr().out

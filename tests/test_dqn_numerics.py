@@ -26,11 +26,11 @@ CASES = [
 
 @EACH_AGENT
 @pytest.mark.parametrize(("obs_shape", "flags"), CASES)
-def test_updates_equal_pytorchs(name, obs_shape, flags):
-    """50 of them, at a changing rate, some weights at rest: those of an input that is always 0."""
+def test_updates_match_the_reference(name, obs_shape, flags):
+    """50 updates at a changing learning rate. One input is always 0, so its weights stay."""
     learner = make_learner(name, obs_shape, f"{flags} --target-network-frequency 7")
     layers, _ = learner.layers()
-    batches = [random_batch(seed, 32, int(np.prod(obs_shape)), 3) for seed in range(50)]
+    batches = [random_batch(seed, 32, obs_shape, 3) for seed in range(50)]
     rates = np.geomspace(1e-2, 1e-3, 50).astype("f").tolist()
     updates = dqn.updates(layers, batches, rates, learner.args, obs_shape)
     for i, (*expected, expected_losses) in enumerate(updates):
@@ -45,8 +45,8 @@ def test_updates_equal_pytorchs(name, obs_shape, flags):
 
 # === Initial weights ============================================================================
 @EACH_AGENT
-def test_initial_weights_are_pytorchs(name):
-    """Uniform within 1 / sqrt(inputs), as nn.Linear's and nn.Conv2d's; the target is a copy."""
+def test_initial_weights_are_as_in_pytorch(name):
+    """Uniform within 1 / sqrt(inputs), as in nn.Linear and nn.Conv2d; the target is a copy."""
     learner = make_learner(name, (10, 10, 4), "--hidden-sizes 128 64")
     layers, target = learner.layers()
     np.testing.assert_array_equal(dqn.flat(layers), dqn.flat(target))
@@ -60,12 +60,10 @@ def test_initial_weights_are_pytorchs(name):
 
 
 @EACH_AGENT
-def test_bytes_are_numbers_to_the_network(name):
-    """Whether of an image or not, and whether in acting or in learning."""
+def test_uint8_observations_are_cast_to_float32(name):
     for obs_shape in (VECTOR, IMAGE):
-        size = int(np.prod(obs_shape))
-        obs = np.random.default_rng(0).integers(0, 256, (20, size), np.uint8)
-        _, action, reward, terminated, _ = random_batch(0, 20, size, 3)
+        obs = np.random.default_rng(0).integers(0, 256, (20, *obs_shape), np.uint8)
+        _, action, reward, terminated, _ = random_batch(0, 20, obs_shape, 3)
         bytes_, floats = (make_learner(name, obs_shape, "") for _ in range(2))
         bytes_.update((obs, action, reward, terminated, obs), 1e-3)
         obs = obs.astype("f")
@@ -76,7 +74,7 @@ def test_bytes_are_numbers_to_the_network(name):
 
 # === Replay =====================================================================================
 def steps(first: int, kind: Any = "f", count: int = 10) -> tuple:
-    """Of so many environments at once; every field tells its number, from first on."""
+    """Transitions of `count` environments, whose fields are functions of the number `action`."""
     number = np.arange(first, first + count)
     obs = number[:, None] + np.array([0, 1, 2, 3])
     fields = obs, number, 2 * number, number % 3 == 0, obs + 100
@@ -85,8 +83,8 @@ def steps(first: int, kind: Any = "f", count: int = 10) -> tuple:
 
 
 @EACH_REPLAY
-@pytest.mark.parametrize("num_adds", [3, 4, 6])  # not filled, filled, and a second time by half
-def test_batches_are_whole_rows_drawn_uniformly_from_the_latest(name, num_adds):
+@pytest.mark.parametrize("num_adds", [3, 4, 6])  # partly filled, filled, half overwritten
+def test_batches_are_uniform_samples_of_the_latest_transitions(name, num_adds):
     replay = Replay(name, "--num-envs 10 --buffer-size 40")
     for i in range(num_adds):
         replay.add(steps(10 * i))
@@ -104,7 +102,7 @@ def test_batches_are_whole_rows_drawn_uniformly_from_the_latest(name, num_adds):
 
 @EACH_REPLAY
 @pytest.mark.parametrize("kind", ["uint8", "int32", "bool", "float32"])
-def test_observations_keep_their_type(name, kind):
+def test_the_replay_keeps_the_dtype_of_observations(name, kind):
     replay = Replay(name, "--num-envs 10 --buffer-size 40", obs_dtype=kind)
     replay.add(steps(0, kind))
     obs, number, _, _, next_obs = replay.sample(1, 100)
@@ -115,21 +113,32 @@ def test_observations_keep_their_type(name, kind):
 
 
 @EACH_REPLAY
-def test_a_large_replay_says_what_it_takes(name, capsys):
-    """10,000 steps of 100 KB, twice, are 2 GB; of 40 KB, 0.8 GB."""
+def test_the_replay_keeps_the_shape_of_observations(name):
+    replay = Replay(name, "--num-envs 10 --buffer-size 40", (2, 2, 1), "uint8")
+    obs, *others, next_obs = steps(0, "uint8")
+    obs, next_obs = (x.reshape(10, 2, 2, 1) for x in (obs, next_obs))
+    replay.add((obs, *others, next_obs))
+    batch = replay.sample(1, 100)
+    np.testing.assert_array_equal(batch[0], obs[batch[1]], strict=True)
+    np.testing.assert_array_equal(batch[4], next_obs[batch[1]], strict=True)
+
+
+@EACH_REPLAY
+def test_the_size_of_a_large_replay_is_printed(name, capsys):
+    """10,000 pairs of observations are 2 GB at 100 KB each, and 0.8 GB at 40 KB each."""
     script = importlib.import_module(name)
     flags = "--num-envs 1 --buffer-size 10000"
-    with pytest.MonkeyPatch.context() as patch:  # of which nothing is stored
+    with pytest.MonkeyPatch.context() as patch:  # allocate nothing
         patch.setattr(script, "Transition", lambda **fields: None)
         for library in (np, jnp, torch):
             tiny = library.zeros(1)
             patch.setattr(library, "zeros", lambda *_, tiny=tiny, **__: tiny)
-        Replay(name, flags, 10_000, "f")
+        Replay(name, flags, (10_000,), "f")
         assert not capsys.readouterr().out
-        Replay(name, flags, 25_000, "f")
-        said = "The replay takes 2.0 GB: --buffer-size 10000, obs and next_obs.\n"
-        assert capsys.readouterr().out == said
-        Replay(name, flags, 25_000, "uint8")
+        Replay(name, flags, (250, 100), "f")
+        message = "The replay takes 2.0 GB. Lower --buffer-size to use less.\n"
+        assert capsys.readouterr().out == message
+        Replay(name, flags, (25_000,), "uint8")
         assert not capsys.readouterr().out
 
 
@@ -141,21 +150,28 @@ def test_a_large_replay_says_what_it_takes(name, capsys):
 def test_an_update_follows_every_train_frequency_environment_steps(
     name, num_envs, train_frequency, learning_starts
 ):
-    """From learning_starts on, whatever num_envs."""
+    """After learning_starts, for any num_envs."""
     flags = f"--train-frequency {train_frequency} --num-envs {num_envs} "
     flags += f"--learning-starts {learning_starts} --buffer-size {32 * num_envs} "
     flags += f"--total-timesteps {160 * num_envs}"
     replay = Replay(name, flags)
     for step in range(160):
-        numbers = range(step * num_envs + 1, (step + 1) * num_envs + 1)  # each environment's
-        learnt = [x - learning_starts for x in numbers if x > learning_starts]
+        numbers = range(step * num_envs + 1, (step + 1) * num_envs + 1)  # one per environment
+        counted = [x - learning_starts for x in numbers if x > learning_starts]
         due = replay.updates_due((step + 1) * num_envs)
-        assert due == sum(x % train_frequency == 0 for x in learnt)
+        assert due == sum(x % train_frequency == 0 for x in counted)
 
 
-# === Schedules, the same text in all ============================================================
-def test_epsilon_falls_linearly_from_when_learning_starts():
+# === Epsilon, the same function in all scripts ==================================================
+def test_epsilon_decays_linearly_after_learning_starts():
     args = dqn.args_of("dqn_linen", "--start-e 0.9 --end-e 0.1 --learning-starts 100")
     for steps, expected in [(0, 0.9), (100, 0.9), (180, 0.7), (260, 0.5), (420, 0.1), (10**6, 0.1)]:
         epsilon = importlib.import_module("dqn_linen").epsilon_after(steps, args)
         assert epsilon == pytest.approx(expected)
+
+
+def test_without_exploration_steps_epsilon_is_final_once_learning_starts():
+    flags = "--start-e 0.9 --end-e 0.1 --learning-starts 100 --exploration-steps 0"
+    args = dqn.args_of("dqn_linen", flags)
+    epsilon_after = importlib.import_module("dqn_linen").epsilon_after
+    assert [epsilon_after(x, args) for x in (0, 99, 100, 10**6)] == [0.9, 0.9, 0.1, 0.1]

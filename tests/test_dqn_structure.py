@@ -1,4 +1,4 @@
-"""The scripts of DQN and SAC as texts, beyond test_structure.py."""
+"""The source code of the DQN and SAC scripts, beyond test_structure.py."""
 
 import difflib
 import re
@@ -14,9 +14,9 @@ SECTIONS += ["Checkpoint", "Run log"]
 EACH = pytest.mark.parametrize("name", [*DQN_SCRIPTS, *SAC_SCRIPTS])
 
 
-# === The same to the letter =====================================================================
+# === Identical sections and functions ===========================================================
 @EACH
-def test_sections(name):
+def test_every_script_has_the_same_sections(name):
     assert list(sections(read(name))) == SECTIONS
 
 
@@ -26,8 +26,8 @@ def changed_lines(name, other, section):
 
 
 @pytest.mark.parametrize("name", [LINEN_PAIR[0], TORCH_PAIR[0], COMPILED])
-def test_gymnaxs_environment_is_ppos_but_for_what_it_is_made_of(name):
-    """VecEnv's __init__ has more options, and flatten keeps the type of observations."""
+def test_vec_env_differs_from_ppo_only_in_its_options(name):
+    """In __init__, and in one line of a comment."""
     ppo = name.replace("dqn", "ppo")
     ours, theirs = (sections(read(x))["Environment"] for x in (name, ppo))
     own, ppos = (function(x, "__init__") for x in (name, ppo))
@@ -36,14 +36,14 @@ def test_gymnaxs_environment_is_ppos_but_for_what_it_is_made_of(name):
 
 
 @pytest.mark.parametrize("name", [LINEN_PAIR[1], TORCH_PAIR[1]])
-def test_gymnasiums_environment_is_ppos_but_for_the_type_of_observations(name):
-    """And but for the script that a sentence names."""
-    assert changed_lines(name, name.replace("dqn", "ppo"), "Environment") <= 5
+def test_gymnasium_vec_env_differs_from_ppo_only_in_minatar(name):
+    """Four lines register MinAtar, and one line names the script for continuous actions."""
+    assert changed_lines(name, name.replace("dqn", "ppo"), "Environment") == 6
 
 
 @pytest.mark.parametrize(("name", "count"), zip(SAC_PAIRS[0], (22, 28), strict=True))
-def test_sacs_environment_is_continuous_ppos_but_for_a_few_lines(name, count):
-    """No discounted returns and no gamma for them, and where gymnax's are for discrete actions."""
+def test_sac_vec_env_differs_from_continuous_ppo_in_a_few_lines(name, count):
+    """It has no gamma and no discounted returns, and names other scripts."""
     ppo = name.replace("sac", "ppo_continuous")
     assert changed_lines(name, ppo, "Environment") <= count
 
@@ -62,18 +62,18 @@ IN_GYMNASIUM = [x for x in (*DQN_SCRIPTS, *SAC_SCRIPTS) if "gymnasium" in x]
         ("episode_statistics", IN_GYMNASIUM),
     ],
 )
-def test_what_is_tested_in_one_is_the_same_in_all(wanted, scripts):
+def test_functions_that_are_tested_in_one_script_are_identical_in_all(wanted, scripts):
     assert len({function(name, wanted) for name in scripts}) == 1
 
 
 @pytest.mark.parametrize("name", ["dqn_linen", "sac_linen"])
 def test_the_replay_is_donated(name):
-    """With the agent and what else changes in place: XLA would copy the replay otherwise."""
+    """Otherwise, XLA would copy it in every iteration."""
     assert "donate_argnums=(0, 1, 2, 3))" in sections(read(name))["Training"]
 
 
 @EACH
-def test_a_seed_draws_the_first_weights(name):
+def test_the_seed_is_set_before_the_weights_are_initialized(name):
     seeded = "torch.manual_seed(args.seed)" if "torch" in name else "PRNGKey(args.seed)"
     assert seeded in sections(read(name))["Training"].partition(" make_agent(")[0]
 
@@ -83,7 +83,7 @@ def test_a_seed_draws_the_first_weights(name):
     ("name", "preset"),
     [*product(DQN_SCRIPTS, ["cartpole", "minatar"]), *product(SAC_SCRIPTS, ["pendulum", "mujoco"])],
 )
-def test_flags_and_defaults_are_the_same_but_for_a_librarys_own(name, preset):
+def test_flags_and_defaults_are_the_same_in_all_frameworks(name, preset):
     linen = f"{name[:3]}_linen"
     ours, first = (vars(parse(x, preset)) for x in (name, linen))
     own = {"vectorization", "sticky_actions", "full_actions", "max_episode_steps"}
@@ -91,12 +91,12 @@ def test_flags_and_defaults_are_the_same_but_for_a_librarys_own(name, preset):
     differ = {x for x in ours.keys() & first.keys() if ours[x] != first[x]}
     assert differ <= ({"env_id"} if "gymnasium" in name else set())
     assert [x for x in ours if x in first] == [x for x in first if x in ours]
-    assert parse(name, preset, "--seed", 5).seed == 5  # flags after it still count
+    assert parse(name, preset, "--seed", 5).seed == 5  # flags override the preset
 
 
 @EACH
-def test_help_tells_of_flags_that_are_the_same_and_explained_alike(name):
-    """The comments of Args, by which tyro explains flags."""
+def test_help_texts_of_flags_are_the_same_in_all_frameworks(name):
+    """tyro takes them from the comments of Args."""
     linen = f"{name[:3]}_linen"
     line = re.compile(r"^    (\w+): (.+)$", re.M)
     ours, first = (dict(line.findall(function(x, "Args"))) for x in (name, linen))

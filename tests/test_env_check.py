@@ -1,7 +1,8 @@
-"""Environments of one's own: the page's words as a user types them, and what the check says."""
+"""Custom environments: the commands of docs/environments.md, and envs/check.py."""
 
 import importlib
 import json
+import os
 import re
 import shlex
 import signal
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from conftest import ROOT
+from gymnasium.spaces import Box
 from running import main
-from sections import ROWS
 
 import evaluate
 import ppo_linen
@@ -30,7 +32,7 @@ SMALL += ["--total-timesteps=128"]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """A folder with the page's modules alone, where the user stands. What is imported is undone."""
+    """The current folder, with the modules of the page. Imports are undone afterwards."""
     for name, text in zip(("lander", "lander_gymnasium"), EXAMPLES, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -39,19 +41,19 @@ def here(tmp_path, monkeypatch):
     yield tmp_path
     for name in ("lander", "lander_gymnasium", "given", "broken", "evil"):
         sys.modules.pop(name, None)
-    for name in ("Lander-v0", "MyEnv-v0"):
+    for name in ("Lander-v0", "MyEnv-v0", "MyEnvFlat-v0"):
         gymnasium.registry.pop(name, None)
 
 
-# === The page's words ===========================================================================
+# === Commands of the page =======================================================================
 def words_of(block):
-    """The commands of one of the page's blocks, each as words after "python"."""
+    """The commands in a block of the page, each as a list of the words after "python"."""
     lines = COMMANDS[block].replace("~/ppo-rosetta", str(ROOT)).splitlines()
     return [shlex.split(line)[1:] for line in lines]
 
 
 def output_of(*words):
-    """Of a process, in which nothing is wrong."""
+    """Run Python; it must not fail or write to stderr."""
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -63,22 +65,31 @@ def assert_evaluates(words, monkeypatch):
     assert Path(words[-1]).read_bytes().startswith(b"GIF")
 
 
-def test_the_check_is_a_process_that_what_lies_there_does_not_disturb(here):
-    """Neither a file random.py nor a package envs where the user stands."""
+def test_files_in_the_current_folder_do_not_hide_packages(here):
+    """Neither random.py nor a package envs."""
     (here / "random.py").write_text("raise RuntimeError\n")
     (here / "envs").mkdir()
     (here / "envs/__init__.py").write_text("raise RuntimeError\n")
     (script, env_id), *_ = words_of(1)
-    *_, verdict = output_of(script, env_id).splitlines()
-    assert verdict.startswith("lander:Lander is as these scripts need it: ppo_linen, ppo_nnx, ")
+    assert output_of(script, env_id).endswith(ok(env_id, "ppo_linen.py"))
+    output = output_of(script, "lander_gymnasium:Lander-v0", "--no-async-test")
+    assert output.endswith(ok("lander_gymnasium:Lander-v0", "more/ppo_linen_gymnasium.py"))
+    assert "async" not in output
+    speed = check.measure_speed("lander_gymnasium:Lander-v0", "async", 1)
+    assert isinstance(speed, float)
 
 
-def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
-    """Trained, stopped, gone on with, evaluated and drawn."""
-    sys.path.remove(str(here))  # the script looks there itself
+def ok(env_id, script):
+    """The last lines of a successful check."""
+    return f"{env_id}: OK. Train with:\n    python {ROOT}/{script} --env-id {env_id}\n"
+
+
+def test_the_commands_for_gymnax(here, monkeypatch, capsys):
+    """Trained, stopped, resumed, evaluated and drawn."""
+    sys.path.remove(str(here))  # the script appends it
     _, (_, *train_it), evaluate_it = words_of(1)
     (resume_it,) = words_of(4)
-    run_log = importlib.import_module("ppo_linen").RunLog  # that which main has: tests import anew
+    run_log = importlib.import_module("ppo_linen").RunLog  # tests import the script again
     write = run_log.write
 
     def write_and_stop(log, *args):
@@ -94,8 +105,8 @@ def test_the_pages_words_in_gymnax(here, monkeypatch, capsys):
     assert_evaluates(evaluate_it, monkeypatch)
 
 
-def test_the_pages_words_in_gymnasium(here, monkeypatch):
-    """Each process imports the module, and none the user's random.py."""
+def test_the_commands_for_gymnasium(here, monkeypatch):
+    """Each process imports the module, and none imports random.py of the current folder."""
     (here / "random.py").write_text("raise RuntimeError\n")
     (_, env_id), train_it, evaluate_it = words_of(2)
     check.main(env_id)
@@ -104,78 +115,82 @@ def test_the_pages_words_in_gymnasium(here, monkeypatch):
 
 
 @pytest.mark.parametrize("flags", [[], ["--env-id", "lander:Lander"]])
-def test_a_strangers_run_alone_imports_nothing(flags, here, capsys):
+def test_a_run_alone_imports_nothing(flags, here, capsys):
     (here / "evil.py").write_text("import os\nos.mkdir('attacked')\n")
     args = asdict(ppo_linen.Args(env_id="evil:Lander"))
     (here / "run.json").write_text(json.dumps({"script": "ppo_linen", "args": args}))
     assert main("ppo_linen", "--resume", here, *flags) == 2
-    assert capsys.readouterr().err.endswith(" to run it, add --env-id 'evil:Lander'\n")
+    assert re.search(r"--env-id '?evil:Lander'?\n$", capsys.readouterr().err)
     assert not (here / "attacked").exists()
 
 
-# === What the check says ========================================================================
+# === Rules ======================================================================================
 NAMES = {
-    "": "name my_module:MyEnv, or in Gymnasium my_module:MyEnv-v0, not ''",
+    "": "give my_module:MyEnv, or my_module:MyEnv-v0 for Gymnasium, not ''",
     "no_such_module.sub:MyEnv": "there is no module no_such_module.sub in ",
-    "lander:Nope": "lander has no class Nope, and registers no such id",
-    "lander_gymnasium:Lander": "give the id under which gymnasium.register has it",
+    "lander:Nope": "lander has no class Nope and registers no such id",
+    "lander_gymnasium:Lander": "a Gymnasium environment: give the id under which it is registered",
 }
 IN_50 = "observation_space = lambda *x: Box(-50, 50, (2,))"
-# What a class body in gymnax must not say; obs are two zeros.
+BOX_ACTIONS = "action_space = lambda *x: Box(-1, 1, (1,))"
+# Line in the class body of a gymnax environment -> message. obs are two zeros.
 GYMNAX = {
     "action_space = environment.Environment.action_space": "MyEnv has no action_space, which gymn",
     "default_params = environment.Environment.default_params": "MyEnv has no default_params, whic",
-    "default_params = (0,)": "by state.time and default_params.max_steps_in_episode: have both",
+    "default_params = (0,)": "default_params.max_steps_in_episode: define both, or override is_tr",
     "action_space = lambda *x: Dict({})": "action_space must be Discrete or a Box, not Dict({})",
-    "action_space = lambda *x: Box(-1, np.inf, (1,))": "must lie between finite bounds, not Box(",
+    "action_space = lambda *x: Box(-1, np.inf, (1,))": "must have finite bounds, not Box(",
     "action_space = lambda *x: Box(-1, 1, (2, 2))": "actions in a Box must be vectors, not Box(lo",
-    "observation_space = lambda *x: Dict({})": "must be gymnax's Box, not Dict({})",
-    "observe = lambda *x: jnp.zeros(3)": "array of observation_space's shape, (2,), not ShapeDtype",
-    "reset = lambda *x: (obs, jax.random.key(0))": "must have no keys but jax.random.PRNGKey's",
+    "observation_space = lambda *x: Dict({})": "must be a gymnax Box, not Dict({})",
+    "observe = lambda *x: jnp.zeros(3)": "the shape of observation_space, (2,), not ShapeDtype",
+    "reset = lambda *x: (obs, jax.random.key(0))": "random keys in state must come from jax.random",
     "step = Lander.step_env": "step must return obs, state, reward, terminated, truncated, info\n",
-    "reset = lambda *x: (obs, State(0, 0.0, 0))": "state.height must stay int32 (), not become f",
+    "reset = lambda *x: (obs, State(0, 0.0, 0))": "must not change state.height from int32 () to f",
     "step_env = lambda *x: (obs, x[2], (0, 0), False, {})": "reward must be one number, not (Shape",
     "step_env = lambda *x: (obs, x[2], 0.0, 0, {})": "terminated and truncated must be one boolean",
     "step = lambda *x, params: (*Lander.step(*x, params)[:5], {})": "must have final_observation",
-    # What shows only in play.
-    "step_env = lambda *x: ends_at(100, *Lander.step_env(*x))": "is max_steps_in_episode, all",
-    "observation_space = lambda *x: Box(-99, [99, 0], (2,))": "from -99 to 0 at (1,), not at ",
-    "observation_space = lambda *x: Box([-99, 0], 99, (2,))": "from 0 to 99 at (1,), not at -",
-    f"{IN_50}; step = lambda *x, params: ends_far(*Lander.step(*x, params))": "at (0,), not at 99",
+    # Only random steps can show these.
+    "step_env = lambda *x: ends_at(100, *Lander.step_env(*x))": "100, max_steps_in_episode, all",
+    "observation_space = lambda *x: Box(-99, [99, 0], (2,))": "side observation_space (-99 to 0)",
+    "observation_space = lambda *x: Box([-99, 0], 99, (2,))": "side observation_space (0 to 99)",
+    f"{IN_50}; step = lambda *x, params: ends_far(*Lander.step(*x, params))": "obs[0] is 99.0, o",
     "observe = lambda *x: obs / 0": "obs must be finite numbers, not [nan nan]",
     "step_env = lambda *x: (obs, x[2], jnp.nan, False, {})": "must be a finite number, not [nan]",
-    "render = lambda *x: np.zeros((64, 64, 3))": "(height, width, 3) of uint8, not (64, 64, 3) of",
-    "step = lambda *x, params: goes_on(*Lander.step(*x, params))": "no episode ended within 2,000",
+    f"{BOX_ACTIONS}; step_env = lambda *x: breaks_at_1(*x)": "finite after action [1.], a bound",
+    "render = lambda *x: np.zeros((64, 64, 3))": "(height, width, 3), not float64 (64, 64, 3)",
+    "step = lambda *x, params: continues(*Lander.step(*x, params))": "no episode ended within 2,0",
 }
+# The same for Gymnasium.
 GYMNASIUM = {
-    "action_space = property()": "MyEnv-v0 has no action_space, which Gymnasium's environments h",
-    "action_space = Discrete(2, start=1)": "the actions must begin with 0, not as Discrete(2, st",
+    "action_space = property()": "MyEnv-v0 has no action_space, which Gymnasium needs",
+    "action_space = Discrete(2, start=1)": "actions must count from 0, not Discrete(2, st",
     "action_space = MultiDiscrete([2, 2])": "action_space must be Discrete or a Box, not MultiDis",
-    "action_space = Box(-np.inf, 1, (1,))": "must lie between finite bounds, not Box(-inf, 1.0, (1",
-    "action_space = Box(-9, 9, (1,), np.int8)": "in a Box must be floats, and not int8 as in Box(",
-    "observation_space = Discrete(9)": "must be a Box, as gymnasium's FlattenObservation makes",
+    "action_space = Box(-np.inf, 1, (1,))": "must have finite bounds, not Box(-inf, 1.0, (1",
+    "action_space = Box(-9, 9, (1,), np.int8)": "in a Box must be floats, not int8 as in Box(",
     "step = lambda *x: (obs, 0.0, False, {})": "must return obs, reward, terminated, truncated, i",
-    "observe = lambda *x: np.zeros(3)": "obs must be float32 (2,), as observation_space, not array",
+    "observe = lambda *x: np.zeros(3)": "obs must be float32 (2,), as observation_space says, not",
     "step = lambda *x: (obs, None, False, False, {})": "must be one number each, not array(None",
     "step = lambda *x: (obs, np.nan, False, False, {})": "reward must be a finite number, not nan",
-    "observation_space = Box(-9, np.float32([9, 0]))": "from -9.0 to 0.0 at (1,), not at 0.",
-    "observation_space = Box(np.float32([-9, 0]), 9)": "from 0.0 to 9.0 at (1,), not at -",
+    "observation_space = Box(-9, np.float32([9, 0]))": "outside observation_space (-9.0 to 0.0)",
+    "observation_space = Box(np.float32([-9, 0]), 9)": "outside observation_space (0.0 to 9.0)",
     "observe = lambda *x: np.float32([0, np.nan])": "obs must be finite numbers, not [ 0. nan]",
-    "observe = lambda *x: np.random.rand(2)": "a seed must lead to the same obs and rewards again",
-    "__init__ = lambda self: None": "__init__ must take render_mode, and keep it as self.render_m",
-    "__init__ = lambda self, render_mode=None: None": "__init__ must take render_mode, and keep it",
-    "render = lambda *x: np.zeros((64, 64))": "(height, width, 3) of uint8, not (64, 64) of float",
+    "observe = lambda *x: np.random.rand(2)": "the same seed must give the same obs and rewards",
+    "__init__ = lambda self: None": "__init__ must take render_mode and set self.render_mode",
+    "__init__ = lambda self, render_mode=None: None": "__init__ must take render_mode and set",
+    "render = lambda *x: np.zeros((64, 64))": "uint8 (height, width, 3), not float64 (64, 64)",
 }
 
 
 def write_gymnax(change):
-    """A module with MyEnv, which is Lander with another class body; its name."""
+    """Write a module with MyEnv, a Lander with this line in its class body. Return its id."""
     text = "from gymnax.environments.spaces import Box, Dict, Discrete\nfrom lander import *\n"
     text += "obs = jnp.zeros(2)\ndef ends_at(limit, obs, state, reward, terminated, info):\n"
     text += "    return obs, state, reward, terminated | (state.time >= limit), info\n"
-    text += "def goes_on(obs, state, reward, terminated, truncated, info):\n"
+    text += "def continues(obs, state, reward, terminated, truncated, info):\n"
     text += "    return obs, state, reward, terminated & False, truncated & False, info\n"
     text += "def ends_far(*results):\n    return *results[:5], {'final_observation': obs + 99}\n"
+    text += "def breaks_at_1(*x):\n"
+    text += "    return obs / (x[3][0] < 1), x[2], 0.0, x[3][0] > 0, {}\n"
     text += f"class MyEnv(Lander):\n    {change}\n"
     Path("given.py").write_text(text)
     return "given:MyEnv"
@@ -194,7 +209,7 @@ def write_endless(change):
 
 
 def write_limited(max_episode_steps):
-    """In Gymnasium, Lander that terminates at step 20 at the latest, registered with a limit."""
+    """Write a Gymnasium environment that terminates at step 20, registered with a time limit."""
     text = """from lander_gymnasium import *
 class MyEnv(Lander):
     def reset(self, **options):
@@ -212,7 +227,9 @@ class MyEnv(Lander):
 
 RULES: list[Any] = [(write_gymnax, *x) for x in GYMNAX.items()]
 RULES += [(write_gymnasium, *x) for x in GYMNASIUM.items()]
-RULES += [(write_limited, 20, "to step 20 terminated there, which is also the time limit: return")]
+RULES += [
+    (write_limited, 20, "reached step 20 terminated there, but that is the time limit: do not")
+]
 RULES += [
     (write_endless, "step = lambda *x: (obs, 0, 0, 0, {})", "no episode ended within 5,000 ra")
 ]
@@ -220,45 +237,125 @@ RULES += [(str, *x) for x in NAMES.items()]
 
 
 @pytest.mark.parametrize(("write", "change", "sentence"), RULES)
-def test_a_mistake_is_a_sentence(write, change, sentence, capsys):
+def test_a_broken_rule_is_one_sentence(write, change, sentence, capsys):
     env_id = write(change)
     with pytest.raises(SystemExit) as stopped:
         check.main(env_id)
     output, errors = capsys.readouterr()
     assert (stopped.value.code, errors.count("\n")) == (2, 1)
-    assert sentence in errors and "is as these scripts need it" not in output
+    assert sentence in errors and "OK" not in output
 
 
-# What a sentence tells of, which may be as it was meant.
+def test_the_lines_that_flatten_observations_work(capsys):
+    space = "observation_space = Dict({'a': Box(-99, 99, (2,)), 'b': Discrete(3)}); "
+    write_gymnasium(f"{space}observe = lambda self: {{'a': np.float32([self.height, 0]), 'b': 1}}")
+    with pytest.raises(SystemExit):
+        check.main("given:MyEnv-v0")
+    advice, _, lines = capsys.readouterr().err.partition("\n")
+    assert advice.endswith("Append these lines to given, and check given:MyEnvFlat-v0")
+    with open("given.py", "a") as file:
+        file.write(lines)
+    sys.modules.pop("given")
+    for name in ("MyEnv-v0", "MyEnvFlat-v0"):
+        gymnasium.registry.pop(name, None)
+    check.main("given:MyEnvFlat-v0")
+    assert "given:MyEnvFlat-v0: OK" in capsys.readouterr().out
+    env = gymnasium.make("given:MyEnvFlat-v0", render_mode="rgb_array")
+    assert env.observation_space.shape == (5,) and env.render_mode == "rgb_array"
+    assert isinstance(check.measure_speed("given:MyEnvFlat-v0", "async", 2), float)
+
+
+def test_spaces_that_cannot_be_flattened(capsys):
+    write_gymnasium("observation_space = Sequence(Discrete(3)); observe = lambda self: (1, 2)")
+    with pytest.raises(SystemExit):
+        check.main("given:MyEnv-v0")
+    assert capsys.readouterr().err.endswith("does not work here: return one array yourself\n")
+
+
+TENTH = "action_space = Box(-0.1, 0.1, (1,), {}); step = lambda self, action: bounded(self, action)"
+BOUNDED = """
+def bounded(self, action):
+    assert MyEnv.action_space.contains(action)
+    assert EXTRA
+    return Lander.step(self, action[0] > 0)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["np.float32", "np.float64"])
+@pytest.mark.parametrize("side", ["low", "high"])
+def test_both_bounds_of_actions_are_taken(dtype, side):
+    """float32 has no 0.1. An environment may check its action space, but not exclude a bound."""
+    env_id = write_gymnasium(TENTH.format(dtype))
+    text = Path("given.py").read_text() + BOUNDED
+    Path("given.py").write_text(text.replace("EXTRA", "True"))
+    check.main(env_id)
+    sys.modules.pop("given")
+    gymnasium.registry.pop("MyEnv-v0")
+    Path("given.py").write_text(text.replace("EXTRA", f"action[0] != MyEnv.action_space.{side}[0]"))
+    with pytest.raises(AssertionError) as caught:
+        check.main(env_id)
+    assert f"action_space.{side}. Training sends it, too." in caught.value.__notes__[0]
+
+
+# === Hints ======================================================================================
 HINTS: list[Any] = [
     (
         write_gymnax,
         "step_env = lambda *x: ends_at(20, *Lander.step_env(*x))",
-        "random episodes that came to step 20 terminated there: if that is a time limit, it must",
+        "random episodes that reached step 20 terminated there: if that is a time limit, return",
     ),
     (
         write_limited,
         None,
-        "random episodes that came to step 20 terminated there: if that is a tim",
+        "random episodes that reached step 20 terminated there: if that is a tim",
     ),
-    (write_gymnasium, "metadata = {}", "a GIF would show obs, and no picture"),
+    (write_gymnasium, "metadata = {}", "a GIF will show the observations instead of an image"),
     (
         write_gymnasium,
         "render = lambda *x: 1 / 0",
         "A GIF cannot be drawn here: ZeroDivisionError:",
     ),
+    (
+        write_gymnasium,
+        "observe = lambda self: np.float64([self.height, 0])",
+        "obs are float64, but observation_space is float32: return obs.astype(np.float32), or",
+    ),
+    (
+        write_gymnasium,
+        "made = []; __init__ = lambda self, **options: 1 / (not self.made) and self.made.append(1)",
+        "A second instance in the same process failed (ZeroDivisionError: division by zero), so",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("write", "change", "sentence"), HINTS)
-def test_what_may_be_a_mistake_is_a_sentence_too(write, change, sentence, capsys):
+def test_hints(write, change, sentence, capsys):
     env_id = write(change)
     check.main(env_id)
-    *hints, verdict = capsys.readouterr().out.splitlines()
-    assert sentence in hints[-1] or sentence in hints[0]
-    assert verdict.startswith(f"{env_id} is as these scripts need it: ")
+    output = capsys.readouterr().out
+    assert sentence in output and f"{env_id}: OK. Train with:" in output
 
 
+U8 = np.uint8
+PICTURES = [
+    (Box(0, 255, (84, 80), U8), "Pictures need a channel axis for a CNN: (84, 80, 1).\n"),
+    (Box(0, 255, (4, 84, 80), U8), "Pictures of 84 x 80 with 4 channels first (C, H, W).\n"),
+    (Box(0, 255, (84, 80, 3), U8), "Pictures of 84 x 80 with 3 channels last (H, W, C).\n"),
+    (Box(0, 1, (84, 80, 3)), "uint8 from 0 to 255, which take less memory than float32.\n"),
+    (Box(0, 9, (84, 80, 3), U8), "uint8 pictures should be 0 and 255, not 0 to 9.\n"),
+    (Box(0, 255, (10, 10, 4), U8), ""),
+    (Box(-1, 1, (376,)), ""),
+]
+
+
+@pytest.mark.parametrize(("space", "sentence"), PICTURES)
+def test_pictures(space, sentence, capsys):
+    check.check_pictures(space)
+    output = capsys.readouterr().out
+    assert output.endswith(sentence) and bool(output) == bool(sentence)
+
+
+# === Correct environments =======================================================================
 CONTINUOUS = "step_env = lambda *x: Lander.step_env(*x[:3], x[3][0] > 0, x[4])"
 OWN_STEP = "step = lambda self, *x, **y: Lander().step(*x, **y); "
 OWN_STEP += "step_env = environment.Environment.step_env"  # which is not called then
@@ -275,37 +372,121 @@ RIGHT: list[Any] = [
 
 
 @pytest.mark.parametrize(("write", "change"), RIGHT)
-def test_what_is_no_mistake(write, change, capsys):
+def test_correct_environments(write, change, capsys):
     env_id = write(change)
     check.main(env_id)
-    *_, speed, played, verdict = capsys.readouterr().out.splitlines()
-    assert re.search(r"tep .*takes [0-9.,]+ \N{MICRO SIGN}s", speed)
-    assert played.endswith(" episodes ended.")
-    kind = "continuous" if "Box" in change else "discrete"
-    names = check.scripts_for(kind, write == write_gymnasium)
-    assert verdict == f"{env_id} is as these scripts need it: {names}"
+    *_, speed, played, _, _ = capsys.readouterr().out.splitlines()
+    assert re.match(r"[0-9.,]+ \N{MICRO SIGN}s per ", speed)
+    assert played.endswith(" random steps.")
 
 
-def test_each_script_is_named_for_one_kind_of_environment():
-    found = {}
-    for kind in ("discrete", "continuous"):
-        for in_gymnasium in (False, True):
-            names = check.scripts_for(kind, in_gymnasium).split(", ")
-            found |= {name: (kind, in_gymnasium) for name in names if name}
-    assert found.keys() == ROWS.keys()
-    assert found["dqn_linen"] == ("discrete", False)
-    assert found["ppo_torch_gymnasium"] == ("discrete", True)
-    continuous = {name for name, (kind, _) in found.items() if kind == "continuous"}
-    assert continuous == {name for name in ROWS if "_continuous_" in name or "sac" in name}
+SCRIPTS = [
+    ((False, (), (4,)), False, ["ppo_linen.py"]),
+    ((True, (3,), (4,)), False, ["more/ppo_continuous_linen.py"]),
+    ((False, (), (4,)), True, ["more/ppo_linen_gymnasium.py"]),
+    ((True, (1,), (3,)), True, ["more/ppo_continuous_linen_gymnasium.py"]),
+    ((True, (6,), (17,)), True, ["more/ppo_continuous_linen_gymnasium.py", "mujoco"]),
+]
 
 
-def test_an_error_in_ones_own_code_is_shown_as_it_is():
+@pytest.mark.parametrize(("checked", "in_gymnasium", "expected"), SCRIPTS)
+def test_the_recommended_script(checked, in_gymnasium, expected):
+    assert check.script_for(check.Checked(*checked), in_gymnasium) == expected
+    assert (ROOT / expected[0]).exists()
+
+
+# === Will async pay? ============================================================================
+SYNC = {("sync", 1): 100.0, ("sync", 2): 110.0}
+FAILED = {("sync", 1): 100.0, ("sync", 2): "RuntimeError"}
+EIGHT = ["--vectorization", "async", "--num-envs", "8"]
+SPEEDS: list[Any] = [
+    (SYNC | {("async", 1): 90.0, ("async", 8): 330.0}, "async --num-envs 8: 3x as fast", EIGHT),
+    (SYNC | {("async", 8): 320.0, ("async", 16): 330.0}, "async --num-envs 8: 2.9x", EIGHT),
+    (SYNC | {("async", 8): 121.0}, "Use sync, the default: async is 1.1x as fast at best.", []),
+    (SYNC | {("async", 1): "EOFError"}, "Use sync, the default: async did not work.", []),
+    (FAILED | {("async", 8): 50.0}, "sync did not work with several environments", EIGHT),
+    ({("sync", 1): "KeyError", ("async", 1): "KeyError"}, "Neither sync nor async worked", []),
+]
+
+
+@pytest.mark.parametrize(("speeds", "sentence", "flags"), SPEEDS)
+def test_the_recommended_vectorization(speeds, sentence, flags):
+    text, found = check.recommend_vectorization(speeds)
+    assert sentence in text and found == flags
+
+
+def test_the_async_test_adds_flags_to_the_command(monkeypatch, capsys):
+    speeds = {"sync": 100.0, "async": 900.0}
+    monkeypatch.setattr(check, "measure_speed", lambda env_id, name, num_envs: speeds[name])
+    check.main("lander_gymnasium:Lander-v0", async_test=True)
+    output = capsys.readouterr().out
+    assert "  async --num-envs 8: 900\n" in output
+    assert output.endswith(
+        " --env-id lander_gymnasium:Lander-v0 --vectorization async --num-envs 1\n"
+    )
+
+
+BREAKS = """
+import os
+import subprocess
+
+
+def broken_in_a_worker():
+    if os.path.basename(sys.argv[0]) == "speed.py":
+        raise RuntimeError("no licence")
+
+
+def hanging():
+    if os.path.basename(sys.argv[0]) == "speed.py":
+        process = subprocess.Popen(["sleep", "1000"])
+        Path("pid").write_text(str(process.pid))
+        process.wait()
+"""
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_failed_measurement_names_the_reason(vectorization):
+    env_id = write_gymnasium("__init__ = lambda *x, **y: broken_in_a_worker()")
+    text = Path("given.py").read_text()
+    Path("given.py").write_text(f"import sys\n{BREAKS}\n{text}")
+    assert check.measure_speed(env_id, vectorization, 1) == "RuntimeError: no licence"
+
+
+def test_a_hanging_measurement_is_killed_with_its_processes(monkeypatch):
+    monkeypatch.setattr(check, "ASYNC_PATIENCE", 20.0)
+    env_id = write_gymnasium("__init__ = lambda *x, **y: hanging()")
+    text = Path("given.py").read_text()
+    Path("given.py").write_text(f"import sys\nfrom pathlib import Path\n{BREAKS}\n{text}")
+    assert check.measure_speed(env_id, "async", 1) == "not finished after 20 s"
+    status = Path(f"/proc/{Path('pid').read_text()}/status")
+    assert not status.exists() or "zombie" in status.read_text()
+
+
+HANG = "step = lambda *x: time.sleep(1000)"
+
+
+def test_a_hanging_environment_ends_the_check():
+    env_id = write_gymnasium(HANG)
+    Path("given.py").write_text(f"import time\n{Path('given.py').read_text()}")
+    program = "from envs import check; check.PATIENCE = check.PROGRESS_AFTER = 1.0; "
+    program += f"check.main({env_id!r})"
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.getcwd()}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("step has not returned after 1 s. It is here:\n")
+    assert "time.sleep(1000)" in done.stderr
+
+
+# === Exceptions =================================================================================
+def test_an_exception_in_the_module_is_raised():
     Path("broken.py").write_text("1 / 0")
     with pytest.raises(ZeroDivisionError):
         check.main("broken:MyEnv")
 
 
-# A package that one's own code needs.
+# A package that the module needs.
 MISSING = [
     ("import no_such_package", "No module named 'no_such_package'"),
     (

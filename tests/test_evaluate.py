@@ -1,13 +1,16 @@
-"""evaluate.py: every kind of checkpoint, what counts, groups of seeds, strangers' files, GIFs."""
+"""evaluate.py: all kinds of checkpoints, episodes, groups of seeds, untrusted files, GIFs."""
 
+import importlib.util
 import shutil
 import sys
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import dqn
+import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
@@ -21,15 +24,16 @@ from scipy import stats
 
 import evaluate
 import ppo_linen
+import ppo_linen_gymnasium
 
-# A script of each kind of agent, and of each kind of environment.
+# Scripts with each kind of checkpoint, and with each kind of observation.
 PPO = ("ppo_linen", "ppo_nnx", "ppo_equinox", "ppo_torch")
 DQN = {"dqn_linen_gymnasium": (4,), "dqn_torch": (10, 10, 4)}
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
 
 
 class ProbeLengths(probes.Probe):
-    """Episodes of 1 or of 50 steps, with equal odds, and a reward of 1 for each step."""
+    """Episodes of 1 or 50 steps, equally likely, with a reward of 1 per step."""
 
     def is_terminated(self, state: probes.State, params: probes.Params) -> jax.Array:
         return state.time >= jnp.where(state.signal > 0, 1, 50)
@@ -41,7 +45,7 @@ if "ProbeLengths-v0" not in gymnax.registered_envs:
 
 @pytest.fixture(scope="session")
 def dqn_run(tmp_path_factory):
-    """Name of a DQN script -> folder of a short run, which is made once."""
+    """Return a function: name of a DQN script -> folder of a short run, trained once."""
     runs_dir = tmp_path_factory.mktemp("runs")
 
     @cache
@@ -56,18 +60,19 @@ def dqn_run(tmp_path_factory):
 
 @pytest.fixture
 def copied_run(whole_run, tmp_path):
-    """A run's folder that a test may change."""
+    """A copy of a run folder, which the test may change."""
     return shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "copied")
 
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Call main by a command line; return exit status, output and errors."""
+    """Return a function that runs main with flags: exit status, stdout and stderr."""
+    monkeypatch.setattr(evaluate, "PROGRESS_AFTER", np.inf)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
         status: Any = 0
-        capsys.readouterr()  # what a training before it said
+        capsys.readouterr()  # drop the output of an earlier training
         try:
             evaluate.main()
         except SystemExit as stopped:
@@ -77,8 +82,8 @@ def command(monkeypatch, capsys):
     return call
 
 
-def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1):
-    """A run without a checkpoint, whose policy is the same in every state."""
+def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1, script=ppo_linen):
+    """A run without a checkpoint. Its policy is the same in every state."""
     args = SimpleNamespace(env_id=env_id, seed=seed, num_envs=4, num_steps=32)
 
     def load_policy(folder, seed=0):
@@ -90,10 +95,11 @@ def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1):
 
         return policy
 
-    script = SimpleNamespace(
-        __name__="ppo_linen", __file__="", VecEnv=ppo_linen.VecEnv, load_policy=load_policy
-    )
-    return evaluate.Run(Path(folder), script, args, 6)
+    parts: dict[str, Any] = {"__name__": "ppo_linen", "__file__": "", "load_policy": load_policy}
+    if hasattr(script, "gymnasium"):
+        parts["gymnasium"] = script.gymnasium
+    module = SimpleNamespace(**parts, VecEnv=script.VecEnv)
+    return evaluate.Run(Path(folder), module, args, 6)
 
 
 def play(run, **flags):
@@ -102,22 +108,22 @@ def play(run, **flags):
 
 # === Scripts ====================================================================================
 @pytest.mark.parametrize("name", PPO)
-def test_a_run_of_each_framework_is_played(name, whole_run):
+def test_runs_of_all_frameworks(name, whole_run):
     result = play(evaluate.load_run(str(whole_run(name).folder)), episodes=3)
     assert (result["script"], result["iteration"], result["global_step"]) == (name, 5, 640)
     assert len(result["returns"]) == 3 and result["returns"] == result["lengths"]
 
 
-def test_a_run_is_played_in_the_environment_that_it_learned_in(dqn_run):
+def test_the_environment_has_the_arguments_of_the_run(dqn_run):
     run = evaluate.load_run(str(dqn_run("dqn_torch")))
-    env = evaluate.make_env(run.script, run.args, 1)
+    env = evaluate.make_env(run, evaluate.Args(runs=("some",)), 1)
     assert (env.num_actions, env.params.max_steps_in_episode) == (6, 99)
     assert env.env._sticky_action_prob == 0.25
 
 
 @pytest.mark.parametrize("name", ["ppo_continuous_torch", "ppo_continuous_linen_gymnasium"])
-def test_continuous_actions_are_played_in_their_own_units(name, whole_run):
-    """VecEnv takes them between -1 and 1. Two steps of a probe, whose rewards are known."""
+def test_continuous_actions_have_the_units_of_the_environment(name, whole_run):
+    """VecEnv takes actions in [-1, 1]. The probe has two steps with known rewards."""
     run = evaluate.load_run(str(whole_run(name).folder))
     result = play(run, episodes=8)
     policy, returns = run.script.load_policy(run.folder), []
@@ -152,8 +158,8 @@ def load_policy(folder, seed=0):
 """
 
 
-def test_a_kind_of_action_that_no_script_has_is_played(copied_run, command, tmp_path):
-    """With some actions at random, which are drawn from the environment's space."""
+def test_a_script_of_the_user_with_continuous_actions(copied_run, command, tmp_path):
+    """Random actions are sampled from the action space."""
     change(copied_run, {"env_id": "Pendulum-v1"}, script="continuous")
     (tmp_path / "continuous.py").write_text(CONTINUOUS)
     flags = ("--script", tmp_path / "continuous.py", "--episodes", 3, "--max-steps", 20)
@@ -161,7 +167,7 @@ def test_a_kind_of_action_that_no_script_has_is_played(copied_run, command, tmp_
     assert status == 0 and "copied: continuous, Pendulum-v1" in out and "3 capped" in out
     assert command(copied_run, *flags, "--sample")[::2] == (
         2,
-        "--sample: continuous has no policy to draw from; see --epsilon\n",
+        "--sample: the policy of continuous is deterministic; try --epsilon\n",
     )
 
 
@@ -176,65 +182,177 @@ def test_a_script_lies_anywhere(copied_run, command, tmp_path):
 
 
 # === Episodes ===================================================================================
-DRAWS = [({}, 1.0), ({"sample": True}, 0.7), ({"epsilon": 0.5}, 0.75)]
+ACTIONS = [({}, 1.0), ({"sample": True}, 0.7), ({"epsilon": 0.5}, 0.75)]
 
 
-@pytest.mark.parametrize(("flags", "expected"), DRAWS)
+@pytest.mark.parametrize(("flags", "expected"), ACTIONS)
 def test_actions(flags, expected, monkeypatch):
-    """Of CartPole's two, the second pushes to the right; its policy has it at 0.7."""
-    monkeypatch.setattr(evaluate, "painter", lambda run, env: lambda obs, state: np.asarray(obs))
+    """The second action of CartPole pushes to the right; the policy gives it probability 0.7."""
+    monkeypatch.setattr(evaluate, "make_renderer", lambda run, env: lambda obs, state: obs)
     run = stand_in("CartPole-v1", np.log([0.3, 0.7]))
     args = evaluate.Args(runs=("some",), **flags)
-    steps = evaluate.play(run, args, 2000, draws=True)
-    before, after = next(steps)[0], next(steps)[0]
+    steps = evaluate.play(run, args, 2000, render=True)
+    before: Any = next(steps).image
+    after: Any = next(steps).image
     assert abs((after[:, 1] > before[:, 1]).mean() - expected) < 0.05
 
 
+@pytest.mark.parametrize("num_envs", [None, 8])
 @pytest.mark.parametrize("max_steps", [20, 10_000])
-def test_each_environment_plays_one_episode(max_steps):
-    """Of lengths 1 and 50, as many are short as long; of the first to end, most would be short."""
-    result = play(stand_in("ProbeLengths-v0"), episodes=400, max_steps=max_steps)
+def test_short_episodes_are_not_overrepresented(max_steps, num_envs):
+    """Half of the episodes have 1 step, half 50. Most of the first ones to finish are short."""
+    result = play(stand_in("ProbeLengths-v0"), episodes=400, max_steps=max_steps, num_envs=num_envs)
     assert set(result["lengths"]) == {1, min(50, max_steps)}
     assert result["returns"] == result["lengths"]
     assert abs(result["lengths"].count(1) - 200) < 40
     assert result["capped"] == (result["lengths"].count(20) if max_steps == 20 else 0)
 
 
+def test_a_capped_episode_is_followed_by_a_new_one_in_gymnasium():
+    run = stand_in("CartPole-v1", script=ppo_linen_gymnasium)
+    result = play(run, episodes=6, max_steps=5, num_envs=2)
+    assert result["lengths"] == result["returns"] == [5] * 6
+
+
+def test_a_recurrent_policy_is_told_where_episodes_start():
+    """Also after an episode that --max-steps stopped."""
+    seen = []
+
+    def load_policy(folder, seed):
+        def policy(obs, starts):
+            seen.append(starts.tolist())
+            return np.zeros(len(obs), int)
+
+        return policy
+
+    run = stand_in("ProbeLengths-v0")
+    run.script.load_policy = load_policy
+    args = evaluate.Args(runs=("some",), max_steps=3)
+    steps = [step for step, _ in zip(evaluate.play(run, args, 4), range(8), strict=False)]
+    assert any(step.capped.any() for step in steps) and any(step.done.any() for step in steps)
+    ends = [(step.done | step.capped).tolist() for step in steps]
+    assert seen == [[True] * 4, *ends][: len(seen)]
+
+
+SINGLE = """import gymnasium
+import numpy as np
+
+
+class Single(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"]}
+    instances = 0
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+        if Single.instances:
+            raise RuntimeError("only one simulation per process")
+        Single.instances += 1
+
+    def close(self):
+        Single.instances -= 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.zeros(1, np.float32), 1.0, False, self.time == 10, {}
+
+    def render(self):
+        return np.full((48, 64, 3), self.time, np.uint8)
+
+
+gymnasium.register("Single-v0", Single)
+"""
+
+
+@pytest.fixture
+def single(tmp_path, monkeypatch):
+    """A run in an environment that allows one instance per process."""
+    (tmp_path / "single.py").write_text(SINGLE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield stand_in("single:Single-v0", script=ppo_linen_gymnasium)
+    sys.modules.pop("single", None)
+    gymnasium.registry.pop("Single-v0", None)
+
+
+ONE: dict[str, Any] = {"episodes": 2, "num_envs": 1}
+PROCESSES: dict[str, Any] = {"episodes": 6, "num_envs": 2, "vectorization": "async"}
+
+
+@pytest.mark.parametrize("flags", [ONE, PROCESSES])
+def test_one_simulator_per_process(flags, single, tmp_path):
+    """Every instance is closed before the next one is made."""
+    result = play(single, **flags)
+    assert result["returns"] == [10.0] * flags["episodes"]
+    evaluate.draw([single], evaluate.Args(runs=("some",), **flags), tmp_path / "single.gif")
+    with Image.open(tmp_path / "single.gif") as file:
+        assert getattr(file, "n_frames", 1) == 10
+
+
+def test_a_failed_start_names_the_flags_for_one_instance_per_process(single):
+    with pytest.raises(RuntimeError, match="only one simulation") as caught:
+        play(single, episodes=6)
+    (note,) = caught.value.__notes__
+    assert note.endswith("add --num-envs 4 --vectorization async")
+
+
 def test_a_seed_repeats_and_another_differs(dqn_run):
-    gymnasiums = evaluate.load_run(dqn_run("dqn_linen_gymnasium"))
-    for run, flags in ((stand_in("CartPole-v1"), {"sample": True}), (gymnasiums, {"epsilon": 0.5})):
+    in_gymnasium = evaluate.load_run(dqn_run("dqn_linen_gymnasium"))
+    for run, flags in (
+        (stand_in("CartPole-v1"), {"sample": True}),
+        (in_gymnasium, {"epsilon": 0.5}),
+    ):
         results = [play(run, **flags, seed=x) for x in (1, 1, 2)]
         assert results[0] == results[1]
         assert results[0]["returns"] != results[2]["returns"]
 
 
+@pytest.mark.parametrize("script", [ppo_linen, ppo_linen_gymnasium])
+def test_the_seed_of_the_run_does_not_matter(script):
+    runs = [stand_in("CartPole-v1", seed=seed, script=script) for seed in (1, 2)]
+    assert play(runs[0], episodes=5)["returns"] == play(runs[1], episodes=5)["returns"]
+
+
+def test_a_long_evaluation_shows_progress(monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "PROGRESS_AFTER", 0.0)
+    play(stand_in("CartPole-v1"), episodes=3)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("stand-in: 0 of 3 episodes, step 1, ")
+
+
 # === Numbers ====================================================================================
-def test_difference_is_welchs():
+def test_compare_is_welchs_t_test():
     a, b = [10.0, 12.0, 11.0, 14.0], [9.0, 5.0, 8.0]
     low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
-    expected = f"higher by 4.42 [{low:.2f}, {high:.2f}]: more than the seeds explain"
-    assert evaluate.difference_of(a, b) == expected
-    assert evaluate.difference_of(a, [9, 15]).endswith(": no difference can be claimed")
-    assert evaluate.difference_of(a, [9]).endswith("of one seed, no difference can be claimed")
-    assert evaluate.difference_of(b, a).startswith(f"lower by 4.42 [{low:.2f}, {high:.2f}]: more")
-    same = evaluate.difference_of([500.0] * 3, [500.0] * 2)
-    assert same == "higher by 0.00 [0.00, 0.00]: no difference can be claimed"
-    assert evaluate.difference_of([500.0] * 3, [9.0] * 2).endswith("more than the seeds explain")
+    expected = f"higher by 4.42 [{low:.2f}, {high:.2f}]: a significant difference"
+    assert evaluate.compare(a, b) == expected
+    assert evaluate.compare(a, [9, 15]).endswith(": no significant difference")
+    assert evaluate.compare(a, [9]).endswith("one seed in a group is too few for a conclusion")
+    assert evaluate.compare(b, a).startswith(f"lower by 4.42 [{low:.2f}, {high:.2f}]: a sig")
+    same = evaluate.compare([500.0] * 3, [500.0] * 2)
+    assert same == "higher by 0.00 [0.00, 0.00]: no significant difference"
+    assert evaluate.compare([500.0] * 3, [9.0] * 2).endswith(": a significant difference")
 
 
 def test_groups_of_seeds(command, monkeypatch, tmp_path):
-    """Their means are over runs, not over episodes; each side of --against is one group."""
+    """Means are over runs, not over episodes. Each side of --against is one group."""
     returns = {"a1": 10.0, "a2": 12.0, "a3": 17.0, "a4": 29.0, "b1": 3.0, "b2": 4.0, "c3": 5.0}
-    games = {"a": "CartPole-v1", "b": "CartPole-v1", "c": "Acrobot-v1"}
+    env_ids = {"a": "CartPole-v1", "b": "CartPole-v1", "c": "Acrobot-v1"}
     for name in returns:
         (tmp_path / name).mkdir()
 
     def load_runs(names, args):
-        return [stand_in(games[x[0]], folder=tmp_path / x, seed=int(x[1])) for x in names]
+        return [stand_in(env_ids[x[0]], folder=tmp_path / x, seed=int(x[1])) for x in names]
 
     def evaluate_run(run, args):
         value = returns[run.folder.name]
-        total = evaluate.summary([value - 1, value + 1])
+        total = evaluate.summarize([value - 1, value + 1])
         return {"return": total, "length": total, "global_step": 768, "capped": 0}
 
     monkeypatch.setattr(evaluate, "load_runs", load_runs)
@@ -243,40 +361,78 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     low, high = stats.t.interval(0.95, 3, 17, stats.sem([10, 12, 17, 29]))
     interval = f"17.00 [{low:.2f}, {high:.2f}]"
     assert f"mean over 4 seeds {interval}, interquartile mean 14.50\n" in out
-    assert f"The first are {evaluate.difference_of([10, 12, 17, 29], [3, 4])}\n" in out
+    assert f"The first group is {evaluate.compare([10, 12, 17, 29], [3, 4])}\n" in out
     assert status == 0 and (tmp_path / "b2/evaluation.json").exists()
     for words in (("a1", "c3", "--against", "b1"), ("a1", "--against", "b1", "c3")):
         status, _, err = command(*words)
-        assert status == 2 and err.startswith("--against: on each side")
+        assert status == 2 and err.startswith("--against: the runs of a group must")
     assert command("c3", "--epsilon", "0.5")[0] == 0
     assert [x.name for x in (tmp_path / "c3").iterdir()] == ["evaluation-epsilon-0.5.json"]
 
 
-# === Command line and strangers' files ==========================================================
+# === Command line and untrusted files ===========================================================
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         ("--episodes 0", "--episodes and --max-steps must be 1 or more"),
         ("--seed -1", "--seed must be 0 or more"),
-        ("--script missing.py", "--script: missing.py is no Python file"),
+        ("--script missing.py", "--script: missing.py is not a Python file"),
+        ("--num-envs 0", "--num-envs must be 1 or more"),
+        ("--vectorization async", "--vectorization async needs --num-envs"),
+        ("--num-envs 8", "(8), so that each environment plays as many: try 104"),
     ],
 )
 def test_bad_command_line(flags, sentence, command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")  # of the box around what is wrong with a flag
+    monkeypatch.setenv("COLUMNS", "200")  # width of the error box
     status, out, err = command("run", *flags.split())
     assert (status, out) == (2, "") and sentence in err
 
 
-STRANGE = [
+def test_async_is_for_gymnasium(copied_run, command):
+    status, out, err = command(copied_run, "--vectorization", "async", "--num-envs", 4)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("--vectorization async: ") and "run in JAX" in err
+
+
+def test_a_folder_that_cannot_be_written(copied_run, command, tmp_path):
+    """All results are printed and the GIF is drawn. One line says what was not written."""
+    other = shutil.copytree(copied_run, tmp_path / "other")
+    (copied_run / "evaluation.new").mkdir()
+    gif = tmp_path / "runs.gif"
+    flags = ("--episodes", 2, "--max-steps", 3, "--gif", gif)
+    status, out, err = command(copied_run, other, *flags)
+    assert status == 0 and out.count("  return ") == 2
+    assert err == f"Could not write {copied_run}/evaluation.json (Is a directory)\n"
+    assert gif.exists() and (other / "evaluation.json").exists()
+
+
+def test_started_through_a_symlink(tmp_path):
+    (tmp_path / "evaluate").symlink_to(ROOT / "evaluate.py")
+    loader = SourceFileLoader("linked", str(tmp_path / "evaluate"))
+    spec: Any = importlib.util.spec_from_loader("linked", loader)
+    linked = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "linked", linked)
+        loader.exec_module(linked)
+    assert linked.load_script("ppo_linen", ()).__file__ == str(ROOT / "ppo_linen.py")
+
+
+UNTRUSTED = [
     ({"script": "../../evil\n\x1b[31m"}, "There is no ../../evil??[31m.py"),
-    ({"args": {"env_id": "evil:Evil"}}, "is code; to run it, add --env-id evil:Evil"),
-    ({"args": {"env_id": "\x1b[31m"}}, "run.json names no environment, but ?[31m"),
-    ({"args": {"exp_name": "x"}}, "is a run of another version of ppo_linen.py, or is damaged: "),
+    ({"args": {"env_id": "evil:Evil"}}, "this run uses your module evil; add --env-id evil:Evil\n"),
+    (
+        {"args": {"env_id": "evil:a; b"}},
+        "this run uses your module evil; add --env-id 'evil:a; b'\n",
+    ),
+    ({"args": {"env_id": "\x1b[31m"}}, "run.json: env_id is not printable: ?[31m"),
+    ({"args": {"exp_name": "x"}}, "is damaged, or a run of another version of ppo_linen.py: "),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), STRANGE)
-def test_a_strange_file_runs_nothing(changes, message, copied_run, command, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("changes", "message"), UNTRUSTED)
+def test_an_untrusted_file_runs_nothing(
+    changes, message, copied_run, command, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("import os\nos.mkdir('evil')\n")
@@ -288,23 +444,30 @@ def test_a_strange_file_runs_nothing(changes, message, copied_run, command, monk
 
 
 @pytest.mark.parametrize("name", PPO)
-def test_a_damaged_checkpoint_is_one_sentence(name, whole_run, command, tmp_path):
+def test_a_damaged_run_folder(name, whole_run, command, tmp_path):
     folder = shutil.copytree(whole_run(name).folder, tmp_path / "run")
     (path,) = folder.glob("checkpoint.*")
     path.write_bytes(path.read_bytes()[:1000])
     status, out, err = command(folder)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"{name}.py cannot read its checkpoint, which may be damaged: " in err
-    path.rename(folder / "checkpoint.new")  # as where the run was killed while it wrote its first
-    said = f"{folder} has no checkpoint: a run writes one when it ends, and by --save-every\n"
-    assert command(folder) == (2, "", said)
+    assert f"{name}.py cannot load the checkpoint, maybe it is damaged: " in err
+    path.rename(folder / "checkpoint.new")  # killed while it wrote the first checkpoint
+    status, _, err = command(folder)
+    assert status == 2 and err.startswith(f"{folder} has no checkpoint yet: ")
     (folder / "run.json").write_text("[")
-    said = f"{folder}/run.json is not there, or is damaged (JSONDecodeError)\n"
-    assert command(folder) == (2, "", said)
+    message = f"{folder} is not a run folder: cannot read run.json (JSONDecodeError)\n"
+    assert command(folder) == (2, "", message)
+
+
+@pytest.mark.parametrize("script", [ppo_linen, ppo_linen_gymnasium])
+def test_a_module_in_another_folder(script, capsys):
+    with pytest.raises(SystemExit):
+        play(stand_in("absent:Env-v0", script=script), episodes=1)
+    assert capsys.readouterr().err.endswith(": No module named 'absent'\n")
 
 
 @pytest.mark.parametrize("text", ["import nowhere", "x = ["])
-def test_a_script_that_cannot_be_imported_is_one_sentence(text, copied_run, command, tmp_path):
+def test_a_script_that_cannot_be_imported(text, copied_run, command, tmp_path):
     change(copied_run, script="broken")
     script = tmp_path / "broken.py"
     script.write_text(f"{text}\ndef load_policy(folder):\n    pass\n")
@@ -314,25 +477,34 @@ def test_a_script_that_cannot_be_imported_is_one_sentence(text, copied_run, comm
 
 
 @pytest.mark.parametrize("status", ["running", "stopped"])
-def test_a_run_that_has_not_ended_is_played_if_it_has_a_checkpoint(status, whole_run, tmp_path):
+def test_an_unfinished_run_with_a_checkpoint(status, whole_run, tmp_path):
     folder = rewind(whole_run("ppo_torch"), tmp_path / "run")
     change(folder, status=status)
     result = play(evaluate.load_run(str(folder)), episodes=3)
     assert (result["iteration"], result["global_step"]) == (2, 256)
 
 
-# === Picture ====================================================================================
+# === GIF ========================================================================================
+def test_frames_are_drawn_as_they_are():
+    rng = np.random.default_rng(0)
+    image = rng.integers(256, size=(60, 80, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(evaluate.draw_observation(image), image)
+    np.testing.assert_array_equal(evaluate.draw_observation(np.moveaxis(image, -1, 0)), image)
+    stack = rng.integers(256, size=(4, 84, 84), dtype=np.uint8)
+    np.testing.assert_array_equal(evaluate.draw_observation(stack), np.stack([stack[-1]] * 3, -1))
+
+
 @pytest.mark.parametrize("name", ["ppo_linen", *DQN])
 def test_gif(name, whole_run, dqn_run, command, tmp_path):
-    """CartPole is drawn, Breakout as squares on black."""
+    """CartPole is rendered; Breakout is drawn as squares on black."""
     folder = dqn_run(name) if name in DQN else whole_run(name).folder
     folder = shutil.copytree(folder, tmp_path / "run")
     path = tmp_path / "picture.gif"
     status, out, err = command(folder, "--episodes", 1, "--max-steps", 40, "--gif", path)
-    assert (status, err) == (0, "") and out.endswith(f"Written: {path}\n")
+    assert (status, err) == (0, "") and f"Wrote {path}\n" in out
     with Image.open(path) as file:
         frames = [np.asarray(x.convert("RGB")) for x in ImageSequence.Iterator(file)]
     assert len(frames) > 3 and frames[0].shape == (268, 300, 3)
     assert (frames[0][68:] != frames[3][68:]).any()
-    dark = (frames[0][68:] < 20).all(-1).mean()  # of CartPole, the cart and its rail
+    dark = (frames[0][68:] < 20).all(-1).mean()  # in CartPole, the cart and its rail
     assert dark > 0.3 if name == "dqn_torch" else 0.001 < dark < 0.3

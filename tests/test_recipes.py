@@ -1,4 +1,4 @@
-"""The recipes in docs/: their code is read from the pages and run as a reader would run it."""
+"""The recipes in docs/: read their code from the pages and run it as a reader would."""
 
 import ast
 import csv
@@ -30,18 +30,18 @@ def section(page, heading):
 
 
 def blocks(page, heading, language):
-    """The code of a section, block by block."""
+    """The code blocks of a section."""
     return re.findall(rf"^```{language}\n(.*?)^```", section(page, heading), re.M | re.S)
 
 
 def train(name, runs_dir, run_name, *flags, iterations):
-    """Train a script, or a copy that no row of scripts.toml has, to the end; return the folder."""
+    """Train a script, or a copy that is not in scripts.toml, to the end. Return the folder."""
     own = ("--total-timesteps", BATCH * iterations, "--runs-dir", runs_dir, "--run-name", run_name)
     assert main(name, *SMALL.split(), *own, *flags) == 0
     return Path(runs_dir, run_name)
 
 
-def test_what_was_tested_names_the_machines_of_the_studies():
+def test_the_machines_of_the_studies_are_listed_as_tested():
     text = section("devices", "Tested on")
     for path in ROOT.glob("studies/**/runs.csv"):
         with open(path, newline="") as file:
@@ -53,7 +53,7 @@ def test_what_was_tested_names_the_machines_of_the_studies():
 
 # === Edits of a copy ============================================================================
 def edited(text, diff):
-    """A script's text, changed by a page's diff: each group of lines is there once."""
+    """Apply a diff from a page to the text of a script. Each hunk must match once."""
     for group in re.split(r"^@@ \w+ @@\n", diff, flags=re.M)[1:]:
         lines = group.splitlines(keepends=True)
         old = "".join(x[1:] for x in lines if x[0] in " -")
@@ -64,7 +64,7 @@ def edited(text, diff):
 
 
 def with_class(text, code):
-    """A script's text with this class in place of its own of the same name."""
+    """Replace the class of the same name in the text of a script."""
     name = ast.parse(code).body[0].name
     (old,) = [x for x in ast.parse(text).body if getattr(x, "name", "") == name]
     lines = text.splitlines(keepends=True)
@@ -74,7 +74,7 @@ def with_class(text, code):
 
 @pytest.fixture
 def copy_of(tmp_path, monkeypatch):
-    """(script, name, change) -> a module of that name, which is the script's text, changed."""
+    """Return a function that makes a changed copy of a script, a module with the given name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def copy_of(script, name, change, code):
@@ -93,7 +93,7 @@ FRAMEWORKS = [("linen", 0), ("torch", 1)]
 
 
 @pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
-def test_a_network_of_ones_own_trains(framework, place, copy_of, tmp_path):
+def test_a_custom_network_trains(framework, place, copy_of, tmp_path):
     code = blocks("extend", "Change the network", "python")[place]
     copy = copy_of(f"ppo_{framework}", f"cnn_{framework}", with_class, code)
     [flags] = re.findall("ppo_cnn.py (--.+)", blocks("extend", "Change the network", "bash")[1])
@@ -139,10 +139,8 @@ def test_a_flag_makes_a_wider_network(tmp_path):
 
 
 @pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
-def test_an_epoch_too_far_from_the_policy_is_an_iterations_last(
-    framework, place, copy_of, tmp_path
-):
-    """Of two epochs. Where none is too far, all is as in the script; where each is, one is left."""
+def test_target_kl_stops_after_an_epoch(framework, place, copy_of, tmp_path):
+    """A huge --target-kl changes nothing; a negative one leaves one of two epochs."""
     heading = "Change the loss, or stop an epoch early"
     code = blocks("extend", heading, "diff")[place]
     copy = copy_of(f"ppo_{framework}", f"kl_{framework}", edited, code)
@@ -150,12 +148,10 @@ def test_an_epoch_too_far_from_the_policy_is_an_iterations_last(
     far = metrics(train(copy, tmp_path, "far", "--target-kl", 1e9, iterations=3))
     assert [row.pop("charts/epochs") for row in far] == [2, 2, 2]
     assert_alike(far, metrics(train(script, tmp_path, "whole", iterations=3)))
-    # No divergence is below 0, and that of the first minibatch is 0 but for rounding.
+    # The KL divergence is never below 0, and it is 0 but for rounding in the first minibatch.
     near = metrics(train(copy, tmp_path, "near", "--target-kl", -1, *ONE_EPOCH[:1], iterations=3))
     assert [row.pop("charts/epochs") for row in near] == [1, 1, 1]
-    if (
-        framework == "linen"
-    ):  # torch has drawn an epoch's order less, so its next actions are others
+    if framework == "linen":  # in PyTorch, one permutation less changes the next actions
         assert_alike(near, metrics(train(script, tmp_path, "one", *ONE_EPOCH, iterations=3)))
 
 
@@ -165,10 +161,8 @@ def assert_alike(rows, expected):
 
 
 @pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
-def test_a_new_run_begins_with_the_weights_of_another(
-    framework, place, copy_of, tmp_path, whole_run
-):
-    """With a learning rate of 0 it ends with them, too; and it counts its own iterations."""
+def test_a_new_run_starts_from_trained_weights(framework, place, copy_of, tmp_path, whole_run):
+    """With a learning rate of 0, it also ends with them."""
     code = blocks("extend", "Start a new run from trained weights", "diff")[place]
     copy = copy_of(f"ppo_{framework}", f"warm_{framework}", edited, code)
     other = whole_run(f"ppo_{framework}").folder
@@ -184,7 +178,7 @@ def weights(folder):
     return {name: x for name, x in found if name.startswith(("train_state/params/", "agent/"))}
 
 
-def test_a_copy_of_a_finished_run_is_trained_on(tmp_path, monkeypatch):
+def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = train("ppo_linen", "runs", "mine", iterations=2)
     copy_it, resume_it = blocks("extend", "Train a finished run for longer", "bash")[0].splitlines()
@@ -198,8 +192,8 @@ def test_a_copy_of_a_finished_run_is_trained_on(tmp_path, monkeypatch):
 
 
 # === A policy in another program ================================================================
-def test_a_program_plays_an_episode_outside_the_projects_folder(tmp_path):
-    """With a script of more/, by the variable that the page names."""
+def test_a_program_in_another_folder_plays_an_episode(tmp_path):
+    """With a script from more/, found through the variable that the page names."""
     [code] = blocks("use", "Use a policy in your own program", "python")
     [command] = blocks("use", "Use a policy in your own program", "bash")
     (tmp_path / "play.py").write_text(code)
@@ -219,8 +213,8 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("column", range(3))
-def test_the_tables_expressions_are_a_checkpoints_arrays(column, whole_run):
-    """Of three layers of 8 numbers; a matrix has the shape that the table says of its framework."""
+def test_the_table_of_checkpoint_arrays(column, whole_run):
+    """Its expressions give arrays of the right shapes, in each framework."""
     lines = re.findall(r"^\| (.+) \|$", section("extend", PLACE), re.M)
     (_, *frameworks), (_, *roots), *table = [x.split(" | ") for x in lines if "---" not in x]
     run = whole_run(f"ppo_continuous_{frameworks[column].lower().replace('pytorch', 'torch')}")
@@ -245,15 +239,15 @@ def test_the_tables_expressions_are_a_checkpoints_arrays(column, whole_run):
 
 
 def read(folder):
-    """A checkpoint, as the page says."""
+    """Read a checkpoint as the page does."""
     (path,) = folder.glob("checkpoint.*")
     if path.suffix == ".pt":
         return torch.load(path, weights_only=True)
     return msgpack_restore(path.read_bytes())
 
 
-def elsewhere(linen, pytorch):
-    """The names of the page's program for two scripts, with the class for their kind of actions."""
+def exported(linen, pytorch):
+    """Run the program of the page for two scripts, and return its names."""
     program, discrete, _, continuous = blocks("extend", PLACE, "python")
     program += discrete
     if "continuous" in linen:
@@ -277,12 +271,12 @@ def load_info(folder):
 
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
-def test_a_run_in_linen_is_an_agent_of_pytorch(linen, pytorch, whole_run):
-    """Logits or means, values and log_std, to 1e-6."""
+def test_a_linen_run_becomes_a_pytorch_agent(linen, pytorch, whole_run):
+    """Logits or means, values and log_std agree to 1e-6."""
     folder = whole_run(linen).folder
     obs = observations(folder, 300)
     with torch.no_grad():
-        theirs = elsewhere(linen, pytorch)["to_torch"](folder)(torch.from_numpy(obs))
+        theirs = exported(linen, pytorch)["to_torch"](folder)(torch.from_numpy(obs))
     script, info = importlib.import_module(linen), load_info(folder)
     actions = info.get("num_actions") or info["action_dim"]
     agent = script.Agent((8, 8), actions)
@@ -294,11 +288,11 @@ def test_a_run_in_linen_is_an_agent_of_pytorch(linen, pytorch, whole_run):
 
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
-def test_the_policy_of_pytorch_acts_as_linens(linen, pytorch, whole_run):
+def test_the_pytorch_policy_acts_as_the_linen_policy(linen, pytorch, whole_run):
     folder = whole_run(linen).folder
     obs = observations(folder, 300)
     with torch.no_grad():
-        theirs = elsewhere(linen, pytorch)["Policy"](folder)(torch.from_numpy(obs))
+        theirs = exported(linen, pytorch)["Policy"](folder)(torch.from_numpy(obs))
     assert_same_actions(importlib.import_module(linen).load_policy(folder)(obs), theirs.numpy())
 
 
@@ -308,8 +302,8 @@ def assert_same_actions(ours, theirs):
 
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
-def test_onnxruntime_acts_as_linen(linen, pytorch, whole_run, tmp_path, monkeypatch):
-    """By the page's last lines, on other numbers of observations than it was exported with."""
+def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_path, monkeypatch):
+    """Also with other numbers of observations than in the export."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     folder = whole_run(linen).folder
@@ -317,7 +311,7 @@ def test_onnxruntime_acts_as_linen(linen, pytorch, whole_run, tmp_path, monkeypa
     shutil.copytree(folder, tmp_path / "runs/mine")
     monkeypatch.chdir(tmp_path)
     code = blocks("extend", PLACE, "python")[2]
-    names = elsewhere(linen, pytorch) | {"obs": observations(folder, 300)}
+    names = exported(linen, pytorch) | {"obs": observations(folder, 300)}
     exec(code, names)
     ours = importlib.import_module(linen).load_policy(folder)(names["obs"])
     assert_same_actions(ours, names["action"])

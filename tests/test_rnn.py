@@ -1,7 +1,7 @@
-"""PPO with memory: the GRU and its resets, loss, gradient and update against NumPy, in all scripts.
+"""Recurrent PPO: compare the GRU, its resets, the loss, the gradient and the update with NumPy.
 
-Weights travel as {"actor": layers, "critic": []}, five layers (kernel, bias) in the order of their
-names: actor, critic, the encoder's two (the last of which feeds the GRU), and the recurrent one.
+Weights are {"actor": layers, "critic": []}, with five layers (kernel, bias) sorted by name: actor,
+critic, the two layers of the encoder (the second one feeds the GRU), and the recurrent layer.
 """
 
 from typing import Any
@@ -32,13 +32,13 @@ def random_weights() -> dict:
 
 
 def random_steps(done_rate: float = 0.15) -> dict[str, np.ndarray]:
-    """In the order of Storage, but for the memory after each step."""
+    """The fields of Storage in their order, without the GRU states after each step."""
     rng = np.random.default_rng(1)
     return {
         "obs": rng.normal(size=(T, N, OBS_DIM)).astype("f"),
         "action": rng.integers(0, NUM_ACTIONS, (T, N)).astype("i"),
         "logprob": np.log(rng.uniform(0.2, 0.8, (T, N))).astype("f"),
-        "first_memory": rng.uniform(-1, 1, size=(N, H)).astype("f"),
+        "initial_gru_state": rng.uniform(-1, 1, size=(N, H)).astype("f"),
         "reward": rng.normal(size=(T, N)).astype("f"),
         "terminated": rng.random((T, N)) < done_rate,
         "truncated": rng.random((T, N)) < done_rate,
@@ -49,56 +49,56 @@ def random_steps(done_rate: float = 0.15) -> dict[str, np.ndarray]:
 
 
 # === NumPy ======================================================================================
-def gru(weights: dict, memory: np.ndarray, obs: np.ndarray) -> np.ndarray:
-    """A step, with the reset after the product, as PyTorch documents its GRU."""
+def gru(weights: dict, gru_state: np.ndarray, obs: np.ndarray) -> np.ndarray:
+    """One step of a GRU as PyTorch defines it: the reset gate applies after the product."""
     *_, hidden, given, recurrent = weights["actor"]
     x = np.tanh(obs @ hidden[0] + hidden[1]) @ given[0] + given[1]
-    h = memory @ recurrent[0] + recurrent[1]
+    h = gru_state @ recurrent[0] + recurrent[1]
     reset = 1 / (1 + np.exp(-x[..., :H] - h[..., :H]))
     keep = 1 / (1 + np.exp(-x[..., H : 2 * H] - h[..., H : 2 * H]))
     new = np.tanh(x[..., 2 * H :] + reset * h[..., 2 * H :])
-    return (1 - keep) * new + keep * memory
+    return (1 - keep) * new + keep * gru_state
 
 
-def unroll(weights: dict, first_memory: np.ndarray, done: np.ndarray, obs: np.ndarray):
-    """The memory (B, T, H) after each step."""
-    memories = np.zeros((*done.shape, H))
-    memory = first_memory.astype(float)
+def unroll(weights: dict, initial_gru_state: np.ndarray, done: np.ndarray, obs: np.ndarray):
+    """GRU states (B, T, H) after each step."""
+    gru_states = np.zeros((*done.shape, H))
+    gru_state = initial_gru_state.astype(float)
     for t in range(done.shape[1]):
         if t > 0:
-            memory = np.where(done[:, t - 1, None], 0, memory)
-        memory = gru(weights, memory, obs[:, t])
-        memories[:, t] = memory
-    return memories
+            gru_state = np.where(done[:, t - 1, None], 0, gru_state)
+        gru_state = gru(weights, gru_state, obs[:, t])
+        gru_states[:, t] = gru_state
+    return gru_states
 
 
 def loss(weights: dict, batch: tuple, args: Any) -> tuple[float, dict[str, float]]:
-    memory = unroll(weights, *batch[:3]).reshape(-1, H)
+    gru_state = unroll(weights, *batch[:3]).reshape(-1, H)
     actor, critic = weights["actor"][:2]
     rest = [x.reshape(-1) for x in batch[3:]]
-    return reference.ppo_loss({"actor": [actor], "critic": [critic]}, (memory, *rest), args)
+    return reference.ppo_loss({"actor": [actor], "critic": [critic]}, (gru_state, *rest), args)
 
 
 def batch_of(weights: dict, steps: dict[str, np.ndarray], args: Any) -> list[np.ndarray]:
-    """The batch of an update, its arrays (N, T, ...), with advantages and targets."""
+    """The Batch of an update: arrays (N, T, ...), with advantages and targets."""
     done = steps["terminated"] | steps["truncated"]
-    memory = unroll(weights, steps["first_memory"], done.T, steps["obs"].swapaxes(0, 1))
-    memory = memory.swapaxes(0, 1)
+    gru_state = unroll(weights, steps["initial_gru_state"], done.T, steps["obs"].swapaxes(0, 1))
+    gru_state = gru_state.swapaxes(0, 1)
     kernel, bias = weights["actor"][1]
-    value = (memory @ kernel + bias)[..., 0]
-    next_value = (gru(weights, memory, steps["next_obs"]) @ kernel + bias)[..., 0]
+    value = (gru_state @ kernel + bias)[..., 0]
+    next_value = (gru(weights, gru_state, steps["next_obs"]) @ kernel + bias)[..., 0]
     ends = (steps[x] for x in ("reward", "terminated", "truncated"))
     advantage = reference.gae(*ends, value, next_value, args)
     parts = [done, steps["obs"], steps["action"], steps["logprob"], value, advantage]
     parts = [x.swapaxes(0, 1) for x in (*parts, advantage + value)]
-    return [steps["first_memory"], *parts]
+    return [steps["initial_gru_state"], *parts]
 
 
 def storage_of(weights: dict, steps: dict[str, np.ndarray]) -> tuple:
     done = steps["terminated"] | steps["truncated"]
-    memory = unroll(weights, steps["first_memory"], done.T, steps["obs"].swapaxes(0, 1))
+    gru_state = unroll(weights, steps["initial_gru_state"], done.T, steps["obs"].swapaxes(0, 1))
     values = list(steps.values())
-    return (*values[:3], memory.swapaxes(0, 1).astype("f"), *values[3:])
+    return (*values[:3], gru_state.swapaxes(0, 1).astype("f"), *values[3:])
 
 
 # === The scripts ================================================================================
@@ -111,7 +111,7 @@ def test_initial_weights_are_orthogonal_and_scaled(name):
 @EACH
 @pytest.mark.parametrize("done_rate", [0.0, 0.15, 1.0])
 def test_loss_and_gradient_through_time_equal_numpy(name, done_rate):
-    """Where episodes end, the next one begins with an empty memory."""
+    """Each episode starts with a GRU state of zeros."""
     learner, weights = make(name), random_weights()
     batch = batch_of(weights, random_steps(done_rate), learner.args)
     batch = [x.astype("f") if x.dtype == "float64" else x for x in batch]
@@ -126,7 +126,7 @@ def test_loss_and_gradient_through_time_equal_numpy(name, done_rate):
 
 @EACH
 def test_update_equals_numpy(name):
-    """What was cut off is worth what the critic says with the memory that it had."""
+    """A truncated episode bootstraps from the GRU state before the reset."""
     learner, weights, steps = make(name), random_weights(), random_steps()
     metrics = learner.update(storage_of(weights, steps), seed=5)
     batch = batch_of(weights, steps, learner.args)
@@ -141,17 +141,17 @@ def test_update_equals_numpy(name):
 
 
 @EACH
-def test_the_update_sees_what_the_rollout_saw(name):
-    """Ratios are 1 before anything is learnt, also after the end of an episode."""
+def test_ratios_of_the_first_update_are_1(name):
+    """The update computes the same GRU states as the rollout, also after the end of an episode."""
     learner = make(name, env_id="probes:ShortCartPole", num_steps=64)
     storage = learner.rollout(3)
     steps = {x: np.asarray(getattr(storage, x)) for x in storage._fields}
     assert steps["terminated"].any() and steps["truncated"].any()
     done = steps["terminated"] | steps["truncated"]
     weights = random_weights()
-    memory = unroll(weights, steps["first_memory"], done.T, steps["obs"].swapaxes(0, 1))
-    np.testing.assert_allclose(steps["memory"].swapaxes(0, 1), memory, atol=1e-6)
+    gru_state = unroll(weights, steps["initial_gru_state"], done.T, steps["obs"].swapaxes(0, 1))
+    np.testing.assert_allclose(steps["gru_state"].swapaxes(0, 1), gru_state, atol=1e-6)
     kernel, bias = weights["actor"][0]
-    log_probs = reference.log_softmax(memory.swapaxes(0, 1) @ kernel + bias)
+    log_probs = reference.log_softmax(gru_state.swapaxes(0, 1) @ kernel + bias)
     logprob = np.take_along_axis(log_probs, steps["action"][..., None], -1)[..., 0]
     np.testing.assert_allclose(np.exp(logprob - steps["logprob"]), 1, atol=1e-5)

@@ -1,6 +1,6 @@
-"""SAC's arithmetic against the papers in float64, and what its runs store, save and learn.
+"""SAC's updates against a float64 reference, and its complete runs.
 
-A script joins by its name in SAC_SCRIPTS, and by what reads its weights in LEARNERS.
+To add a script, add it to SAC_SCRIPTS, and to LEARNERS the class that reads its weights.
 """
 
 import dataclasses
@@ -11,11 +11,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import dqn
 import gymnasium
 import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 import torch
 from flax.serialization import msgpack_restore, msgpack_serialize
@@ -37,14 +39,16 @@ from sections import SAC_SCRIPTS
 
 COMPILED = "sac_torch_compile_gymnasium"
 EACH = pytest.mark.parametrize("name", SAC_SCRIPTS)
+IN_GYMNASIUM = [x for x in SAC_SCRIPTS if "gymnasium" in x]
 OBS_DIM, ACTION_DIM, BATCH = 3, 2, 16
 LOSSES = [f"losses/{x}" for x in ("td_loss", "q_value", "actor_loss", "entropy", "alpha")]
 
-# Weights are {"actor": layers, "critics": [layers, layers], "log_alpha": number}, layers being
-# [(bias, kernel (inputs, outputs)), ...]; the actor's last layer gives means, then log_stds.
+# Weights are {"actor": layers, "critics": [layers, layers], "log_alpha": number}. Layers are
+# [(bias, kernel (inputs, outputs)), ...]. The last layer of the actor outputs means, then log_stds.
 
 
-# === From the papers, in float64 NumPy; shares no code with the scripts =========================
+# === Reference: the papers' formulas in float64 NumPy ============================================
+# It shares no code with the scripts.
 def forward(layers: list, x: np.ndarray) -> np.ndarray:
     for bias, kernel in layers[:-1]:
         x = np.maximum(x @ kernel + bias, 0)
@@ -53,13 +57,13 @@ def forward(layers: list, x: np.ndarray) -> np.ndarray:
 
 
 def log_slope_of_tanh(x):
-    """The log of 1 / cosh(x) ** 2, whose cosh is exp(|x|) / 2 but for a factor."""
+    """log(1 / cosh(x)**2), where cosh(x) = exp(|x|) / 2 * (1 + exp(-2 |x|))."""
     x = np.abs(np.asarray(x, np.float64))
     return -2 * (x + np.log1p(np.exp(-2 * x)) - np.log(2))
 
 
 def draw(actor: list, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Actions and the log of their density, which is the Gaussian's divided by tanh's slope."""
+    """Actions, and the log of their density: the Gaussian density divided by the slope of tanh."""
     mean, log_std = np.split(forward(actor, obs), 2, axis=-1)
     std = np.exp(np.clip(log_std, -20, 2))
     x = mean + std * noise
@@ -73,7 +77,7 @@ def q_values(critics: list, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 
 def losses_of(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
-    """The three losses; each is minimised over its own weights, with the others' fixed."""
+    """The three losses. Each is minimized with respect to its own weights only."""
     obs, action, reward, terminated, next_obs = (np.asarray(x, np.float64) for x in batch)
     alpha = np.exp(weights["log_alpha"])
     next_action, next_logprob = draw(weights["actor"], next_obs, noise[0])
@@ -93,7 +97,7 @@ def losses_of(weights: dict, target_critics: list, batch: tuple, noise, gamma: f
 
 
 def gradients(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
-    """Central differences: of the critics' loss by the critics alone, and so on."""
+    """Central differences: of the critics' loss with respect to the critics only, and so on."""
     grads = {}
     for part in ("actor", "critics", "log_alpha"):
         vector, unravel = ravel(weights[part])
@@ -109,7 +113,7 @@ def gradients(weights: dict, target_critics: list, batch: tuple, noise, gamma: f
 
 
 def ravel(tree: Any) -> tuple[np.ndarray, Any]:
-    """A tree's numbers in a row, and how to make such a tree from a row."""
+    """Return the numbers of a tree as a vector, and the function that restores the tree."""
     leaves, structure = jax.tree.flatten(tree)
     ends = np.cumsum([np.size(x) for x in leaves])[:-1]
 
@@ -121,7 +125,7 @@ def ravel(tree: Any) -> tuple[np.ndarray, Any]:
 
 
 def updates(weights: dict, batches: tuple, noises: tuple, rates: list, args: Any):
-    """After each update by Adam: the weights, the target critics and the losses of before."""
+    """Yield after each Adam update: weights, target critics, and the losses before the update."""
     vector, unravel = ravel(weights)
     target, unravel_target = ravel(weights["critics"])
     mean, square = np.zeros_like(vector), np.zeros_like(vector)
@@ -140,7 +144,7 @@ def updates(weights: dict, batches: tuple, noises: tuple, rates: list, args: Any
 
 # === The scripts ================================================================================
 def to_weights(arrays: list) -> dict:
-    """From all weights in order of their names: of each layer the bias, then the kernel."""
+    """Convert all weights, in the order of their names: bias and kernel of each layer."""
     *layers, log_alpha = map(np.array, arrays)
     ends = len(layers) // 3
     actor = list(zip(layers[:ends:2], layers[1:ends:2], strict=True))
@@ -148,7 +152,7 @@ def to_weights(arrays: list) -> dict:
 
 
 def in_order(named: dict) -> list:
-    """In order of their names; PyTorch's weights are (outputs, inputs)."""
+    """Sort by name. PyTorch's weights are (outputs, inputs)."""
     return [x.T if name.endswith("weight") else x for name, x in sorted(named.items())]
 
 
@@ -159,13 +163,13 @@ def to_critics(arrays: list) -> list:
 
 
 class Linen:
-    """Weights, losses and updates of a script, as NumPy's."""
+    """Weights, losses and updates of a script, in NumPy."""
 
     def __init__(self, script: Any, args: Any) -> None:
         self.script, self.args = script, args
         key = jax.random.PRNGKey(args.seed)
         self.state = script.make_agent(args, (OBS_DIM,), ACTION_DIM, key)
-        # Compiled whole: op by op, JAX compiles each operation.
+        # Compiling the entire function is faster than compiling each operation.
         self.update_fn = jax.jit(partial(script.update, args=args))
         self.grad_fn = jax.jit(jax.grad(partial(script.sac_loss, args=args), has_aux=True))
         self.draw_fn = jax.jit(script.draw_action)
@@ -198,7 +202,7 @@ class Linen:
 
 
 class Torch:
-    """The same, op by op: nothing is compiled by torch.compile."""
+    """The same in PyTorch, without torch.compile."""
 
     def __init__(self, script: Any, args: Any) -> None:
         self.script, self.args = script, args
@@ -256,7 +260,7 @@ def make_learner(name: str, *flags: str) -> Any:
 
 
 def as_logged(losses: dict) -> dict:
-    """NumPy's losses by the names of the log."""
+    """Losses of the reference under the names of the log."""
     return {
         "losses/td_loss": losses["critics"],
         "losses/q_value": losses["q_value"],
@@ -274,7 +278,7 @@ def assert_losses_equal(actual: dict, losses: dict, rtol: float, atol: float = 0
 
 
 def random_batch(seed: int) -> tuple[tuple, np.ndarray]:
-    """And the noise of its actions."""
+    """Return a batch, and the noise of its actions."""
     rng = np.random.default_rng(seed)
     obs, next_obs = rng.normal(size=(2, BATCH, OBS_DIM)).astype("f")
     action = rng.uniform(-1, 1, (BATCH, ACTION_DIM)).astype("f")
@@ -284,7 +288,7 @@ def random_batch(seed: int) -> tuple[tuple, np.ndarray]:
 
 
 def moved(weights: dict) -> dict:
-    """Farther apart than at the start, with one log_std above its bound and one below."""
+    """Change all weights, so that one log_std is above its bound and one is below."""
     rng = np.random.default_rng(0)
     vector, unravel = ravel(weights)
     weights = unravel(vector + 0.3 * rng.normal(size=len(vector)))
@@ -292,17 +296,17 @@ def moved(weights: dict) -> dict:
     return weights
 
 
-# === Texts ======================================================================================
+# === Identical functions ========================================================================
 @pytest.mark.parametrize("piece", ["Adam", "compile_graph", "capture"])
-def test_what_is_tested_elsewhere_is_the_same_here(piece):
+def test_functions_that_are_tested_elsewhere_are_identical_here(piece):
     ours, theirs = (importlib.import_module(x) for x in (COMPILED, "ppo_torch_compile"))
     assert inspect.getsource(getattr(ours, piece)) == inspect.getsource(getattr(theirs, piece))
 
 
 # === Loss and update ============================================================================
 @EACH_LEARNER
-def test_the_density_of_squashed_draws(name):
-    """Where a float32 of tanh's slope is 0, too: log_slope_of_tanh(20) is -38.6."""
+def test_logprob_of_squashed_actions(name):
+    """Also where the slope of tanh is 0 in float32: log_slope_of_tanh(20) is -38.6."""
     x = np.linspace(-20, 20, 4001, dtype="f")[:, None]
     action, logprob = make_learner(name).draw_action(x, 0 * x, 0 * x)
     np.testing.assert_allclose(action, np.tanh(x), rtol=1e-5)
@@ -311,7 +315,7 @@ def test_the_density_of_squashed_draws(name):
 
 
 @EACH_LEARNER
-def test_losses_and_gradients_equal_numpys(name):
+def test_losses_and_gradients_match_numpy(name):
     learner = make_learner(name)
     target_critics = learner.target_critics()
     learner.set_weights(moved(learner.weights()))
@@ -328,8 +332,8 @@ def test_losses_and_gradients_equal_numpys(name):
 
 
 @EACH_LEARNER
-def test_updates_equal_numpys(name):
-    """Eight of them, at a changing rate."""
+def test_updates_match_numpy(name):
+    """Eight updates at a changing learning rate."""
     learner = make_learner(name, "--tau", "0.1")
     batches, noises = zip(*map(random_batch, range(8)), strict=True)
     rates = np.geomspace(1e-2, 1e-3, 8).tolist()
@@ -345,8 +349,8 @@ def test_updates_equal_numpys(name):
 
 
 @EACH_LEARNER
-def test_before_any_update(name):
-    """Weights are PyTorch's, uniform within 1 / sqrt(inputs); targets are the critics, alpha 1."""
+def test_initial_weights(name):
+    """Uniform within 1 / sqrt(inputs) as in PyTorch; the targets are copies, and alpha is 1."""
     learner = make_learner(name, "--hidden-sizes", "128", "64")
     weights = learner.weights()
     sizes = [(OBS_DIM, 128), (128, 64), (64, 2 * ACTION_DIM)]
@@ -365,7 +369,7 @@ def test_before_any_update(name):
 
 # === Runs =======================================================================================
 class ShortPendulum(Pendulum):
-    """Cut off after 10 steps, and terminated once it turns fast."""
+    """Truncated after 10 steps, and terminated when it turns fast."""
 
     @property
     def default_params(self) -> Any:
@@ -382,7 +386,7 @@ class ShortPendulumInGymnasium(PendulumEnv):
 
 
 class AlikePendulum(PendulumEnv):
-    """Whose episodes begin alike, so that new ones go on as those of a killed run would have."""
+    """All episodes start in the same state, so that a resumed run can be compared exactly."""
 
     def reset(self, **options: Any) -> tuple:
         super().reset(**options)
@@ -391,7 +395,7 @@ class AlikePendulum(PendulumEnv):
 
 
 class BytePendulum(ShortPendulum):
-    """Whose observations are bytes, as images are."""
+    """Observations are uint8, as in images."""
 
     def get_obs(self, state: Any, params: Any = None, key: Any = None) -> jax.Array:
         return to_bytes(super().get_obs(state, params, key)).astype(jnp.uint8)
@@ -411,7 +415,7 @@ def to_bytes(obs: Any) -> Any:
 
 
 class DoublePendulumInGymnasium(PendulumEnv):
-    """Whose observations are float64, as MuJoCo's are."""
+    """Observations are float64, as in MuJoCo."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -434,7 +438,7 @@ for env_id, kind in OURS.items():
 
 
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By the differential equation: next obs (B, 3) and rewards of actions (B, 1) in [-1, 1]."""
+    """Integrate the equation of motion. Return next_obs (B, 3) and rewards of actions (B, 1)."""
     cos, sin, speed = obs.astype(np.float64).T
     angle = np.arctan2(sin, cos)
     torque = 2 * action[:, 0]
@@ -457,7 +461,7 @@ def train(name, folder, flags=""):
 
 @pytest.fixture(scope="module", params=SAC_SCRIPTS)
 def told(request, tmp_path_factory):
-    """A run of four iterations of 1000 steps, whose replay is NaN where nothing is stored."""
+    """A run of four iterations of 1000 steps, whose replay is NaN where it is unused."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
@@ -495,21 +499,21 @@ def make_nan_replays(patch, name):
 
 
 def stored_in(folder):
-    """A checkpoint's replay: obs, action, reward, terminated and next_obs."""
+    """Return the replay in a checkpoint: obs, action, reward, terminated and next_obs."""
     found = arrays(folder)
     fields = ("obs", "action", "reward", "terminated", "next_obs")
     return [found[f"replay/transitions/{name}"] for name in fields]
 
 
 def weights_in(folder):
-    """Of a checkpoint, in order of their names."""
-    beginnings = ("train_state/params/", "agent/")
-    named = {x: y for x, y in arrays(folder).items() if x.startswith(beginnings)}
+    """Return the weights in a checkpoint."""
+    prefixes = ("train_state/params/", "agent/")
+    named = {x: y for x, y in arrays(folder).items() if x.startswith(prefixes)}
     return to_weights(in_order(named))
 
 
-def test_every_transition_is_stored_whole(told):
-    """2400 rows hold the steps 1600 to 4000, of which the last 1600 are in the first rows."""
+def test_stored_transitions_are_those_of_pendulum(told):
+    """The replay holds steps 1600 to 4000. The last 1600 have overwritten the first 1600."""
     obs, action, reward, terminated, next_obs = (
         np.roll(x, -1600, 0) for x in stored_in(told.folder)
     )
@@ -519,14 +523,11 @@ def test_every_transition_is_stored_whole(told):
     np.testing.assert_array_equal(terminated, np.abs(next_obs[:, 2]) > 2)
     begins = (obs[4:] != next_obs[:-4]).any(1)
     assert begins[terminated[:-4]].all()
-    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # the latter were cut off
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # and truncated
 
 
 def test_actions_are_uniform_until_learning_starts(told):
-    """And drawn from the actor's Gaussian afterwards, which hardly changes at such a learning rate.
-
-    The checkpoint has the 2000 rows that are written by then.
-    """
+    """Then they come from the actor, which hardly changes at this learning rate."""
     obs, action, *_ = stored_in(told.half)
     assert action.shape == (2000, 1)
     random, drawn = action[:1500, 0], action[1500:, 0]
@@ -539,39 +540,55 @@ def test_actions_are_uniform_until_learning_starts(told):
     assert np.abs(np.corrcoef(by_env[1:, 0], by_env[:-1, 0])[0, 1]) < 5 / np.sqrt(375)
 
 
-def test_only_what_is_stored_is_learnt_from_as_often_as_is_logged(told):
-    """From NaN a loss would be NaN. An update in 8 steps, after the first 1500."""
+def test_updates_read_only_stored_transitions_and_are_counted(told):
+    """One update per 8 steps after 1500. An unused transition would make the losses NaN."""
     assert [row["charts/updates"] for row in told.rows] == [0, 62, 125, 125]
     assert [row["losses/td_loss"] is None for row in told.rows] == [True, False, False, False]
     assert told.rows[-1]["losses/alpha"] < told.rows[1]["losses/alpha"] < 1
 
 
-# Metrics cross when they are logged, but JAX's of sac_linen before. With environments in Gymnasium
-# each step's action crosses; from JAX on a CPU that is a view, which is not counted.
+def test_episode_statistics_match_numpy(told):
+    """Some episodes terminate, and others are truncated after 10 steps."""
+    _, _, reward, terminated, _ = stored_in(told.half)
+    reward, terminated = (x.reshape(500, 4) for x in (reward, terminated))
+    truncated = np.zeros((500, 4), bool)
+    length = np.zeros(4)  # of the current episode
+    for step in range(500):
+        length += 1
+        truncated[step] = length == 10
+        length[terminated[step] | truncated[step]] = 0
+    expected = dqn.finished_episodes(reward, terminated | truncated, 250)
+    assert terminated[:250].any() and (truncated & ~terminated)[:250].any()
+    for row, episodes in zip(told.rows[:2], expected, strict=True):
+        for key, x in dqn.statistics(episodes).items():
+            assert row[key] == pytest.approx(x, rel=1e-5), key
+
+
+# One transfer per metric that is an array, and one per step for the actions of Gymnasium. JAX on a
+# CPU shares the actions' memory with NumPy, which does not count.
 TRANSFERS = {
     "sac_linen": 14,
-    "sac_linen_gymnasium": 0,
-    "sac_torch": 0,
-    "sac_torch_gymnasium": 250,
-    COMPILED: 250,
+    "sac_linen_gymnasium": 5,  # losses
+    "sac_torch": 12,  # losses and episode statistics
+    "sac_torch_gymnasium": 250 + 5,
+    COMPILED: 250 + 6,  # and the learning rate
 }
 
 
-def test_nothing_compiles_again_and_nothing_waits_but_for_actions_and_metrics(told):
+def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(told):
     assert [row.get("compilations", 0) for row in told.counts[2:]] == [0, 0]
     assert told.counts[3].get("transfers", 0) == TRANSFERS[told.name]
 
 
-def test_load_policy_plays_what_the_checkpoint_holds(told):
-    """In the environment's units."""
+def test_load_policy_returns_the_mean_action_within_the_bounds(told):
     policy = importlib.import_module(told.name).load_policy(told.folder)
     obs = np.random.default_rng(0).normal(size=(5, 3))
     mean, _ = np.split(forward(weights_in(told.folder)["actor"], obs), 2, axis=-1)
     np.testing.assert_allclose(policy(obs), 2 * np.tanh(mean), rtol=1e-4, atol=1e-5)
 
 
-def test_load_policy_draws_as_in_training(told, tmp_path):
-    """By a std that is far from 1."""
+def test_load_policy_can_sample_as_in_training(told, tmp_path):
+    """With a standard deviation far from 1."""
     folder = tmp_path / "changed"
     shutil.copytree(told.folder, folder)
     widen(folder, 0.8)
@@ -585,23 +602,28 @@ def test_load_policy_draws_as_in_training(told, tmp_path):
 
 
 def widen(folder, by):
-    """Add to the log_std that a checkpoint's actor tells, by its bias."""
+    """Add `by` to the log_std of the actor in a checkpoint."""
+    add_to_output(folder, [0, by])
+
+
+def add_to_output(folder, change):
+    """Add to the output bias of the actor in a checkpoint."""
     path = next(folder.glob("checkpoint.*"))
     if path.suffix == ".pt":
         checkpoint = torch.load(path, weights_only=True)
-        checkpoint["agent"]["actor.mlp.output.bias"][1] += by
+        checkpoint["agent"]["actor.mlp.output.bias"] += torch.tensor(change)
         torch.save(checkpoint, path)
     else:
         checkpoint = msgpack_restore(path.read_bytes())
         layer = checkpoint["train_state"]["params"]["actor"]["params"]["MLP_0"]["Dense_2"]
-        layer["bias"] = layer["bias"] + np.array([0, by], "f")
+        layer["bias"] = layer["bias"] + np.array(change, "f")
         path.write_bytes(msgpack_serialize(checkpoint))
 
 
-def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path, monkeypatch):
-    """In Gymnasium, where it goes on with new episodes, these begin alike."""
+def test_a_resumed_run_continues_exactly(told, tmp_path, monkeypatch):
+    """In Gymnasium, new episodes start, so use an environment where all are the same."""
     name, whole = told.name, told.folder
-    op_by_op(monkeypatch, importlib.import_module(name))  # as the whole run was
+    op_by_op(monkeypatch, importlib.import_module(name))  # as in the complete run
     folder = shutil.copytree(told.half, tmp_path / "killed")
     if "gymnasium" in name:
         run = make_whole_run(name, tmp_path, lambda place: train(name, place, "--env-id Alike-v0"))
@@ -613,8 +635,8 @@ def test_a_killed_run_goes_on_to_the_same_numbers(told, tmp_path, monkeypatch):
 
 
 @EACH
-def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, monkeypatch, capsys):
-    """That holds 1500 steps again, which are not random: here, all actions of the actor are 0.5."""
+def test_without_a_saved_replay_updates_wait_for_a_new_one(name, tmp_path, monkeypatch, capsys):
+    """After resuming, its 1500 steps come from the actor, whose actions are all 0.5 here."""
     script = importlib.import_module(name)
     make_nan_replays(monkeypatch, name)
     op_by_op(monkeypatch, script)
@@ -624,7 +646,8 @@ def test_without_a_saved_replay_learning_waits_for_a_new_one(name, tmp_path, mon
     folder = rewind(run, tmp_path / "killed")
     capsys.readouterr()
     assert main(name, "--resume", folder, "--save-replay") == 0
-    assert "has no replay: a new one is filled before updates go on" in capsys.readouterr().out
+    message = "The checkpoint has no replay: updates continue after 1500 new steps.\n"
+    assert message in capsys.readouterr().out
     assert [row["charts/updates"] for row in rows(folder)] == [0, 62, 0, 62]
     assert rows(folder)[-1]["losses/td_loss"] is not None
     action = stored_in(folder)[1]
@@ -635,13 +658,13 @@ def draw_half(mean, log_std, noise):
     return 0 * mean + 0.5, 0 * log_std.sum(-1)
 
 
-# === What updates are given =====================================================================
+# === Inputs of update() =========================================================================
 LEARNING = "--num-envs 2 --num-steps 30 --total-timesteps 240 --learning-starts 60 "
 LEARNING += "--train-frequency 1 --buffer-size 360 --batch-size 32 --learning-rate 1e-3 "
 
 
 class Update(NamedTuple):
-    """What update was called with."""
+    """The arguments of a call of update()."""
 
     weights: dict
     target_critics: list
@@ -651,7 +674,7 @@ class Update(NamedTuple):
 
 
 def record_updates(patch, name) -> list[Update]:
-    """The list that gets an Update for each call of the script's update."""
+    """Return a list that gets an Update for each call of the script's update()."""
     script = importlib.import_module(name)
     update, found = script.update, []
 
@@ -666,7 +689,7 @@ def record_updates(patch, name) -> list[Update]:
         return update(agent, target_critics, optimizer, batch, noise, args)
 
     def in_compiled(agent, target_critics, optimizer, args, rate, noise, *batch):
-        if noise.any():  # and not the call that compiles
+        if noise.any():  # otherwise, this is the call that compiles
             told = in_order(agent.state_dict()), in_order(target_critics.state_dict())
             keep(*told, batch, noise, rate)
         return update(agent, target_critics, optimizer, args, rate, noise, *batch)
@@ -683,7 +706,7 @@ def record_updates(patch, name) -> list[Update]:
 
 @pytest.fixture(scope="module", params=SAC_SCRIPTS)
 def learnt(request, tmp_path_factory):
-    """A run of 60 random steps, and then of 60 updates in each of three iterations."""
+    """A run with 60 random steps, then 60 updates in each of three iterations."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
@@ -694,8 +717,8 @@ def learnt(request, tmp_path_factory):
     return SimpleNamespace(name=name, updates=updates, run=run, folder=folder)
 
 
-def test_noise_and_batches_are_drawn_anew(learnt):
-    """For obs and for next_obs, and for both updates that follow a step."""
+def test_every_update_has_new_noise_and_a_new_batch(learnt):
+    """Noise differs for obs and next_obs, and batches differ if two updates follow one step."""
     noise = np.array([x.noise.reshape(2, 32) for x in learnt.updates])
     assert kstest(noise.ravel(), "norm").pvalue > 0.01
     assert len(np.unique(noise)) > 0.99 * noise.size
@@ -704,27 +727,27 @@ def test_noise_and_batches_are_drawn_anew(learnt):
         assert (first.batch[2] != second.batch[2]).mean() > 0.8
 
 
-def test_batches_are_whole_rows_drawn_uniformly(learnt):
-    """Of the steps so far, of which there are 62, twice, then 64, and so on; of the newest, too."""
+def test_batches_are_uniform_samples_of_the_stored_transitions(learnt):
+    """There are 62 for two updates, then 64, and so on. The newest one is included."""
     stored = stored_in(learnt.run.folder)
     numbers = {obs.tobytes(): number for number, obs in enumerate(stored[0])}
     assert len(numbers) == 240
-    places, of_newest, expected = [], 0, 0.0
+    positions, newest, expected = [], 0, 0.0
     rng = np.random.default_rng(0)
     for i, update in enumerate(learnt.updates):
-        num_rows = 62 + i // 2 * 2
+        size = 62 + i // 2 * 2
         drawn = np.array([numbers[obs.tobytes()] for obs in update.batch[0]])
         for x, y in zip(update.batch, stored, strict=True):
             np.testing.assert_array_equal(x, y[drawn])
-        assert drawn.max() < num_rows
-        places.append((drawn + rng.random(32)) / num_rows)
-        of_newest += (drawn == num_rows - 1).sum()
-        expected += 32 / num_rows
-    assert kstest(np.concatenate(places), "uniform").pvalue > 0.01
-    assert abs(of_newest - expected) < 5 * np.sqrt(expected)
+        assert drawn.max() < size
+        positions.append((drawn + rng.random(32)) / size)
+        newest += (drawn == size - 1).sum()
+        expected += 32 / size
+    assert kstest(np.concatenate(positions), "uniform").pvalue > 0.01
+    assert abs(newest - expected) < 5 * np.sqrt(expected)
 
 
-def test_the_log_has_the_mean_losses_by_name(learnt):
+def test_mean_losses_are_logged_under_their_names(learnt):
     for i, row in enumerate(rows(learnt.run.folder)[1:]):
         updates = learnt.updates[60 * i : 60 * (i + 1)]
         losses = [as_logged(losses_of(*x[:4], gamma=0.99)) for x in updates]
@@ -733,8 +756,8 @@ def test_the_log_has_the_mean_losses_by_name(learnt):
             assert row[name] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
 
-def test_the_learning_rate_is_what_the_arguments_say(learnt, tmp_path, monkeypatch):
-    """Also of a run that goes on with others; it is that of an iteration's updates, and logged."""
+def test_the_learning_rate_follows_the_arguments(learnt, tmp_path, monkeypatch):
+    """In updates and in the log, also after resuming with another learning rate and duration."""
     rates = [x.rate for x in learnt.updates[::60]]
     np.testing.assert_allclose(rates, [0.75e-3, 0.5e-3, 0.25e-3], rtol=1e-6)
     assert [x.rate for x in learnt.updates] == np.repeat(rates, 60).tolist()
@@ -753,8 +776,8 @@ def test_the_learning_rate_is_what_the_arguments_say(learnt, tmp_path, monkeypat
     np.testing.assert_allclose(logged[2:], rates, rtol=1e-6)
 
 
-def test_the_call_that_compiles_changes_nothing(tmp_path, monkeypatch):
-    """A run without updates ends as one in eager PyTorch, random numbers and all."""
+def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
+    """A run without updates ends as in eager PyTorch, including the state of the generators."""
     op_by_op(monkeypatch, importlib.import_module(COMPILED))
     for name in (COMPILED, "sac_torch_gymnasium"):
         train(name, tmp_path / name, LEARNING + "--learning-starts 240")
@@ -765,10 +788,10 @@ def test_the_call_that_compiles_changes_nothing(tmp_path, monkeypatch):
         np.testing.assert_array_equal(x, eager[place], err_msg=place)
 
 
-# === Types of observations ======================================================================
+# === Dtypes of observations =====================================================================
 @EACH
-def test_the_replay_keeps_the_type_of_observations(name, tmp_path, monkeypatch):
-    """Of bytes, say; but for float64. The network reads them as numbers."""
+def test_the_replay_keeps_the_dtype_of_observations(name, tmp_path, monkeypatch):
+    """It keeps uint8, which the network casts; float64 becomes float32."""
     script = importlib.import_module(name)
     op_by_op(monkeypatch, script)
     train(name, tmp_path / "bytes", LEARNING + "--env-id Byte-v0")
@@ -786,8 +809,8 @@ def test_the_replay_keeps_the_type_of_observations(name, tmp_path, monkeypatch):
 
 
 @EACH
-def test_a_large_replay_says_what_it_takes(name, capsys):
-    """Of 1.2 GB, of which none is taken here."""
+def test_the_size_of_a_large_replay_is_printed(name, capsys):
+    """1.2 GB, which this test does not allocate."""
     script = importlib.import_module(name)
     for obs_size in (9_000, 12_000):
         sizes = script.Args(buffer_size=50_000), (obs_size,), np.dtype(np.uint8), 1
@@ -797,22 +820,115 @@ def test_a_large_replay_says_what_it_takes(name, capsys):
             script.Replay(*sizes)
         else:
             script.Replay(*sizes, torch.device("meta"))
-    assert capsys.readouterr().out.split(":")[0] == "The replay takes 1.2 GB"
+    message = "The replay takes 1.2 GB. Lower --buffer-size to use less.\n"
+    assert capsys.readouterr().out == message
 
 
-# === Environments in Gymnasium ==================================================================
-@pytest.mark.parametrize("name", [x for x in SAC_SCRIPTS if "gymnasium" in x])
-def test_a_run_that_goes_on_has_new_episodes(name):
-    """Which are not those that it began with, and the same if it goes on again."""
+# === Gymnasium ==================================================================================
+@pytest.mark.parametrize("name", IN_GYMNASIUM)
+def test_a_resumed_run_starts_new_episodes(name):
+    """Not those of the start of the run, and the same ones if it is resumed again."""
     env = importlib.import_module(name).VecEnv("Pendulum-v1", 2, "sync", 1)
     first, third, again = env.reset(), env.reset(3), env.reset(3)
     assert not np.isin(first, third).any()
     np.testing.assert_array_equal(third, again)
 
 
-# === Whole trainings ============================================================================
-def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tmp_path):
-    """At a learning rate that changes."""
+@pytest.mark.parametrize("name", IN_GYMNASIUM)
+@pytest.mark.parametrize(("what", "value", "message"), dqn.FAULTS)
+def test_nan_and_infinity_from_the_environment_end_the_run(
+    name, what, value, message, tmp_path, monkeypatch
+):
+    """The error names the environment and the step."""
+    op_by_op(monkeypatch, importlib.import_module(name))
+    dqn.make_faulty(monkeypatch, probes.GymnasiumAim, what, value)
+    with pytest.raises(FloatingPointError, match=f"environment 2 returned {message}"):
+        train(name, tmp_path / "run", "--env-id Aim-v0")
+
+
+# === Bounds of actions ==========================================================================
+# Mapping -1 to -0.1 and 1 to 0.1 is off by rounding, in float32 and in float64.
+LOW, HIGH = [-0.1, -0.2], [0.2, 0.1]
+
+
+class Bounded(PendulumEnv):
+    """Refuses actions outside its bounds, and those of another dtype."""
+
+    def __init__(self, dtype: Any = np.float32) -> None:
+        super().__init__()
+        self.action_space: Any = gymnasium.spaces.Box(np.array(LOW, dtype), np.array(HIGH, dtype))
+
+    def step(self, u: Any) -> tuple:
+        assert self.action_space.contains(u) and u.dtype == self.action_space.dtype, u
+        return super().step(u[:1])
+
+
+for bits in (32, 64):
+    gymnasium.register(f"Bounded{bits}-v0", Bounded, kwargs={"dtype": np.dtype(f"float{bits}")})
+
+
+class BoundedInGymnax(Pendulum):
+    """Observes the action."""
+
+    def step_env(self, key: Any, state: Any, action: Any, params: Any) -> tuple:
+        _, *others = super().step_env(key, state, action[0], params)
+        return jnp.append(action, 0.0), *others
+
+    def reset_env(self, key: Any, params: Any) -> tuple:
+        return jnp.zeros(3), super().reset_env(key, params)[1]
+
+    def action_space(self, params: Any = None) -> Any:
+        return gymnax.environments.spaces.Box(jnp.array(LOW), jnp.array(HIGH), (2,))
+
+
+gymnax.register("Bounded32-v0", BoundedInGymnax)
+EXTREMES = np.array([[-1, -1], [1, 1], [-1, 1], [1, -1]], np.float32)
+
+
+@EACH
+def test_actions_are_inside_bounds_that_are_not_binary_fractions(name, tmp_path, monkeypatch):
+    """In training, where actions reach the bounds, and in load_policy. Also in float64."""
+    script = importlib.import_module(name)
+    op_by_op(monkeypatch, script)
+    for bits in (32, 64) if "gymnasium" in name else (32,):
+        space = Bounded(np.dtype(f"float{bits}")).action_space
+        env_id = f"Bounded{bits}-v0"
+        assert_steps_are_inside(script, env_id, space)
+        folder = tmp_path / f"{bits}"
+        train(name, folder, f"{LEARNING} --env-id {env_id} --total-timesteps 60")
+        obs = np.zeros((2, 3), "f")
+        for change, expected in ((99, [0.2, -0.2]), (-198, [-0.1, 0.1])):
+            add_to_output(folder, [change, -change, 0, 0])  # means that tanh maps to -1 and 1
+            policy = script.load_policy(folder)
+            for action in (*policy(obs), *policy(obs, sample=True)):
+                assert space.contains(action) and action.dtype == space.dtype
+                np.testing.assert_allclose(action, expected, rtol=1e-6)
+
+
+def assert_steps_are_inside(script, env_id, space):
+    if "gymnasium" in script.__name__:  # the environment checks its actions
+        env = script.VecEnv(env_id, 4, "sync", 1)
+        env.reset()
+        env.step(EXTREMES)
+        return
+    env = script.VecEnv(env_id, 4)
+    _, state = env.reset(jax.random.PRNGKey(0))
+    _, _, results = jax.jit(env.step)(state, EXTREMES)
+    actions = np.array(results["next_obs"])[:, :2]
+    for action, extreme in zip(actions, EXTREMES, strict=True):
+        assert space.contains(action)
+        np.testing.assert_allclose(action, np.where(extreme > 0, HIGH, LOW), rtol=1e-6)
+
+
+# === Counts =====================================================================================
+@EACH
+def test_counts_below_the_least_are_usage_errors(name, tmp_path, monkeypatch, capfd):
+    dqn.assert_counts_are_checked(name, ["learning-starts"], monkeypatch, capfd, tmp_path)
+
+
+# === Long runs ==================================================================================
+def test_a_compiled_run_is_one_graph_and_matches_the_eager_run(tmp_path):
+    """With a learning rate that changes."""
     flags = "--total-timesteps 3000 --train-frequency 40"
     train("sac_torch_gymnasium", tmp_path / "eager", flags)
     torch._dynamo.utils.counters.clear()
@@ -825,7 +941,7 @@ def test_a_compiled_run_is_one_graph_and_the_run_op_by_op_but_for_last_digits(tm
 
 @pytest.mark.parametrize("name", ["sac_linen", "sac_torch_gymnasium"])
 def test_a_run_learns_pendulum(name, tmp_path):
-    """To hold it upright, in 9,600 steps; random actions reach -1,200."""
+    """In 9,600 steps. The mean return of random actions is -1,200."""
     own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]
     assert main(name, *own) == 0
     returns = [row["charts/episodic_return"] for row in rows(tmp_path / "run")]

@@ -42,11 +42,11 @@ steps() {
   runs "CartPole-v1__small" # how long they take to start
   tests training 420 tests/test_training.py \
     -k "(nothing_compiles_twice or goes_on_from_its_checkpoint) and not gymnasium"
-  tests resume 300 tests/gpu/test_gpu.py -k goes_on
+  tests resume 300 tests/gpu/test_gpu.py -k resuming
   tests memory 300 tests/gpu/test_handover.py -k memory
   tests robots 400 tests/test_continuous.py tests/test_sac.py \
     -k "best_actions or killed_run or nothing_compiles"
-  tests streams 450 tests/gpu/test_gpu.py -k "not goes_on"
+  tests streams 450 tests/gpu/test_gpu.py -k "not resuming"
   JAX_DEFAULT_MATMUL_PRECISION=highest tests numerics 300 tests/test_numerics.py -k "not torch"
   runs "CartPole-v1__(medium|large)"
   runs "(Acrobot-v1|Breakout-MinAtar)__(small|medium|large)"

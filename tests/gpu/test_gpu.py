@@ -1,4 +1,4 @@
-"""Whole runs on a GPU, each a process as a user starts it."""
+"""Complete runs on a GPU, each in its own process, as a user would start it."""
 
 import os
 import signal
@@ -12,17 +12,17 @@ from sections import ROWS, path_of
 
 pytestmark = pytest.mark.skipif(
     "TEST_DEVICE" not in os.environ or not torch.cuda.is_available(),
-    reason="tests/gpu/run.sh runs these, on a GPU",
+    reason="needs a GPU: start it by tests/gpu/run.sh",
 )
 TORCH = ["ppo_torch", "ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_torch", "sac_torch"]
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Start a script. All find compiled what one has compiled.
+    """Return a function that starts a script. All of them share one compilation cache.
 
-    Compiling for a GPU tries kernels and takes the fastest, which may be others the next time, and
-    these round differently.
+    Compiling for a GPU chooses the fastest kernels. The choice can change from run to run, and
+    other kernels round differently.
     """
     caches = tmp_path_factory.mktemp("caches")
     env = dict(os.environ)
@@ -44,27 +44,27 @@ def folder_flags(name, folder, iterations):
 
 
 def run(start, name, folder, *flags, iterations=5, **variables):
-    """Train to the end; the metrics."""
+    """Train to the end. Return the metrics."""
     process = start(name, *folder_flags(name, folder, iterations), *flags, **variables)
     process.communicate(timeout=300)
     assert process.returncode == 0
     return metrics(folder)
 
 
-def assert_begin_alike(rows, expected):
-    """In the first iteration; then, rounding makes an action differ."""
+def assert_same_first_iteration(rows, expected):
+    """Compare the first iteration. Later, rounding changes an action, and then everything."""
     assert rows[0] == pytest.approx(expected[0], rel=1e-2, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch_compile"])
-def test_learns_and_a_stopped_run_goes_on_to_the_last_digit(name, start, tmp_path):
-    """The state of both frameworks' random numbers on the device is in the checkpoint."""
+def test_training_works_and_resuming_is_exact(name, start, tmp_path):
+    """The checkpoint includes the random state on the device, in both frameworks."""
     whole = run(start, name, tmp_path / "whole", iterations=20)
     assert whole[-1]["charts/episodic_return"] > 100
     assert info(tmp_path / "whole")["device"] != "cpu"
     folder = tmp_path / "stopped"
     process = start(name, *folder_flags(name, folder, iterations=20))
-    for _ in range(6):  # the first says that it compiles
+    for _ in range(6):  # the first line is not an iteration
         process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
@@ -76,17 +76,17 @@ def test_learns_and_a_stopped_run_goes_on_to_the_last_digit(name, start, tmp_pat
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_no_race_between_the_frameworks(name, start, tmp_path):
-    """Waiting for each kernel changes nothing, to the bit: no stream reads what another writes."""
+def test_the_frameworks_wait_for_each_other(name, start, tmp_path):
+    """Waiting for every kernel changes nothing: no stream reads data before it is written."""
     overlapped = run(start, name, tmp_path / "overlapped")
     assert overlapped == run(start, name, tmp_path / "blocking", CUDA_LAUNCH_BLOCKING="1")
 
 
-def test_cuda_graphs_compute_what_eager_torch_computes_for_many_agents_too(start, tmp_path):
+def test_cuda_graphs_agree_with_eager_pytorch(start, tmp_path):
     flags = ["--matmul-precision", "highest"]
     graphs = run(start, "ppo_torch_compile", tmp_path / "graphs", *flags)
-    assert_begin_alike(graphs, run(start, "ppo_torch", tmp_path / "eager", *flags))
+    assert_same_first_iteration(graphs, run(start, "ppo_torch", tmp_path / "eager", *flags))
     run(start, "ppo_torch_vmap", tmp_path / "many", *flags, "--num-agents", 2)
-    assert_begin_alike(metrics(tmp_path / "many/seed1"), graphs)
+    assert_same_first_iteration(metrics(tmp_path / "many/seed1"), graphs)
     second = run(start, "ppo_torch_compile", tmp_path / "second", *flags, "--seed", 2)
-    assert_begin_alike(metrics(tmp_path / "many/seed2"), second)
+    assert_same_first_iteration(metrics(tmp_path / "many/seed2"), second)

@@ -1,4 +1,4 @@
-"""What crosses between JAX and PyTorch on a device, CUDA graphs, and memory, in this process."""
+"""Arrays shared by JAX and PyTorch, CUDA graphs, and memory use, in this process."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ from sections import SCRIPTS
 import ppo_torch_compile as script
 
 pytestmark = pytest.mark.skipif(
-    "TEST_DEVICE" not in os.environ, reason="tests/gpu/run.sh runs these, on a GPU"
+    "TEST_DEVICE" not in os.environ, reason="needs a GPU: start it by tests/gpu/run.sh"
 )
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 
@@ -26,7 +26,7 @@ def address(array):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
-def test_arrays_cross_both_ways_where_they_lie(dtype):
+def test_arrays_are_shared_in_both_directions(dtype):
     array = jnp.arange(1024).astype(dtype)
     tensor = script.to_torch(array)
     back = script.to_jax(tensor)
@@ -38,7 +38,7 @@ def test_arrays_cross_both_ways_where_they_lie(dtype):
 
 
 @ON_GPU
-def test_jax_names_its_stream_so_that_torch_records_an_event(monkeypatch):
+def test_jax_passes_its_stream_so_that_torch_records_an_event(monkeypatch):
     streams = []
     dlpack = torch.Tensor.__dlpack__
 
@@ -52,26 +52,26 @@ def test_jax_names_its_stream_so_that_torch_records_an_event(monkeypatch):
 
 
 @ON_GPU
-def test_jax_waits_for_what_torch_still_computes():
+def test_jax_waits_for_torch():
     total = jax.jit(jnp.sum)
     total(script.to_jax(torch.zeros(1000, device="cuda")))  # compiles
     for value in range(1, 6):
-        torch.cuda._sleep(10**8)  # some 50 ms
+        torch.cuda._sleep(10**8)  # about 50 ms
         tensor = torch.full((1000,), float(value), device="cuda")
         result = total(script.to_jax(tensor))
-        assert not torch.cuda.current_stream().query()  # or there was nothing to wait for
+        assert not torch.cuda.current_stream().query()  # otherwise there was nothing to wait for
         assert result.item() == 1000 * value
 
 
 @ON_GPU
-def test_torch_reads_what_jax_has_computed_to_the_end():
-    """Whoever waits for it: torch's stream, or the host in JAX's __dlpack__.
+def test_torch_waits_for_jax():
+    """Either the stream of PyTorch waits, or the host does, in JAX's __dlpack__.
 
-    A loop of JAX's might be stepped by the host, so the products stand one after the other.
+    The Python loop unrolls the products, since the host might control a loop of JAX.
     """
 
     @jax.jit
-    def slow(x):  # some 20 ms
+    def slow(x):  # about 20 ms
         y = x
         for _ in range(40):
             y = jnp.tanh(y @ x)
@@ -86,7 +86,7 @@ def test_torch_reads_what_jax_has_computed_to_the_end():
 
 # === CUDA graphs and memory =====================================================================
 @ON_GPU
-def test_a_graphs_inputs_and_outputs_outlive_its_next_replay():
+def test_the_next_replay_keeps_inputs_and_outputs_of_a_graph():
     state = torch.zeros(1, device="cuda")
 
     def count(x):
@@ -101,14 +101,14 @@ def test_a_graphs_inputs_and_outputs_outlive_its_next_replay():
 
 
 def memory_in_use():
-    """MB of the host, and of the device if there is one."""
+    """Memory in use in MB, on the host and on the device, if there is one."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     in_jax = (jax.devices()[0].memory_stats() or {}).get("bytes_in_use", 0)
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, (in_jax + torch.cuda.memory_allocated()) / 1e6
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_memory_is_flat_over_a_thousand_iterations(name, tmp_path, monkeypatch):
+def test_memory_does_not_grow_over_a_thousand_iterations(name, tmp_path, monkeypatch):
     script = importlib.import_module(name)
     write, used = script.RunLog.write, []
 
