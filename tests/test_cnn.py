@@ -172,6 +172,7 @@ def test_bfloat16_leaves_parameters_and_outputs_in_float32():
     obs = random_images(8, (13, 10, 3))
     state, exact = (make_linen((13, 10, 3), False, precision=x) for x in ("bfloat16", "float32"))
     outputs = [x.apply_fn(jax.tree.map(moved, x.params), obs) for x in (state, exact)]
+    assert state.apply_fn(state.params, obs, method="get_features").dtype == np.float32
     kinds = {x.dtype for x in jax.tree.leaves((state.params, state.opt_state))}
     assert kinds == {np.dtype("f"), np.dtype("i")}
     agents = []
