@@ -342,8 +342,9 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
     """Train on a rollout for update_epochs. Return the new TrainState and the metrics."""
     learning_rate = make_schedule(args)(train_state.step)
     # The parameters are fixed during a rollout, so one pass at the end gives all its values.
-    both_obs = jnp.concat([storage.obs, storage.next_obs]).reshape(-1, *storage.obs.shape[2:])
-    values = train_state.apply_fn(train_state.params, both_obs, method="get_value")
+    # Merging the axes (2 T, N) would gather all observations on every device; vmap does not.
+    get_value = partial(train_state.apply_fn, train_state.params, method="get_value")
+    values = jax.vmap(get_value)(jnp.concat([storage.obs, storage.next_obs]))
     value, next_value = values.reshape(2, args.num_steps, args.num_envs)
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value

@@ -111,10 +111,10 @@ FIXED += ("seed", "num_agents")  # the folders of the agents depend on these two
 def parse_args() -> Args:
     """Parse the command line. With --resume, the run's arguments are the defaults."""
     args = tyro.cli(Args, default=args_to_resume() or Args())
-    if args.seed + args.num_agents > 2**32:
-        fail("--seed must be between 0 and 2**32 - --num-agents")
     if args.resume and "agent" in load_info(args.resume)[0]:
         fail(f"{args.resume} is one agent. To resume its run: --resume {Path(args.resume).parent}")
+    if args.seed + args.num_agents > 2**32:
+        fail("--seed must be between 0 and 2**32 - --num-agents")
     return args
 
 

@@ -160,8 +160,9 @@ class VecEnv:
             )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        except (ConnectionError, EOFError):
-            sys.exit(1)  # a worker process failed, and has printed why
+        except (BrokenPipeError, ConnectionResetError, EOFError):  # a worker process failed
+            time.sleep(1)  # until all workers have printed why
+            sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():

@@ -321,7 +321,7 @@ def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool
 
 # === Tests of DQN and of SAC ====================================================================
 def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
-    """What a script logs of an iteration in which these episodes (return, length) finished."""
+    """Return the metrics of an iteration in which these episodes (return, length) finished."""
     metrics: dict[str, float] = {"charts/episodes": len(episodes)}
     for name, x in zip(("return", "length"), np.array(episodes).T, strict=True):
         metrics[f"charts/episodic_{name}"] = x.mean()

@@ -1,7 +1,9 @@
-"""A Gymnasium environment whose every transition is known, and others that are wrong."""
+"""A Gymnasium environment with known transitions, and environments that go wrong."""
 
+import multiprocessing
 import os
 import subprocess
+import time
 from typing import Any
 
 import gymnasium
@@ -11,7 +13,7 @@ ENDS = [(1, True, False), (3, False, True), (2, True, True), (5, True, False)]
 
 
 class Scripted(gymnasium.Env):
-    """Episodes end as ENDS says in turn; the observation tells which, when, by what, and a draw."""
+    """Episodes end as listed in ENDS. An observation is ((episode, time), (action, draw))."""
 
     action_space = gymnasium.spaces.Discrete(3)
     observation_space = gymnasium.spaces.Box(0, 10**6, (2, 2), np.int64)
@@ -38,7 +40,7 @@ class Scripted(gymnasium.Env):
         assert self.time <= length, "stepped beyond its end"
         # An integer reward, that would overflow if the action were of eight bits.
         reward = 200 * self.time + (action - 1) * 100
-        info = {"x": 1 if self.draw % 2 else None}  # which Gymnasium cannot put into one array
+        info = {"x": 1 if self.draw % 2 else None}  # Gymnasium cannot merge these types
         return self.observe(action), reward, ends and terminated, ends and truncated, info
 
     def close(self) -> None:
@@ -46,7 +48,7 @@ class Scripted(gymnasium.Env):
 
 
 class Rich(Scripted):
-    """A reward that float32 cannot count one by one."""
+    """Rewards whose sum is not exact in float32."""
 
     def step(self, action: Any) -> tuple:
         obs, _, _, _, info = super().step(action)
@@ -55,7 +57,7 @@ class Rich(Scripted):
 
 
 class Constant(gymnasium.Env):
-    """Every episode is one step long and like every other: new ones are no different."""
+    """All episodes are the same, and one step long."""
 
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
@@ -68,16 +70,54 @@ class Constant(gymnasium.Env):
         return np.ones(4, np.float32), float(action), True, False, {}
 
 
+class Sensor(gymnasium.Env):
+    """Returns the attributes obs and reward. Episodes have 4 steps."""
+
+    action_space: Any = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    obs: Any = (1.0, 2.0, 3.0)
+    reward = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        self.time = 0
+        return np.array(self.obs, np.float32), {}
+
+    def step(self, action: Any) -> tuple:
+        self.time += 1
+        return np.array(self.obs, np.float32), self.reward, self.time == 4, False, {}
+
+
+class ContinuousSensor(Sensor):
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+
+class BrokenSensor(Sensor):
+    obs = (1.0, np.nan, 3.0)
+
+
+class NeedsNoOptions(Constant):
+    """The observation is 1 if the options of the last reset were None, and 0 otherwise."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        obs, info = super().reset(seed=seed)
+        return obs * (options is None), info
+
+
+class Parent(Constant):
+    """Starts a simulator by multiprocessing, and leaves ending it to Python."""
+
+    def __init__(self) -> None:
+        fork = multiprocessing.get_context("fork")
+        fork.Process(target=time.sleep, args=(300,), daemon=True).start()
+
+
 class OnlyObs(Scripted):
+    """reset returns no info, as in Gym before 0.26; the two rows look like (obs, info)."""
+
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
         obs, _ = super().reset(seed=seed)
         return obs
-
-
-class RewardOfShape1(Scripted):
-    def step(self, action: Any) -> tuple:
-        obs, reward, *others = super().step(action)
-        return obs, np.array([reward]), *others
 
 
 class Needs(Scripted):
@@ -86,12 +126,12 @@ class Needs(Scripted):
 
 
 class Later(Scripted):
-    """Goes wrong after its first reset, when whoever made it has tried it out."""
+    """Goes wrong in its second episode."""
 
     resets = 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        self.resets += options is not None
+        self.resets += seed is None  # no seed: the restart after an episode
         return super().reset(seed=seed)
 
     def step(self, action: Any) -> tuple:
@@ -104,11 +144,11 @@ class Later(Scripted):
 
 
 class ArmError(ConnectionError):
-    """Gymnasium's pipes raise others of its kind."""
+    """Also a ConnectionError, like the errors of a pipe to a worker."""
 
 
 class Fails(Later):
-    """It has started a program, which ends with it."""
+    """Starts a program, and ends it in close()."""
 
     program = None
 
@@ -126,14 +166,28 @@ class Fails(Later):
         raise ArmError("the left arm has fallen off")
 
 
+class FailsAtStart(Scripted):
+    def __init__(self) -> None:
+        raise ArmError("the left arm is not there")
+
+
+class FailsInWorker(Scripted):
+    """The process that trains can create it, and a worker cannot."""
+
+    def __init__(self) -> None:
+        if multiprocessing.parent_process():
+            raise ArmError("the left arm is not there")
+
+
 class Quits(Later):
-    """Its process is gone, as where the kernel kills it because memory runs out."""
+    """Its process ends, as if the kernel had killed it because memory ran out."""
 
     def go_wrong(self) -> None:
         os._exit(0)
 
 
-KINDS = (Scripted, Rich, Constant, OnlyObs, Needs, RewardOfShape1, Fails, Quits)
+KINDS = (Scripted, Rich, Constant, Sensor, ContinuousSensor, BrokenSensor, NeedsNoOptions, Parent)
+KINDS += (OnlyObs, Needs, Fails, FailsAtStart, FailsInWorker, Quits)
 if "Scripted-v0" not in gymnasium.registry:
     for kind in KINDS:
         gymnasium.register(f"{kind.__name__}-v0", entry_point=f"scripted:{kind.__name__}")

@@ -1,12 +1,16 @@
-"""What a user would type ends in one sentence, exit status 2, no traceback, no file."""
+"""Invalid arguments: one sentence, exit status 2, no traceback, no file."""
 
 import ast
+import importlib
 import shutil
 import textwrap
+from dataclasses import fields
 
 import pytest
 from running import content, main
-from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, function, group_of
+from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, ROWS, but, function, group_of
+
+import ppo_torch
 
 CONTINUOUS, CONTINUOUS_GYMNASIUM = "ppo_continuous_linen", "ppo_continuous_linen_gymnasium"
 BAD = [
@@ -24,15 +28,15 @@ BAD = [
     (CONTINUOUS, "--env-id CartPole-v1", "use ppo_linen.py"),
     (CONTINUOUS, "--env-id Unbounded-v0", "bounds"),
     (CONTINUOUS_GYMNASIUM, "--env-id CartPole-v1", "use more/ppo_linen_gymnasium.py"),
-    (CONTINUOUS_GYMNASIUM, "--env-id Unbounded-v0", "bounds"),
-    (CONTINUOUS_GYMNASIUM, "--env-id Integers-v0", "a Box of floats"),
+    (CONTINUOUS_GYMNASIUM, "--env-id Unbounded-v0", "a bounded Box of floats"),
+    (CONTINUOUS_GYMNASIUM, "--env-id Integers-v0", "a bounded Box of floats"),
 ]
 
 
 @pytest.mark.parametrize(("name", "flags", "sentence"), BAD)
-def test_what_cannot_work_is_one_sentence(name, flags, sentence, tmp_path, monkeypatch, capfd):
+def test_invalid_arguments_are_one_sentence(name, flags, sentence, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")  # of the box around what is wrong with a flag
+    monkeypatch.setenv("COLUMNS", "200")  # so that tyro does not wrap the sentence
     assert main(name, *flags.split()) == 2
     output, errors = capfd.readouterr()
     assert sentence in errors and "Traceback" not in errors
@@ -40,24 +44,49 @@ def test_what_cannot_work_is_one_sentence(name, flags, sentence, tmp_path, monke
     assert output == "" and not list(tmp_path.iterdir())
 
 
+MAY_BE_0 = ("seed", "save_every", "exploration_steps", "learning_starts", "max_episode_steps")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_counts_are_at_least_1(name):
+    script = importlib.import_module(name)
+    counts = [x.name for x in fields(script.Args) if type(x.default) is int]
+    for count in but(tuple(counts), *MAY_BE_0):
+        said = rf"--{count.replace('_', '-')} must be at least (1|one)"
+        with pytest.raises(ValueError, match=said):
+            script.Args(**{count: 0})
+
+
 def test_the_other_scripts_check_their_flags_in_the_same_way():
-    """But for comments, and for scripts with Arguments of their own."""
+    """Except for comments, and for scripts that share their Arguments with no other."""
     names = [x for x in (*ALL_SCRIPTS, *CONTINUOUS_SCRIPTS) if group_of(x, "Arguments")]
     texts = [textwrap.dedent(function(name, "__post_init__")) for name in names]
     assert len({ast.unparse(ast.parse(text)) for text in texts}) == 1
 
 
+FIXED = {
+    "env_id": ("Acrobot-v1", "'CartPole-v1'"),
+    "num_envs": ("8", "4"),
+    "num_steps": ("64", "32"),
+    "num_minibatches": ("4", "2"),
+    "update_epochs": ("3", "2"),
+    "hidden_sizes": ("8 8 8", "(8, 8)"),
+}
 FOLDERS = [
     ("--runs-dir . --run-name complete", "complete exists"),
-    ("--resume complete --num-envs 8", "--resume cannot change num_envs, which is 4"),
-    ("--resume complete --update-epochs 3", "--resume cannot change update_epochs, which is 2"),
-    ("--resume complete --env-id Acrobot-v1", "--resume cannot change env_id"),
     ("--resume complete", "The run is complete"),
 ]
+for flag, (value, old) in FIXED.items():
+    words = f"--resume complete --{flag.replace('_', '-')} {value}"
+    FOLDERS.append((words, f"--resume cannot change {flag}, which is {old}\n"))
+
+
+def test_fixed_arguments_are_all_tested():
+    assert set(ppo_torch.FIXED) == set(FIXED)
 
 
 @pytest.mark.parametrize(("flags", "sentence"), FOLDERS)
-def test_folders(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
+def test_existing_folders_are_left_alone(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
     """A run folder is neither overwritten nor resumed with arguments that do not fit."""
     shutil.copytree(whole_run("ppo_torch").folder, tmp_path / "complete")
     monkeypatch.chdir(tmp_path)
@@ -72,7 +101,7 @@ def test_folders(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("folder", "error"), [("nowhere", FileNotFoundError), ("other", ValueError)]
 )
-def test_what_is_not_a_run_of_this_script_cannot_be_resumed(
+def test_only_runs_of_the_same_script_can_be_resumed(
     folder, error, whole_run, tmp_path, monkeypatch
 ):
     shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "other")

@@ -1,4 +1,4 @@
-"""PPO with continuous actions: what its scripts do that the others do not, against NumPy's float64.
+"""PPO with continuous actions: compare its arithmetic with NumPy in float64.
 
 Each section is tested in one of the scripts that share it.
 """
@@ -8,8 +8,9 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 import reference
@@ -19,13 +20,14 @@ from frameworks import (
     LEARNERS,
     OTHER_FLAGS,
     assert_orthogonal,
+    make_env,
     next_rate,
     own,
     random_weights,
     weights_in,
 )
 from probes import HIGH, LOW, best_action, nearness
-from running import AIM, BATCH, SMALL, arrays, content, train
+from running import AIM, BATCH, SMALL, arrays, content, op_by_op, train
 from scipy.stats import norm
 from sections import (
     CONTINUOUS_IN_GYMNASIUM,
@@ -43,7 +45,7 @@ SAC = [gymnasium for _, gymnasium in SAC_PAIRS]  # whose Environment is the same
 
 
 def make_learner(name: str, **flags: Any) -> Any:
-    """With the flags of a whole run, so that it finds compiled what that has compiled."""
+    """Use the flags of whole_run, so that both share compiled functions."""
     script: Any = importlib.import_module(name)
     words = [*SMALL.split(), *AIM.split(), "--total-timesteps", str(BATCH)]
     return LEARNERS[name](script, replace(tyro.cli(script.Args, args=words), **flags))
@@ -55,7 +57,7 @@ def random_gaussian(seed: int) -> dict:
 
 
 def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
-    """32 steps of 4 environments. Rewards and obs have means other than 0; some are clipped."""
+    """32 steps of 4 environments. The means of rewards and obs are not 0; some are clipped."""
     rng = np.random.default_rng(seed)
     shape = (32, 4)
     obs, next_obs = rng.normal(5, 3, (2, *shape, OBS_DIM)) * rng.choice([1, 9], (*shape, 1))
@@ -78,15 +80,15 @@ def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
 @pytest.mark.parametrize("name", stand_ins("Statistics", CONTINUOUS_SCRIPTS))
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("num_envs", [1, 64])
-def test_statistics_are_those_of_all_rows(name, offset, num_envs):
-    """However these are spread over environments, and if each rollout has another distribution."""
+def test_statistics_are_those_of_all_rollouts(name, offset, num_envs):
+    """With one environment and with many, and if the distribution changes in each rollout."""
     script: Any = importlib.import_module(name)
     rng = np.random.default_rng(0)
     rollouts = [rng.normal(offset + i, 1 + i, (256, OBS_DIM)).astype("f") for i in range(12)]
     if name in CONTINUOUS_IN_TORCH:
-        stats = script.RunningMeanStd(OBS_DIM)
+        stats = script.RunningMeanStd((OBS_DIM,))
     else:
-        stats = script.make_stats(OBS_DIM).obs
+        stats = script.make_stats((OBS_DIM,)).obs
     for rows in rollouts:
         x = own(script)(rows.reshape(-1, num_envs, OBS_DIM))
         if name in CONTINUOUS_IN_TORCH:
@@ -99,8 +101,9 @@ def test_statistics_are_those_of_all_rows(name, offset, num_envs):
     assert stats.count == 12
 
 
-def test_statistics_stay_where_a_cuda_graph_of_the_policy_reads_them():
-    stats: Any = importlib.import_module(CONTINUOUS_IN_TORCH[0]).RunningMeanStd(OBS_DIM)
+def test_statistics_change_in_place():
+    """A CUDA graph of the policy reads them where they are."""
+    stats: Any = importlib.import_module(CONTINUOUS_IN_TORCH[0]).RunningMeanStd((OBS_DIM,))
     places = [x.data_ptr() for x in stats.buffers()]
     stats.update(torch.randn(8, 2, OBS_DIM))
     stats.load_state_dict({name: x + 1 for name, x in stats.state_dict().items()})
@@ -118,7 +121,7 @@ UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch_gymnasium
 
 @pytest.fixture(scope="module", params=UPDATES, ids=" ".join)
 def learner(request):
-    """One for all tests of a script and flags, since making it takes seconds."""
+    """Share a learner between the tests of a script and flags: making one takes seconds."""
     name, flags = request.param
     learner = make_learner(name, **FLAGS[flags])
     learner.initial_weights = learner.get_weights()
@@ -145,12 +148,12 @@ def test_loss_and_gradient_equal_numpy(learner):
 
 
 def test_update_equals_numpy(learner):
-    """obs and next_obs by the statistics of the rollout before; the log has returns as they are."""
+    """The statistics of the previous rollout normalize obs; logged returns are not scaled."""
     before, storage, weights = random_storage(3), random_storage(4), random_gaussian(3)
     learner.set_weights(weights)
     learner.watch(before)
-    normalised = reference.normalised(storage, [before], learner.args)
-    expected, metrics = reference.update(weights, normalised, learner.orders(5), learner.args)
+    normalized = reference.normalised(storage, [before], learner.args)
+    expected, metrics = reference.update(weights, normalized, learner.orders(5), learner.args)
     assert learner.update(storage, 5) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     actual = reference.flatten(learner.get_weights())
     np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
@@ -165,7 +168,7 @@ def test_update_equals_numpy(learner):
 # === Rollouts ===================================================================================
 @cache
 def two_rollouts(name: str) -> tuple[Any, list]:
-    """A learner, and what it stored: the second time, with the statistics of the first."""
+    """Return a learner and its Storage of two rollouts; the second uses statistics of the first."""
     learner = make_learner(name)
     learner.set_weights(random_gaussian(1))
     storages = []
@@ -177,7 +180,7 @@ def two_rollouts(name: str) -> tuple[Any, list]:
 
 @EACH
 def test_transitions(name):
-    """VecEnv clips and maps actions. Storage has them as drawn, and obs and rewards as given."""
+    """VecEnv clips and maps actions. Storage keeps actions before that, and unscaled rewards."""
     learner, storages = two_rollouts(name)
     storage = learner.script.Storage(*map(np.concatenate, zip(*storages, strict=True)))
     signal, far, step = np.moveaxis(storage.obs, -1, 0)
@@ -186,7 +189,7 @@ def test_transitions(name):
     np.testing.assert_array_equal(storage.truncated, ended)
     assert not storage.terminated.any()
     np.testing.assert_array_equal(step, ended)
-    final = np.stack([signal, far, step + 1], -1)  # and not the first of the next episode
+    final = np.stack([signal, far, step + 1], -1)  # not the first obs of the next episode
     np.testing.assert_array_equal(storage.next_obs, final)
     assert (abs(storage.action) > 1.1).mean() > 0.1
     in_bounds = LOW + (HIGH - LOW) * (np.clip(storage.action, -1, 1) + 1) / 2
@@ -199,8 +202,8 @@ def test_transitions(name):
 
 
 @EACH
-def test_actions_are_drawn_by_the_statistics_of_the_rollouts_before(name):
-    """Until the first update all ratios are 1, and a loss that clips at 1e-5 clips none."""
+def test_actions_are_sampled_with_the_statistics_of_earlier_rollouts(name):
+    """Before the first update all ratios are 1, so a loss with clip_coef 1e-5 clips none."""
     learner, storages = two_rollouts(name)
     weights = random_gaussian(1)
     learner.args = replace(learner.args, clip_coef=1e-5)
@@ -218,7 +221,7 @@ def test_actions_are_drawn_by_the_statistics_of_the_rollouts_before(name):
         assert losses["losses/clip_fraction"] == 0
 
 
-def test_in_jax_rollouts_are_the_same_to_the_last_digit():
+def test_rollouts_in_jax_are_exactly_equal():
     first, *others = (name for name in CONTINUOUS_IN_GYMNAX if name in CONTINUOUS_IN_JAX)
     for name in others:
         for storage, expected in zip(two_rollouts(name)[1], two_rollouts(first)[1], strict=True):
@@ -227,7 +230,7 @@ def test_in_jax_rollouts_are_the_same_to_the_last_digit():
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_SCRIPTS))
-def test_to_bounds(name):
+def test_to_bounds_maps_and_clips(name):
     action = np.array([[-1, 1], [0, 0], [1, -1], [0.5, -0.5], [-7, 7]], "f")
     found = importlib.import_module(name).to_bounds(action, LOW, HIGH)
     np.testing.assert_allclose(found, [[-1, 10], [1, 5], [3, 0], [2, 2.5], [-1, 10]])
@@ -235,12 +238,10 @@ def test_to_bounds(name):
 
 @pytest.mark.parametrize("name", [*stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM), *SAC])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_simulator_that_blows_up_ends_the_run(name, place, monkeypatch):
-    """A NaN in obs or reward would be in the statistics, or in the replay, for good."""
+def test_a_simulator_that_returns_nan_ends_the_run(name, place, monkeypatch):
+    """A NaN in obs or reward would stay in the statistics, or in the replay buffer."""
     script: Any = importlib.import_module(name)
-    args = script.Args(num_envs=2, env_id="Aim-v0")
-    own = [args.gamma] if hasattr(script, "Stats") else []
-    env = script.VecEnv(args.env_id, args.num_envs, *own, args.vectorization, args.seed)
+    env = make_env(script, script.Args(num_envs=2, env_id="Aim-v0"))
     env.reset()
     step = env.envs.step
 
@@ -253,14 +254,16 @@ def test_a_simulator_that_blows_up_ends_the_run(name, place, monkeypatch):
     action = np.zeros((2, ACTION_DIM), "f")
     env.step(action)
     monkeypatch.setattr(env.envs, "step", blow_up)
-    with pytest.raises(FloatingPointError, match="Aim-v0 returned NaN"):
+    what = ["an observation", "a reward"][place]
+    message = f"environment 1 returned {what} of NaN or infinity, step 2 since"
+    with pytest.raises(FloatingPointError, match=message):
         env.step(action)
 
 
 # === Whole runs =================================================================================
 @EACH
-def test_the_best_actions_are_learnt(name, tmp_path):
-    """In the environment's own units, which load_policy speaks."""
+def test_training_finds_the_best_actions(name, tmp_path):
+    """load_policy returns them in the units of the environment."""
     folder = train(name, tmp_path, "run", *AIM.split(), iterations=80)
     signal = np.array([[-1.0], [1.0]])
     obs = np.concatenate([signal, 1000 + signal, [[0], [1]]], 1)
@@ -269,9 +272,9 @@ def test_the_best_actions_are_learnt(name, tmp_path):
 
 
 def gaussians(folder: Path, obs: np.ndarray) -> Any:
-    """Those that a run's checkpoint has for obs (N, OBS_DIM), where -1 to 1 spans the bounds."""
+    """The Gaussians of a checkpoint for obs (N, OBS_DIM), where -1 to 1 spans the bounds."""
     saved, weights = arrays(folder), weights_in(folder)
-    mean, var = saved.get("1"), saved.get("2")  # Equinox's are numbered
+    mean, var = saved.get("1"), saved.get("2")  # in Equinox, arrays are numbered
     for place, x in saved.items():
         if re.search("stats/obs[/.]mean", place):
             mean = x
@@ -283,8 +286,8 @@ def gaussians(folder: Path, obs: np.ndarray) -> Any:
 
 
 @EACH
-def test_a_policy_is_the_checkpoints_with_its_statistics(name, whole_run):
-    """Greedy it takes the mean, else it draws, which repeats with the seed. It changes no file."""
+def test_load_policy_uses_the_weights_and_statistics_of_the_checkpoint(name, whole_run):
+    """It returns the mean or, with sample=True, a draw that repeats with the seed."""
     folder = whole_run(name).folder
     before = content(folder)
     load_policy = importlib.import_module(name).load_policy
@@ -298,8 +301,50 @@ def test_a_policy_is_the_checkpoints_with_its_statistics(name, whole_run):
     np.testing.assert_array_equal(draws[0], draws[1])
     assert (draws[0] != draws[2]).any()
     assert ((draws[0] >= LOW) & (draws[0] <= HIGH)).all()
-    for bound in (-0.6, 0.0, 0.6):  # the share below it, within five standard errors
+    for bound in (-0.6, 0.0, 0.6):  # the fraction below it, within five standard errors
         share = gaussians(folder, obs[:1]).cdf(bound)
         drawn = (draws[0] < LOW + (HIGH - LOW) * (bound + 1) / 2).mean(0)
         assert (abs(drawn - share) <= 5 * np.sqrt(share * (1 - share) / 20_000) + 1e-4).all()
     assert content(folder) == before
+
+
+# === Bounds =====================================================================================
+class Narrow(gymnasium.Env):
+    """An environment that rejects actions outside its bounds, which are not exact in binary."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    actions: ClassVar[list[np.ndarray]] = []  # of all environments
+
+    def __init__(self, dtype: str) -> None:
+        low, high = np.array([-0.1, 0.1], dtype), np.array([0.1, 0.4], dtype)
+        self.action_space = gymnasium.spaces.Box(low, high, dtype=low.dtype.type)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        assert self.action_space.contains(action), action
+        Narrow.actions.append(action.copy())
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CONTINUOUS_IN_GYMNASIUM)
+def test_actions_are_inside_bounds_that_are_not_exact(name, dtype, tmp_path, monkeypatch):
+    """In training and through load_policy; both clip some of the actions to each bound."""
+    script: Any = importlib.import_module(name)
+    monkeypatch.setattr(Narrow, "actions", [])
+    op_by_op(monkeypatch, script)
+    entry_point: Any = Narrow
+    spec = gymnasium.envs.registration.EnvSpec("Narrow-v0", entry_point, max_episode_steps=8)
+    spec.kwargs["dtype"] = dtype
+    monkeypatch.setitem(gymnasium.registry, "Narrow-v0", spec)
+    folder = train(name, tmp_path, "run", "--env-id", "Narrow-v0", iterations=2)
+    policy = script.load_policy(folder)
+    obs = np.zeros((500, 1), np.float32)
+    space: Any = Narrow(dtype).action_space
+    assert all(map(space.contains, [*policy(obs), *policy(obs, sample=True)]))
+    for actions in (np.array(Narrow.actions), policy(obs, sample=True)):
+        np.testing.assert_array_equal(actions.min(0), space.low, strict=True)
+        np.testing.assert_array_equal(actions.max(0), space.high, strict=True)

@@ -1,4 +1,4 @@
-"""Environments on the CPU: what a transition means, whatever steps them, and what they leave."""
+"""Environments of Gymnasium: transitions, errors, and the processes of async."""
 
 import importlib
 import multiprocessing
@@ -12,26 +12,28 @@ import numpy as np
 import probes
 import psutil
 import pytest
-import scripted  # noqa: F401  (registers the environments)
-from conftest import ROOT, start_process
+from conftest import ROOT, start_process, wait_for
 from frameworks import make_env
+from running import info
+from scripted import OnlyObs, Sensor
 from sections import CONTINUOUS_IN_GYMNASIUM, path_of, scripts, stand_ins
 
 import ppo_linen_gymnasium as script
+import ppo_torch_gymnasium
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forkserver():
-    """It has imported the script, so that each process of async need not, which takes seconds."""
+    """Import the script once in the process that forks the workers, which takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # by which it finds the script
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # to find the script
         multiprocessing.set_forkserver_preload([script.__name__, "scripted"])
         multiprocessing.get_context("forkserver").Process().start()
 
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
-    """What other tests imported anew is as it was here."""
+    """Restore the script, which other tests may have imported again."""
     monkeypatch.setitem(sys.modules, script.__name__, script)
 
 
@@ -46,10 +48,10 @@ KINDS = [("Scripted-v0", "sync"), ("Scripted-v0", "async"), ("MinAtar/Breakout-v
 
 
 @pytest.mark.parametrize(("env_id", "vectorization"), KINDS)
-def test_every_transition_is_that_of_an_environment_alone(env_id, vectorization):
-    """Where one ends, no step is spent on its restart, and next_obs is what it ended with.
+def test_transitions_equal_those_of_single_environments(env_id, vectorization):
+    """A restart takes no step, and next_obs is the last observation of the episode.
 
-    Each environment draws from a seed of its own, and NumPy's generator is left alone.
+    Each environment has a different seed, and NumPy's global generator does not change.
     """
     before = np.random.get_state(legacy=False)["state"]["key"].copy()
     env, obs = make(env_id, 4, vectorization)
@@ -74,13 +76,13 @@ def test_every_transition_is_that_of_an_environment_alone(env_id, vectorization)
                 next_obs, _ = alone.reset()
                 total[i] = length[i] = 0
             np.testing.assert_array_equal(obs[i], next_obs)
-    for x, then in handed_out:  # no buffer of Gymnasium's, which it writes to at the next step
+    for x, then in handed_out:  # copies: Gymnasium overwrites its buffer at the next step
         np.testing.assert_array_equal(x, then)
     np.testing.assert_array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
 
 
 def test_returns_are_summed_in_float64():
-    """Four times 2**24 + 1, where float32 has no odd numbers."""
+    """float32 cannot represent 2**24 + 1."""
     env, _ = make("Rich-v0", 2, "sync")
     for _ in range(4):
         _, result = env.step(np.zeros(2, int))
@@ -90,16 +92,24 @@ def test_returns_are_summed_in_float64():
 ALL = (*scripts("Gymnasium"), *CONTINUOUS_IN_GYMNASIUM)
 
 
+def is_discrete(name):
+    return name.startswith(("ppo_linen", "dqn"))
+
+
+def zero_action(name):
+    return np.zeros(4, int) if is_discrete(name) else np.zeros((4, 2), np.float32)
+
+
 def make_by(name, env_id):
-    """The environments of another script, four and in this process."""
+    """Create four environments with the VecEnv of another script, in this process."""
     other = importlib.import_module(name)
     return make_env(other, other.Args(env_id=env_id, num_envs=4, vectorization="sync"))
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
-def test_a_run_that_goes_on_starts_other_episodes_and_says_so(name, capsys):
-    """Other than those of its start, and the same each time."""
-    env = make_by(name, "CartPole-v1" if name.startswith(("ppo_linen", "dqn")) else "Pendulum-v1")
+def test_a_resumed_run_starts_new_episodes_and_says_so(name, capsys):
+    """The seeds depend on the iteration, and only on it."""
+    env = make_by(name, "CartPole-v1" if is_discrete(name) else "Pendulum-v1")
     first = env.reset()
     assert capsys.readouterr().out == ""
     again = env.reset(7)
@@ -111,16 +121,13 @@ def test_a_run_that_goes_on_starts_other_episodes_and_says_so(name, capsys):
 
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
 def test_an_environment_with_a_wrapper_that_has_a_lambda(name):
-    """What doubles the rewards is no part of any spec."""
-    is_discrete = name.startswith(("ppo_linen", "dqn"))
+    """The wrapper, which doubles the rewards, cannot be part of the environment's spec."""
     rewards = []
-    for env_id in ("ProbeSignal-v0", "Aim-v0"):
-        if is_discrete == (env_id == "ProbeSignal-v0"):
-            for kind in (env_id, f"Doubled{env_id}"):
-                env = make_by(name, kind)
-                env.reset()
-                action = np.zeros(4, int) if is_discrete else np.zeros((4, 2), "f")
-                rewards.append(env.step(action)[1]["reward"])
+    env_id = "ProbeSignal-v0" if is_discrete(name) else "Aim-v0"
+    for kind in (env_id, f"Doubled{env_id}"):
+        env = make_by(name, kind)
+        env.reset()
+        rewards.append(env.step(zero_action(name))[1]["reward"])
     np.testing.assert_allclose(rewards[1], 2 * rewards[0])
     assert rewards[0].any()
 
@@ -128,28 +135,89 @@ def test_an_environment_with_a_wrapper_that_has_a_lambda(name):
 @pytest.mark.parametrize("name", stand_ins("Environment", CONTINUOUS_IN_GYMNASIUM))
 def test_bounds_in_float64(name):
     env = make_by(name, "Doubles-v0")
-    assert env.action_low.dtype == env.action_high.dtype == np.float32
+    assert env.action_low.dtype == env.action_high.dtype == np.float64
     obs = env.reset()
     _, result = env.step(np.tile(np.array([0.1, -1], "f"), (4, 1)))
     expected = probes.nearness(obs[:, :1], np.array([1.2, 0]))
     np.testing.assert_allclose(result["reward"], expected, atol=1e-6)
 
 
-# === Ends =======================================================================================
+# === Calls and values ===========================================================================
+@pytest.mark.parametrize("name", stand_ins("Environment", ALL))
+@pytest.mark.parametrize(
+    ("attribute", "value", "what"),
+    [
+        ("obs", (1.0, np.nan, 3.0), "an observation"),
+        ("obs", (1.0, 2.0, -np.inf), "an observation"),
+        ("reward", np.nan, "a reward"),
+        ("reward", np.inf, "a reward"),
+    ],
+)
+def test_nan_and_infinity_are_errors_that_name_environment_and_step(name, attribute, value, what):
+    env = make_by(name, "Sensor-v0" if is_discrete(name) else "ContinuousSensor-v0")
+    env.reset()
+    for _ in range(6):  # over a restart
+        env.step(zero_action(name))
+    setattr(env.envs.envs[2].unwrapped, attribute, value)
+    said = f"environment 2 returned {what} of NaN or infinity, step 7 "
+    with pytest.raises(FloatingPointError, match=said):
+        env.step(zero_action(name))
+
+
+@pytest.mark.parametrize("name", stand_ins("Environment", ALL))
+def test_nan_in_the_first_observation_of_an_episode_is_an_error(name):
+    env = make_by(name, "Sensor-v0" if is_discrete(name) else "ContinuousSensor-v0")
+    sensor = env.envs.envs[3].unwrapped
+    sensor.obs = (np.nan, 2.0, 3.0)
+    with pytest.raises(FloatingPointError, match="environment 3 returned an observation"):
+        env.reset()
+    sensor.obs = Sensor.obs
+    env.reset()
+    original = sensor.reset
+
+    def reset(**options):
+        sensor.obs = (np.nan, 2.0, 3.0)
+        return original(**options)
+
+    sensor.reset = reset
+    for _ in range(3):
+        env.step(zero_action(name))
+    with pytest.raises(FloatingPointError, match=r"environment 3 .* step 4 "):
+        env.step(zero_action(name))  # the last step of the episode
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_options_are_none_in_every_reset(vectorization):
+    env, obs = make("NeedsNoOptions-v0", 2, vectorization)
+    assert (obs == 1).all()
+    for _ in range(3):  # episodes of one step
+        obs, _ = env.step(np.zeros(2, int))
+        assert (obs == 1).all()
+
+
+@pytest.mark.parametrize("name", stand_ins("Environment", ALL))
+def test_the_old_api_is_refused(name):
+    """reset returns an array of two rows, which Python would unpack like (obs, info)."""
+    reset = importlib.import_module(name).DropInfo(OnlyObs()).reset
+    with pytest.raises(TypeError, match=r"reset must return \(observation, info\)"):
+        reset(seed=1)
+
+
+# === Processes ==================================================================================
 def alive(processes):
     _, left = psutil.wait_procs(processes, timeout=15)
     return [x for x in left if x.is_running() and x.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_terminal_and_a_time_limit_reach_the_training_alone():
-    """Their signals go to a process group, and a worker of async has a group of its own."""
+def test_workers_do_not_receive_the_signals_of_a_terminal():
+    """A terminal signals a process group, and each worker has its own group."""
     env, _ = make("Scripted-v0", 2, "async")
     assert [os.getpgid(x.pid) for x in env.envs.processes] == [x.pid for x in env.envs.processes]
     assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # ours is as it was
 
 
 def hold(pipe):
-    """Be the process of a training, waiting."""
+    """Create environments, send the ids of their processes, and wait."""
     env, _ = make("Scripted-v0", 2, "async")
     pipe.send([x.pid for x in env.envs.processes])
     signal.pause()
@@ -164,25 +232,64 @@ def test_a_killed_process_leaves_no_worker():
     assert not alive(workers)
 
 
-def last_lines(env_id, vectorization, tmp_path):
-    """Of a training that goes wrong, which must end by itself with all that it started."""
-    flags = f"--env-id {env_id} --vectorization {vectorization} --num-envs 2"
-    flags += " --num-steps 32 --num-minibatches 1 --total-timesteps 640"
+def start_training(env_id, vectorization, folder, total_timesteps):
+    flags = f"--env-id {env_id} --vectorization {vectorization} --num-envs 2 --run-name run"
+    flags += f" --num-steps 32 --num-minibatches 1 --total-timesteps {total_timesteps}"
     words = [sys.executable, path_of("ppo_torch_gymnasium"), *flags.split()]
-    process = start_process(words, tmp_path, os.environ | {"PYTHONPATH": str(ROOT / "tests")})
-    _, errors = process.communicate(timeout=120)  # which waits for whoever has the pipes
+    return start_process(words, folder, os.environ | {"PYTHONPATH": str(ROOT / "tests")})
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_an_environment_may_start_processes_and_none_is_left(number, tmp_path):
+    process = start_training("scripted:Parent-v0", "async", tmp_path, 10**9)
+    log = tmp_path / "runs/run/metrics.jsonl"
+    wait_for(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > 0))
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 2 + 2  # workers and their simulators
+    os.killpg(process.pid, number)
+    process.communicate(timeout=120)  # until nobody has its pipes
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert not alive(started)
+
+
+def failed(env_id, vectorization, tmp_path):
+    """Train until it fails. Return the last lines on the terminal."""
+    process = start_training(env_id, vectorization, tmp_path, 640)
+    _, errors = process.communicate(timeout=120)  # until nobody has its pipes
     assert process.returncode == 1
+    assert not (tmp_path / "runs/run").exists()  # since no iteration ended
     return errors.splitlines()[-3:]
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_environments_own_error_is_the_last_line(vectorization, tmp_path):
-    lines = last_lines("scripted:Fails-v0", vectorization, tmp_path)
-    assert lines[-1] == "scripted.ArmError: the left arm has fallen off"
+FAILURES = [
+    ("Fails", "sync", "scripted.ArmError: the left arm has fallen off"),
+    ("Fails", "async", "scripted.ArmError: the left arm has fallen off"),
+    ("FailsAtStart", "sync", "scripted.ArmError: the left arm is not there"),
+    ("FailsInWorker", "async", "scripted.ArmError: the left arm is not there"),
+    ("BrokenSensor", "async", "FloatingPointError: environment 0 returned an observation of NaN"),
+]
+
+
+@pytest.mark.parametrize(("env_id", "vectorization", "said"), FAILURES)
+def test_the_last_line_is_the_error_of_the_environment(env_id, vectorization, said, tmp_path):
+    assert failed(f"scripted:{env_id}-v0", vectorization, tmp_path)[-1].startswith(said)
+
+
+def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path):
+    sizes = {"num_envs": 2, "num_steps": 32, "num_minibatches": 1, "total_timesteps": 640}
+    folders = {"runs_dir": str(tmp_path), "run_name": "run"}
+    args = ppo_torch_gymnasium.Args(env_id="scripted:Fails-v0", **sizes, **folders)
+    log = ppo_torch_gymnasium.RunLog(args, 0, [], obs_shape=(2, 2), num_actions=3)
+    log.metrics.close()  # releases the lock
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    words = [sys.executable, path_of("ppo_torch_gymnasium"), "--resume", log.dir]
+    process = start_process(words, tmp_path, env)
+    assert "the left arm has fallen off" in process.communicate(timeout=120)[1]
+    assert info(log.dir)["resumed"] == [0]
 
 
 def test_a_worker_that_dies_ends_the_run(tmp_path):
-    assert "EOFError" in last_lines("scripted:Quits-v0", "async", tmp_path)
+    assert "EOFError" in failed("scripted:Quits-v0", "async", tmp_path)
 
 
 # === Bad input ==================================================================================
@@ -196,7 +303,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("env_id", BAD)
-def test_bad_values(env_id, capsys):
+def test_an_environment_that_does_not_fit_is_one_sentence(env_id, capsys):
     with pytest.raises(SystemExit) as stopped:
         script.VecEnv(env_id, 2, "sync", 1)
     errors = capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""gymnax's Breakout against the minatar package's, step by step.
+"""Breakout in gymnax and in the minatar package, compared step by step.
 
-gymnax plays, and every step is taken again in MinAtar's own code, which is handed what gymnax drew:
-the actions that were executed, and on which side the ball starts.
+Each step in gymnax is repeated in minatar with the same random draws: the actions executed, and the
+side on which the ball starts.
 """
 
 import sys
@@ -18,14 +18,14 @@ from gymnax.wrappers.purerl import StickyActionWrapper
 import dqn_linen
 
 NUM_STEPS = 5000
-SHARES = (1, 0.5, 0.2, 0, 0, 0)  # of an environment's actions that are drawn blindly
+RANDOM = (1, 0.5, 0.2, 0, 0, 0)  # fraction of random actions in each environment
 
 
 def keep_the_ball(game, aim):
-    """Towards the column where the ball comes down or, with aim 1, the one after that.
+    """Move towards the column where the ball comes down or, with aim 1, the one after that.
 
-    Met in its old column the ball goes on to the same side, met in its new one it goes back:
-    drawing the aim clears walls.
+    The ball bounces back if it meets the paddle in the latter, and otherwise keeps its direction. A
+    random aim clears whole walls.
     """
     falls = game.ball_dir >= 2
     dx = 2 * ((game.ball_dir == 1) | (game.ball_dir == 2)) - 1
@@ -35,39 +35,39 @@ def keep_the_ball(game, aim):
 
 
 def play():
-    """What reset returned, and a record of arrays (environment, step).
+    """Return what reset returned, and a record of arrays (environment, step).
 
-    With six actions, sticky ones and no time limit, as `python dqn_linen.py minatar` plays.
+    Six actions, sticky actions and no time limit, as in `python dqn_linen.py minatar`.
     """
     made: Any = gymnax.make("Breakout-MinAtar", use_minimal_action_set=False)
     env, params = StickyActionWrapper(made[0], 0.1), made[1]
     params = params.replace(max_steps_in_episode=np.iinfo(np.int32).max)
 
-    def step(state, key, share):
-        aim_key, blind_key, action_key, step_key = jax.random.split(key, 4)
+    def step(state, key, fraction):
+        aim_key, random_key, action_key, step_key = jax.random.split(key, 4)
         action = keep_the_ball(state.env_state, jax.random.bernoulli(aim_key).astype(int))
-        blind = jax.random.bernoulli(blind_key, share)
-        action = jnp.where(blind, jax.random.randint(action_key, (), 0, 6), action)
+        is_random = jax.random.bernoulli(random_key, fraction)
+        action = jnp.where(is_random, jax.random.randint(action_key, (), 0, 6), action)
         obs, state, reward, terminated, truncated, info = env.step(step_key, state, action, params)
         record = {"obs": obs, "final": info["final_observation"], "reward": reward}
         record |= {"executed": state.last_action, "state": state.env_state}
         return state, record | {"terminated": terminated, "truncated": truncated}
 
-    def run(key, share):
+    def run(key, fraction):
         reset_key, key = jax.random.split(key)
         obs, state = env.reset(reset_key, params)
         keys = jax.random.split(key, NUM_STEPS)
-        _, record = jax.lax.scan(lambda state, key: step(state, key, share), state, keys)
+        _, record = jax.lax.scan(lambda state, key: step(state, key, fraction), state, keys)
         return {"obs": obs, "state": state.env_state}, record
 
-    inputs = jax.random.split(jax.random.key(0), len(SHARES)), jnp.array(SHARES)
+    inputs = jax.random.split(jax.random.key(0), len(RANDOM)), jnp.array(RANDOM)
     start, record = jax.tree.map(np.asarray, jax.jit(jax.vmap(run))(*inputs))
     return SimpleNamespace(**start), SimpleNamespace(**record)
 
 
-def test_minatars_own_game_shows_and_pays_the_same_at_every_step():
+def test_every_observation_reward_and_end_matches_minatar():
     start, record = play()
-    for i in range(len(SHARES)):
+    for i in range(len(RANDOM)):
         game = minatar.Environment("breakout", sticky_action_prob=0.0)
         game.env.random = SimpleNamespace(randint=lambda n, i=i: int(start.state.ball_x[i] == 9))
         game.reset()
@@ -83,19 +83,19 @@ def test_minatars_own_game_shows_and_pays_the_same_at_every_step():
                 game.reset()
             np.testing.assert_array_equal(record.obs[i, t], game.state(), place)
     assert not record.truncated.any()
-    # What is rare is among the steps that were compared.
+    # Rare events are among the steps compared.
     assert set(start.state.ball_x) == {0, 9}
     assert record.terminated.sum() > 500
     bricks = record.state.brick_map.sum((2, 3))
     new_walls = (bricks[:, 1:] > bricks[:, :-1]) & ~record.terminated[:, 1:]
-    assert record.state.time.max() > 1000  # gymnax's own time limit
+    assert record.state.time.max() > 1000  # the default time limit of gymnax
     assert new_walls.sum() > 5
 
 
-def test_its_configuration_is_minatars(monkeypatch):
-    """The constants of its examples/dqn.py, and the environment's of its environment.py.
+def test_the_preset_has_the_settings_of_minatar(monkeypatch):
+    """The constants of examples/dqn.py and environment.py. Flags override the preset.
 
-    Flags after it still count. test_dqn_structure.py compares the other scripts with this one.
+    test_dqn_structure.py compares the other scripts with this one.
     """
     monkeypatch.setattr(sys, "argv", ["dqn_linen.py", "minatar", "--seed", "3"])
     args = dqn_linen.parse_args()

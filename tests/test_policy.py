@@ -91,13 +91,13 @@ def test_draws_are_by_the_chances_and_repeat_with_the_seed(name, folder_of, tmp_
 
 
 @pytest.mark.parametrize("name", DQN_SCRIPTS)
-def test_dqns_best_action_is_that_of_the_checkpoints_network(name, folder_of):
-    """In gymnax of Breakout, whose obs is an image."""
+def test_dqn_policy_returns_the_best_action_of_the_network(name, folder_of):
+    """For images, too: in gymnax, the environment is Breakout."""
     folder = folder_of(name)
     shape = (4,) if "gymnasium" in name else (10, 10, 4)
     obs = 5 * np.random.default_rng(0).normal(size=(50, *shape)).astype("f")
     params = dqn.parameters(dqn.layers_in(folder))
-    expected = dqn.q_values(params, obs.reshape(50, -1), shape).detach().numpy()
+    expected = dqn.q_values(params, obs, shape).detach().numpy()
     action = policy_of(name, folder)(obs)
     assert len(set(action)) > 1
     best_two = np.sort(expected)[:, -2:]

@@ -77,7 +77,7 @@ def q_values(critics: list, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 
 def losses_of(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
-    """The three losses. Each is minimized with respect to its own weights only."""
+    """Return the three losses. Each is minimized with respect to the weights of its name only."""
     obs, action, reward, terminated, next_obs = (np.asarray(x, np.float64) for x in batch)
     alpha = np.exp(weights["log_alpha"])
     next_action, next_logprob = draw(weights["actor"], next_obs, noise[0])
