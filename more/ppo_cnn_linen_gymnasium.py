@@ -59,9 +59,7 @@ from tensorboard.summary import Writer
 @dataclass
 class Args:
     seed: int = 1  # random seed
-    env_id: str = (
-        "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with images and discrete actions
-    )
+    env_id: str = "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with uint8 images
     image_size: int = 84  # height and width to which Atari frames are scaled
     sticky_actions: float = 0.0  # probability that an Atari game repeats the previous action
     terminal_on_life_loss: bool = True  # a lost life ends the episode for learning, not the game
@@ -101,7 +99,7 @@ class Args:
         """Derive the batch sizes. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):
             raise ValueError("--seed must be between 0 and 2**32 - 1")
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+        for name in ("image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -112,17 +110,19 @@ class Args:
             raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
-        if not len(self.conv_channels) == len(self.conv_kernels) == len(self.conv_strides):
-            raise ValueError("--conv-channels, --conv-kernels and --conv-strides: one per layer")
         for name in ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes"):
             setattr(self, name, tuple(getattr(self, name)))  # a list when loaded from run.json
-        layers = zip(self.conv_channels, self.conv_kernels, self.conv_strides, strict=True)
-        self.conv_layers = tuple(layers)
+            if min(getattr(self, name), default=1) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        conv_sizes = (self.conv_channels, self.conv_kernels, self.conv_strides)
+        if len(set(map(len, conv_sizes))) > 1:
+            raise ValueError("--conv-channels, --conv-kernels and --conv-strides differ in length")
+        self.conv_layers = tuple(zip(*conv_sizes, strict=True))
 
 
 # --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
 FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
-FIXED += ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
+FIXED += ("channels_first", "conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
 
 
 def parse_args() -> Args:
@@ -141,8 +141,11 @@ def parse_args() -> Args:
 class VecEnv:
     """N = num_envs image environments stepped together. Finished ones restart automatically.
 
-    Runs in NumPy, on the CPU. Atari games run in threads of ale-py, custom environments as in
-    ppo_*_gymnasium.py; options are their keyword arguments, like render_mode.
+    Runs in NumPy, on the CPU. Atari games run in threads of ale-py, and vectorization is for custom
+    environments. options are keyword arguments of the environment, like render_mode.
+
+    A lost life is terminated, but the game continues. Unlike CleanRL, ale-py presses FIRE only at
+    the start of a game, so an agent must learn to press it after a lost life.
     """
 
     def __init__(
@@ -165,15 +168,16 @@ class VecEnv:
             vector_options["daemon"] = False  # so that an environment may start processes, too
             wrappers.append(isolate_worker)
         atexit.register(terminate_workers)
-        self.is_atari = env_id.startswith("ALE/")
+        self.is_atari = env_id.startswith(("ALE/", "ale_py:ALE/"))
         if self.is_atari:
-            vectorization = "vector_entry_point"
-            vector_options = {}
-            wrappers = []
-            env_id = f"ale_py:{env_id}"  # imports ale_py, which registers its games
             if importlib.util.find_spec("ale_py") is None:
                 hint = "pip install ale-py==0.12.1 (GPL-2.0, so not among our requirements)"
                 fail(f"--env-id: Atari games need the package ale-py: {hint}")
+            # The prefix imports ale_py, which registers its games.
+            env_id = f"ale_py:{env_id.removeprefix('ale_py:')}"
+            vectorization = "vector_entry_point"  # the vector environment of ale-py
+            vector_options = {}
+            wrappers = []
             options |= {"img_height": image_size, "img_width": image_size}
             options |= {"repeat_action_probability": sticky_actions, "reward_clipping": False}
             # Not ale-py's episodic_life, which restarts the game after every lost life.
@@ -190,11 +194,12 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
-            hint = "for a Box, use more/ppo_continuous_linen_gymnasium.py or the one in PyTorch"
+            hint = "more/ppo_continuous_*_gymnasium.py accept a Box, but flatten images"
             fail(f"--env-id: the action space must be Discrete from 0, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
-            hint = "gymnasium.wrappers.TransformObservation can pick out the image"
+            hint = "pick it out with gymnasium.wrappers.TransformObservation, or use"
+            hint += " more/ppo_linen_gymnasium.py for vectors"
             fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
         if obs_space.dtype != np.uint8:
             hint = "gymnasium.wrappers.TransformObservation can scale and convert it"
@@ -204,7 +209,8 @@ class VecEnv:
         self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
-        self.channels_first = self.is_atari or channels_first
+        # Atari frames are (stacked frames, H, W). An image (H, W) has no axis of channels.
+        self.channels_first = self.is_atari or (channels_first and len(self.obs_shape) == 3)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start all environments. Return obs (N, *obs_shape).
@@ -234,8 +240,8 @@ class VecEnv:
         episode_length = self.episode_length + 1
         restart = terminated | truncated
         if self.is_atari:
-            # A lost life counts as terminated. The game is over when no life is left.
-            restart = terminated & (info["lives"] == 0) | truncated
+            # A lost life is terminated, too. The game is over when no life is left.
+            restart = (terminated & (info["lives"] == 0)) | truncated
             reward = np.sign(reward)  # for learning only; episode_return has the score
         results = {
             "reward": reward.astype(np.float32),
@@ -306,15 +312,11 @@ class Agent(nn.Module):
 
     def setup(self):
         init = orthogonal(math.sqrt(2))
-        on_cpu = jax.default_backend() == "cpu"
-        conv = partial(
-            nn.Conv,
-            padding="VALID",
-            dtype=self.dtype,
-            kernel_init=init,
-            conv_general_dilated=convolve if on_cpu else None,
-        )
-        self.convs = [conv(n, (size, size), stride) for n, size, stride in self.conv_layers]
+        self.on_cpu = jax.default_backend() == "cpu"
+        flags: dict[str, Any] = {"padding": "VALID", "dtype": self.dtype, "kernel_init": init}
+        if self.on_cpu:
+            flags["conv_general_dilated"] = convolve
+        self.convs = [nn.Conv(n, (k, k), stride, **flags) for n, k, stride in self.conv_layers]
         self.hidden = [nn.Dense(n, dtype=self.dtype, kernel_init=init) for n in self.hidden_sizes]
         self.actor = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
         self.critic = nn.Dense(1, kernel_init=orthogonal(1.0))
@@ -324,7 +326,7 @@ class Agent(nn.Module):
         images = obs[..., None] if obs.ndim == 3 else obs
         if self.channels_first:
             images = images.transpose(0, 2, 3, 1)
-        if jax.default_backend() == "cpu" and len(images) > 8 and len(images) % 8 == 0:
+        if self.on_cpu and len(images) > 8 and len(images) % 8 == 0:
             # Eight images at a time fit a core's cache, which makes training 2.5x as fast.
             chunks = images.reshape(-1, 8, *images.shape[1:])
             scan = nn.scan(
@@ -341,6 +343,7 @@ class Agent(nn.Module):
         return x.astype(jnp.float32)
 
     def convolve_images(self, carry, images):
+        """Apply the convolutions. The carry is None, because nn.scan needs one."""
         x = images.astype(jnp.float32) / 255
         for conv in self.convs:
             x = nn.relu(conv(x))
@@ -357,42 +360,47 @@ class Agent(nn.Module):
         return self.actor(features), self.critic(features).squeeze(-1)
 
 
+AXES = ("NHWC", "HWIO", "NHWC")  # of the images, the kernel and the output
+
+
 def convolve(images, kernel, strides, padding, **unused):
-    """Convolve (B, H, W, C) with (k, k, C, features), without padding, for nn.Conv.
+    """Convolve (B, H, W, C) with (height, width, C, features), without padding, for nn.Conv.
 
     In a compiled loop on a CPU, XLA's own gradient of the kernel takes 40 to 90 times as long
     (jax-ml/jax#12868). Written as a convolution in another order of axes, it is fast.
     """
-    return strided_convolution(images, kernel, strides[0])
+    if padding != "VALID":
+        raise ValueError(f"convolve needs padding='VALID', not {padding!r}")
+    return strided_convolution(images, kernel, tuple(strides))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def strided_convolution(images, kernel, stride: int):
-    return jax.lax.conv_general_dilated(
-        images, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+def strided_convolution(images, kernel, strides):
+    return jax.lax.conv_general_dilated(images, kernel, strides, "VALID", dimension_numbers=AXES)
 
 
-def convolution_forward(images, kernel, stride):
-    return strided_convolution(images, kernel, stride), (images, kernel)
+def convolution_forward(images, kernel, strides):
+    return strided_convolution(images, kernel, strides), (images, kernel)
 
 
-def convolution_gradients(stride, inputs, grad):
+def convolution_gradients(strides, inputs, grad):
     """Gradients of the images and of the kernel."""
     images, kernel = inputs
-    size = kernel.shape[0]
-    axes = ("NHWC", "HWIO", "NHWC")
+    height, width = kernel.shape[:2]
     # The barriers keep XLA from undoing the transposes.
     x, g = jax.lax.optimization_barrier((images.transpose(3, 1, 2, 0), grad.transpose(1, 2, 0, 3)))
     kernel_grad = jax.lax.conv_general_dilated(
-        x, g, (1, 1), "VALID", rhs_dilation=(stride, stride), dimension_numbers=axes
+        x, g, (1, 1), "VALID", rhs_dilation=strides, dimension_numbers=AXES
     )
-    kernel_grad = kernel_grad[:, :size, :size].transpose(1, 2, 0, 3)
+    kernel_grad = kernel_grad[:, :height, :width].transpose(1, 2, 0, 3)
     flipped = jax.lax.optimization_barrier(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
     # Rows and columns that the last stride did not reach get a gradient of 0.
-    padding = [(size - 1, size - 1 + (n - size) % stride) for n in images.shape[1:3]]
+    padding = [
+        (size - 1, size - 1 + (n - size) % stride)
+        for n, size, stride in zip(images.shape[1:3], (height, width), strides, strict=True)
+    ]
     image_grad = jax.lax.conv_general_dilated(
-        grad, flipped, (1, 1), padding, lhs_dilation=(stride, stride), dimension_numbers=axes
+        grad, flipped, (1, 1), padding, lhs_dilation=strides, dimension_numbers=AXES
     )
     return image_grad, kernel_grad
 
@@ -410,21 +418,23 @@ def image_size_of(obs_shape, channels_first: bool) -> tuple[int, int, int]:
     return obs_shape
 
 
-def check_image_size(args: Args, height: int, width: int) -> None:
-    """Exit if images of this size are too small for the convolutions."""
+def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
+    """Exit if images are too small for the convolutions."""
+    height, width, _ = image_size_of(obs_shape, channels_first)
     size = 1
     for _, kernel, stride in reversed(args.conv_layers):
         size = (size - 1) * stride + kernel
     if min(height, width) < size:
-        print("For small images: --conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 1")
-        print("For images of shape (C, H, W): --channels-first")
-        fail(f"The convolutions need images of at least {size} x {size}, not {height} x {width}")
+        flags = "--conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 1"
+        hint = f"for small images, add {flags}; for images (C, H, W), add --channels-first"
+        fail(
+            f"The convolutions need {size} x {size} pixels or more, not {height} x {width}; {hint}"
+        )
 
 
 def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, key) -> TrainState:
     """Initialize the parameters and the optimizer."""
-    height, width, _ = image_size_of(obs_shape, channels_first)
-    check_image_size(args, height, width)
+    check_image_size(args, obs_shape, channels_first)
     sizes = (args.conv_layers, args.hidden_sizes, num_actions)
     agent = Agent(*sizes, channels_first, dtype=args.precision)
     params = jax.jit(agent.init)(key, jnp.zeros((1, *obs_shape), jnp.uint8))  # init calls __call__
@@ -630,12 +640,12 @@ def train(args: Args) -> None:
     )
     gigabytes = 2 * args.batch_size * math.prod(env.obs_shape) / 1e9
     if gigabytes > 1:
-        print(f"A rollout takes {gigabytes:.1f} GB for obs and next_obs.")
+        print(f"The images of a rollout take {gigabytes:.1f} GB. To save memory, lower --num-envs.")
 
     key, agent_key = jax.random.split(jax.random.PRNGKey(args.seed))
     iteration = 0
-    image = (env.obs_shape, env.channels_first)
-    train_state = make_agent(args, *image, env.num_actions, agent_key)
+    sizes = (env.obs_shape, env.channels_first, env.num_actions)
+    train_state = make_agent(args, *sizes, agent_key)
     if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
         like = Checkpoint(iteration, train_state)
         iteration, train_state = load_checkpoint(args.resume, like)

@@ -56,9 +56,7 @@ from torch.optim.lr_scheduler import LambdaLR
 @dataclass
 class Args:
     seed: int = 1  # random seed
-    env_id: str = (
-        "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with images and discrete actions
-    )
+    env_id: str = "ALE/Pong-v5"  # Atari game, or my_module:MyEnv-v0 with uint8 images
     image_size: int = 84  # height and width to which Atari frames are scaled
     sticky_actions: float = 0.0  # probability that an Atari game repeats the previous action
     terminal_on_life_loss: bool = True  # a lost life ends the episode for learning, not the game
@@ -98,7 +96,7 @@ class Args:
         """Derive the batch sizes. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):
             raise ValueError("--seed must be between 0 and 2**32 - 1")
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
+        for name in ("image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
         self.batch_size = self.num_envs * self.num_steps
@@ -109,17 +107,19 @@ class Args:
             raise ValueError(f"--num-minibatches must divide the batch size, {self.batch_size}")
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
-        if not len(self.conv_channels) == len(self.conv_kernels) == len(self.conv_strides):
-            raise ValueError("--conv-channels, --conv-kernels and --conv-strides: one per layer")
         for name in ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes"):
             setattr(self, name, tuple(getattr(self, name)))  # a list when loaded from run.json
-        layers = zip(self.conv_channels, self.conv_kernels, self.conv_strides, strict=True)
-        self.conv_layers = tuple(layers)
+            if min(getattr(self, name), default=1) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        conv_sizes = (self.conv_channels, self.conv_kernels, self.conv_strides)
+        if len(set(map(len, conv_sizes))) > 1:
+            raise ValueError("--conv-channels, --conv-kernels and --conv-strides differ in length")
+        self.conv_layers = tuple(zip(*conv_sizes, strict=True))
 
 
 # --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
 FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
-FIXED += ("conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
+FIXED += ("channels_first", "conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
 
 
 def parse_args() -> Args:
@@ -138,8 +138,11 @@ def parse_args() -> Args:
 class VecEnv:
     """N = num_envs image environments stepped together. Finished ones restart automatically.
 
-    Runs in NumPy, on the CPU. Atari games run in threads of ale-py, custom environments as in
-    ppo_*_gymnasium.py; options are their keyword arguments, like render_mode.
+    Runs in NumPy, on the CPU. Atari games run in threads of ale-py, and vectorization is for custom
+    environments. options are keyword arguments of the environment, like render_mode.
+
+    A lost life is terminated, but the game continues. Unlike CleanRL, ale-py presses FIRE only at
+    the start of a game, so an agent must learn to press it after a lost life.
     """
 
     def __init__(
@@ -162,15 +165,16 @@ class VecEnv:
             vector_options["daemon"] = False  # so that an environment may start processes, too
             wrappers.append(isolate_worker)
         atexit.register(terminate_workers)
-        self.is_atari = env_id.startswith("ALE/")
+        self.is_atari = env_id.startswith(("ALE/", "ale_py:ALE/"))
         if self.is_atari:
-            vectorization = "vector_entry_point"
-            vector_options = {}
-            wrappers = []
-            env_id = f"ale_py:{env_id}"  # imports ale_py, which registers its games
             if importlib.util.find_spec("ale_py") is None:
                 hint = "pip install ale-py==0.12.1 (GPL-2.0, so not among our requirements)"
                 fail(f"--env-id: Atari games need the package ale-py: {hint}")
+            # The prefix imports ale_py, which registers its games.
+            env_id = f"ale_py:{env_id.removeprefix('ale_py:')}"
+            vectorization = "vector_entry_point"  # the vector environment of ale-py
+            vector_options = {}
+            wrappers = []
             options |= {"img_height": image_size, "img_width": image_size}
             options |= {"repeat_action_probability": sticky_actions, "reward_clipping": False}
             # Not ale-py's episodic_life, which restarts the game after every lost life.
@@ -187,11 +191,12 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
-            hint = "for a Box, use more/ppo_continuous_linen_gymnasium.py or the one in PyTorch"
+            hint = "more/ppo_continuous_*_gymnasium.py accept a Box, but flatten images"
             fail(f"--env-id: the action space must be Discrete from 0, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
-            hint = "gymnasium.wrappers.TransformObservation can pick out the image"
+            hint = "pick it out with gymnasium.wrappers.TransformObservation, or use"
+            hint += " more/ppo_linen_gymnasium.py for vectors"
             fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
         if obs_space.dtype != np.uint8:
             hint = "gymnasium.wrappers.TransformObservation can scale and convert it"
@@ -201,7 +206,8 @@ class VecEnv:
         self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
-        self.channels_first = self.is_atari or channels_first
+        # Atari frames are (stacked frames, H, W). An image (H, W) has no axis of channels.
+        self.channels_first = self.is_atari or (channels_first and len(self.obs_shape) == 3)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
         """Start all environments. Return obs (N, *obs_shape).
@@ -231,8 +237,8 @@ class VecEnv:
         episode_length = self.episode_length + 1
         restart = terminated | truncated
         if self.is_atari:
-            # A lost life counts as terminated. The game is over when no life is left.
-            restart = terminated & (info["lives"] == 0) | truncated
+            # A lost life is terminated, too. The game is over when no life is left.
+            restart = (terminated & (info["lives"] == 0)) | truncated
             reward = np.sign(reward)  # for learning only; episode_return has the score
         results = {
             "reward": reward.astype(np.float32),
@@ -355,21 +361,23 @@ def image_size_of(obs_shape, channels_first: bool) -> tuple[int, int, int]:
     return obs_shape
 
 
-def check_image_size(args: Args, height: int, width: int) -> None:
-    """Exit if images of this size are too small for the convolutions."""
+def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
+    """Exit if images are too small for the convolutions."""
+    height, width, _ = image_size_of(obs_shape, channels_first)
     size = 1
     for _, kernel, stride in reversed(args.conv_layers):
         size = (size - 1) * stride + kernel
     if min(height, width) < size:
-        print("For small images: --conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 1")
-        print("For images of shape (C, H, W): --channels-first")
-        fail(f"The convolutions need images of at least {size} x {size}, not {height} x {width}")
+        flags = "--conv-channels 16 32 --conv-kernels 3 3 --conv-strides 1 1"
+        hint = f"for small images, add {flags}; for images (C, H, W), add --channels-first"
+        fail(
+            f"The convolutions need {size} x {size} pixels or more, not {height} x {width}; {hint}"
+        )
 
 
 def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, device: torch.device):
     """Initialize the parameters, the optimizer and the learning rate scheduler."""
-    height, width, _ = image_size_of(obs_shape, channels_first)
-    check_image_size(args, height, width)
+    check_image_size(args, obs_shape, channels_first)
     agent = Agent(args, obs_shape, channels_first, num_actions)
     agent = agent.to(device).to(memory_format=torch.channels_last)  # ty: ignore[no-matching-overload]
     params = agent.parameters()
@@ -574,12 +582,12 @@ def train(args: Args) -> None:
     )
     gigabytes = 2 * args.batch_size * math.prod(env.obs_shape) / 1e9
     if gigabytes > 1:
-        print(f"A rollout takes {gigabytes:.1f} GB for obs and next_obs.")
+        print(f"The images of a rollout take {gigabytes:.1f} GB. To save memory, lower --num-envs.")
 
     torch.manual_seed(args.seed)
     iteration = 0
-    image = (env.obs_shape, env.channels_first)
-    agent, optimizer, scheduler = make_agent(args, *image, env.num_actions, device)
+    sizes = (env.obs_shape, env.channels_first, env.num_actions)
+    agent, optimizer, scheduler = make_agent(args, *sizes, device)
     if can_resume(args, obs_shape=env.obs_shape, num_actions=env.num_actions):
         checkpoint = load_checkpoint(args.resume)
         iteration = checkpoint["iteration"]
@@ -665,8 +673,7 @@ def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
     actions at random instead, as in training.
     """
     info, args = load_info(folder)
-    image = (info["obs_shape"], info["channels_first"])
-    agent = Agent(args, *image, info["num_actions"])
+    agent = Agent(args, info["obs_shape"], info["channels_first"], info["num_actions"])
     agent.load_state_dict(load_checkpoint(folder)["agent"])
     rng = np.random.default_rng(seed)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import images
 import jax
 import numpy as np
 import probes  # noqa: F401  (registers the environments)
@@ -16,7 +17,7 @@ import pytest
 import scripted  # noqa: F401  (registers the environments)
 import torch
 from flax.serialization import msgpack_restore, msgpack_serialize
-from sections import CONTINUOUS_SCRIPTS, path_of
+from sections import CONTINUOUS_SCRIPTS, IMAGE_SCRIPTS, path_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
@@ -224,7 +225,9 @@ def flags_of(name):
         own = ["--num-agents", AGENTS, "--seed", SEED - AGENTS + 1]
     if name in CONTINUOUS_SCRIPTS:
         own += AIM.split()
-    if "gymnasium" in name:  # which goes on with new episodes, so here all are alike
+    if name in IMAGE_SCRIPTS:
+        own += f"--env-id ImageConstant-v0 {images.SMALL_CONVS}".split()
+    elif "gymnasium" in name:  # which goes on with new episodes, so here all are alike
         own += ["--env-id", "AimAlike-v0" if name in CONTINUOUS_SCRIPTS else "Constant-v0"]
     return (*own, "--save-every", 2, "--sync-for-timing")
 

@@ -11,9 +11,17 @@ import pytest
 import reference
 from frameworks import weights_in
 from running import info, main, op_by_op, rewrite, train
-from sections import CONTINUOUS_SCRIPTS, DQN_SCRIPTS, PPO_SCRIPTS, RNN_SCRIPTS, but
+from sections import (
+    CONTINUOUS_SCRIPTS,
+    DQN_SCRIPTS,
+    IMAGE_SCRIPTS,
+    PPO_SCRIPTS,
+    RNN_SCRIPTS,
+    but,
+)
 
-DISCRETE = but(PPO_SCRIPTS, *CONTINUOUS_SCRIPTS)  # test_continuous.py has the others
+# test_continuous.py and test_cnn.py have the others.
+DISCRETE = but(PPO_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 NO_MEMORY = but(DISCRETE, *RNN_SCRIPTS)
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
 

@@ -16,6 +16,7 @@ from sections import (
     CONTINUOUS_SCRIPTS,
     CONTINUOUS_SECTIONS,
     DQN_SCRIPTS,
+    IMAGE_SCRIPTS,
     PPO_SCRIPTS,
     ROWS,
     SAC_SCRIPTS,
@@ -107,6 +108,8 @@ def having(wanted, *words):
         ("learning_rate_after", having("learning_rate_after")),
         ("make_schedule", having("make_schedule", "ppo")),
         ("learning_rate_factor", having("learning_rate_factor", "ppo")),
+        ("image_size_of", having("image_size_of")),
+        ("check_image_size", having("check_image_size")),
         ("shuffle", having("shuffle")),
         ("to_bounds", having("to_bounds")),
     ],
@@ -149,6 +152,10 @@ def test_a_function_has_one_text(wanted, names):
         ("ppo_continuous_torch", "ppo_continuous_torch_gymnasium", 328),
         ("ppo_continuous_linen_gymnasium", "ppo_continuous_torch_gymnasium", 435),
         ("ppo_continuous_torch_gymnasium", "ppo_continuous_torch_compile_gymnasium", 165),
+        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium", 320),
+        ("ppo_torch_gymnasium", "ppo_cnn_torch_gymnasium", 276),
+        ("ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium", 446),
+        ("ppo_cnn_torch_gymnasium", "ppo_cnn_torch_compile_gymnasium", 167),
         ("dqn_linen", "dqn_torch", 514),
         ("dqn_linen", "sac_linen", 467),
         ("sac_linen", "sac_linen_gymnasium", 482),
@@ -217,14 +224,15 @@ def test_imports_no_file_of_this_project_and_nothing_that_a_system_lacks(name):
 def test_pytorch_with_environments_in_numpy_needs_no_jax(tmp_path):
     """Nor does what it imports."""
     names = [*scripts("torch", "Gymnasium"), *scripts("torch", "continuous, Gymnasium")]
+    names += scripts("torch", "images")
     code = f"import sys, {', '.join(names)}; sys.exit('jax' in sys.modules)"
     env = os.environ | {"PYTHONPATH": str(ROOT / "more")}
-    assert len(names) >= 5
+    assert len(names) >= 7
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
 
 
-def requirements():
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+def requirements(file="requirements.txt"):
+    lines = (ROOT / file).read_text().splitlines()
     pinned = [line.split()[0] for line in lines if line[:1].isalpha()]
     return {pin.partition("==")[0]: pin for pin in pinned}
 
@@ -252,7 +260,10 @@ def test_the_metadata_block_is_what_the_script_imports(path):
     if path == EVALUATE:
         packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"pygame-ce"}
     named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # robots, an extra
-    assert sorted(named) == sorted(requirements()[x] for x in packages)
+    pins = [requirements()[x] for x in packages]
+    if path.stem in IMAGE_SCRIPTS:  # Gymnasium imports it
+        pins.append(requirements("requirements-test.txt")["ale-py"])
+    assert sorted(named) == sorted(pins)
 
 
 def test_the_installed_analysis_has_the_tested_versions():

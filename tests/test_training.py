@@ -33,10 +33,18 @@ from running import (
     stop,
     train,
 )
-from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, PPO_SCRIPTS, path_of, scripts
+from sections import (
+    ALL_SCRIPTS,
+    CONTINUOUS_SCRIPTS,
+    IMAGE_SCRIPTS,
+    PPO_SCRIPTS,
+    path_of,
+    scripts,
+)
 from torch._inductor import metrics as inductor
 
 COMPILED = ("ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_torch_compile_gymnasium")
+COMPILED += ("ppo_cnn_torch_compile_gymnasium",)
 IN_NUMPY = [x for x in scripts("ppo", "torch") if "gymnasium" in x]  # and without JAX
 LIKE_NNX = ("ppo_nnx_cached", "ppo_nnx_tree")  # the same numbers as ppo_nnx
 
@@ -98,6 +106,8 @@ def test_a_run_folder_describes_the_run(name, whole_run):
         "device": "cpu",
     }
     expected |= {"device": "cpu", "obs_shape": [4], "num_actions": 2}
+    if name in IMAGE_SCRIPTS:
+        expected |= {"obs_shape": [9, 8, 3], "channels_first": False}
     if name in CONTINUOUS_SCRIPTS:
         expected |= {"obs_shape": [3], "action_low": [-1, 0], "action_high": [3, 10]}
         del expected["num_actions"]
@@ -249,7 +259,7 @@ def test_torch_compile_gives_the_same_numbers_without_graph_breaks(
     counts = Counts(monkeypatch)
     counts.watch(monkeypatch, importlib.import_module(name))
     folder = train(name, tmp_path, "compiled", *flags_of(name), iterations=5)
-    graphs = 1 if name == "ppo_torch_compile" else 2
+    graphs = 1 if name in ("ppo_torch_compile", "ppo_cnn_torch_compile_gymnasium") else 2
     assert [row["graphs"] for row in counts.per_iteration] == [graphs] * 5
     assert not torch._dynamo.utils.counters["graph_break"]
     assert inductor.generated_kernel_count > 0

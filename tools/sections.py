@@ -45,14 +45,16 @@ ALL_SCRIPTS = (*SCRIPTS, *GYMNASIUM_SCRIPTS)
 CONTINUOUS_IN_GYMNAX = scripts("ppo", "continuous")
 CONTINUOUS_IN_GYMNASIUM = scripts("ppo", "continuous, Gymnasium")
 CONTINUOUS_SCRIPTS = (*CONTINUOUS_IN_GYMNAX, *CONTINUOUS_IN_GYMNASIUM)
+IMAGE_SCRIPTS = scripts("ppo", "images")
+IMAGES_IN_TORCH = scripts("ppo", "images", "torch")
 # A script with environments in JAX, and the same with environments in Gymnasium.
 PPO_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in GYMNASIUM_SCRIPTS]
 CONTINUOUS_PAIRS = [(x, f"{x}_gymnasium") for x in CONTINUOUS_IN_GYMNAX if f"{x}_gymnasium" in ROWS]
 DQN_PAIRS = [(x.removesuffix("_gymnasium"), x) for x in scripts("dqn", "Gymnasium")]
 SAC_PAIRS = [(x, f"{x}_gymnasium") for x in scripts("sac", "plain")]
 TORCH_PAIR = PPO_PAIRS[1]
-# PPO with discrete actions and without memory, by framework.
-OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS)
+# PPO with discrete actions, without memory and without images, by framework.
+OTHERS = (*RNN_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 IN_LINEN = but(scripts("ppo", "linen"), *OTHERS)
 IN_NNX = but(scripts("ppo", "nnx"), *OTHERS)
 IN_EQUINOX = but(scripts("ppo", "equinox"), *OTHERS)
@@ -73,6 +75,7 @@ SHARED = {
         RNN_SCRIPTS,
         CONTINUOUS_IN_GYMNAX,
         CONTINUOUS_IN_GYMNASIUM,
+        IMAGE_SCRIPTS,
         scripts("dqn", "plain"),
         scripts("dqn", "Gymnasium"),
         scripts("sac", "plain"),
@@ -84,6 +87,7 @@ SHARED = {
         RNN_SCRIPTS,
         CONTINUOUS_IN_GYMNAX,
         CONTINUOUS_IN_GYMNASIUM,
+        IMAGE_SCRIPTS,
         scripts("dqn", "plain"),
         scripts("dqn", "Gymnasium"),
         scripts("sac", "plain"),
@@ -100,17 +104,29 @@ SHARED = {
     ],
     "Replay": [scripts("dqn", "torch"), scripts("sac", "torch")],
     "Act": [scripts("dqn", "plain", "torch"), scripts("sac", "torch")],
-    "Storage": [IN_TORCH, IN_JAX, RNN_IN_JAX, CONTINUOUS_IN_JAX, CONTINUOUS_IN_TORCH],
+    "Storage": [
+        IN_TORCH,
+        IN_JAX,
+        RNN_IN_JAX,
+        CONTINUOUS_IN_JAX,
+        CONTINUOUS_IN_TORCH,
+        IMAGES_IN_TORCH,
+    ],
     "Rollout": [
         (*TORCH_SCRIPTS, "ppo_torch_ddp"),
         but(IN_LINEN, *GYMNASIUM_SCRIPTS),
         IN_NNX,
         ROBOTS_IN_TORCH,
+        ("ppo_linen_gymnasium", "ppo_cnn_linen_gymnasium"),
+        ("ppo_torch_gymnasium", *IMAGES_IN_TORCH),
     ],
-    "GAE": [scripts("ppo", "torch"), (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX)],
+    "GAE": [
+        scripts("ppo", "torch"),
+        (*IN_JAX, *RNN_IN_JAX, *CONTINUOUS_IN_JAX, "ppo_cnn_linen_gymnasium"),
+    ],
     "Loss": [
-        IN_TORCH,
-        IN_LINEN,
+        (*IN_TORCH, *IMAGES_IN_TORCH),
+        (*IN_LINEN, "ppo_cnn_linen_gymnasium"),
         (*IN_NNX, *IN_EQUINOX),
         but(RNN_IN_JAX, "ppo_rnn_linen"),
         CONTINUOUS_PAIRS[0],
@@ -132,6 +148,7 @@ SHARED = {
         scripts("ppo", "plain", "nnx"),
         TORCH_SCRIPTS,
         ROBOTS_IN_TORCH,
+        IMAGES_IN_TORCH,
         scripts("dqn", "plain", "torch"),
     ],
     "Run log": [(*PPO_SCRIPTS, *DQN_SCRIPTS, *SAC_SCRIPTS)],

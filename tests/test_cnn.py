@@ -1,0 +1,485 @@
+"""PPO from images: networks, environments, bad input, and learning."""
+
+import importlib
+import importlib.util
+import math
+import re
+from typing import Any
+from unittest.mock import MagicMock
+
+import gymnasium
+import images
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from flax.serialization import msgpack_restore
+from running import info, main, rows, train
+from sections import IMAGE_SCRIPTS
+
+import ppo_cnn_linen_gymnasium as linen
+import ppo_cnn_torch_gymnasium as pytorch
+
+EACH = pytest.mark.parametrize("name", IMAGE_SCRIPTS)
+BOTH = pytest.mark.parametrize("name", ["ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium"])
+SIZES: dict[str, Any] = {"conv_channels": (4, 8), "conv_kernels": (3, 2), "conv_strides": (2, 1)}
+SIZES |= {"hidden_sizes": (16,), "matmul_precision": "highest"}
+# Shape, and whether channels are first.
+LAYOUTS = [((13, 10, 3), False), ((13, 10), False), ((3, 13, 10), True)]
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def random_images(count, shape):
+    return np.random.default_rng(0).integers(0, 256, (count, *shape), np.uint8)
+
+
+def make_linen(shape, channels_first, **flags):
+    args = linen.Args(**SIZES | flags)
+    return linen.make_agent(args, shape, channels_first, 3, jax.random.key(0))
+
+
+def make_torch(shape, channels_first, **flags):
+    args = pytorch.Args(**SIZES | flags)
+    return pytorch.make_agent(args, shape, channels_first, 3, torch.device("cpu"))[0]
+
+
+def moved(x):
+    """Parameters as after training: biases are not 0, and outputs depend on the images."""
+    return x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape).astype("f")
+
+
+# === Network ====================================================================================
+def to_torch(params, size, permute=True):
+    """PyTorch's state_dict of Linen's parameters, by the expressions on the page."""
+    text = (ROOT / "docs/extend.md").read_text().partition("## Export a policy")[2]
+    of_hidden, of_convs = re.findall(r"`(kernel\.[^`]+)`", text)
+    state = {}
+    for name, layer in params["params"].items():
+        kernel = np.array(layer["kernel"])
+        places = dict(zip("HWC", size, strict=True)) | {"kernel": kernel}
+        weight = kernel.T
+        if "convs" in name:
+            weight = eval(of_convs, places)
+        elif name == "hidden_0" and permute:
+            weight = eval(of_hidden, places)
+        state[f"{name.replace('_', '.')}.weight"] = torch.tensor(weight.copy())
+        state[f"{name.replace('_', '.')}.bias"] = torch.tensor(np.array(layer["bias"]))
+    return state
+
+
+@pytest.mark.parametrize(("shape", "channels_first"), LAYOUTS)
+def test_both_frameworks_agree_on_the_same_weights(shape, channels_first):
+    """With the permutation of the page; without it nothing fails, but the values are wrong."""
+    state = make_linen(shape, channels_first)
+    params = jax.tree.map(moved, state.params)
+    agent = make_torch(shape, channels_first)
+    obs = random_images(16, shape)
+    ours = state.apply_fn(params, obs)
+    features = (5, 3, 8)  # height, width and channels after the convolutions
+    errors = {}
+    for permute in (True, False):
+        agent.load_state_dict(to_torch(params, features, permute))
+        with torch.no_grad():
+            theirs = agent(torch.tensor(obs))
+        pairs = zip(ours, theirs, strict=True)
+        errors[permute] = max(abs(x - y.numpy()).max() for x, y in pairs)
+    assert errors[True] < 1e-5 and errors[False] > 0.1
+    np.testing.assert_allclose(state.apply_fn(params, obs, method="get_logits"), ours[0], atol=1e-6)
+    np.testing.assert_allclose(state.apply_fn(params, obs, method="get_value"), ours[1], atol=1e-6)
+
+
+def test_initial_weights_are_orthogonal():
+    for name, layer in make_linen((13, 10, 3), False).params["params"].items():
+        assert_orthogonal(np.array(layer["kernel"]).reshape(-1, layer["kernel"].shape[-1]), name)
+        assert not layer["bias"].any()
+    for name, x in make_torch((13, 10, 3), False).state_dict().items():
+        if "weight" in name:
+            assert_orthogonal(x.flatten(1).numpy().T, name)
+        else:
+            assert not x.any()
+
+
+def assert_orthogonal(kernel, name):
+    (scale,) = {x for key, x in SCALES.items() if key in name}
+    gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
+    np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
+
+
+SCALES = {"convs": math.sqrt(2), "hidden": math.sqrt(2), "actor": 0.01, "critic": 1}
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (4, 3), (2, 5)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 2), (4, 3)])
+def test_gradients_of_the_convolution_equal_those_of_xla(kernel, strides):
+    """Also for sizes that the stride does not divide."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 13, 10, 3)).astype("f")
+    w = rng.normal(size=(*kernel, 3, 4)).astype("f")
+
+    def plain(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, strides, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def ours(x, w):
+        return linen.convolve(x, w, strides, "VALID", feature_group_count=1)
+
+    def loss(x, w, convolve):
+        return jnp.sin(convolve(x, w)).sum()
+
+    grads = [jax.grad(loss, argnums=(0, 1))(x, w, convolve) for convolve in (ours, plain)]
+    for our, their in zip(*grads, strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-4)
+
+
+def test_the_convolution_refuses_padding():
+    with pytest.raises(ValueError, match="padding='VALID'"):
+        linen.convolve(np.ones((1, 5, 5, 1)), np.ones((3, 3, 1, 1)), (1, 1), "SAME")
+
+
+def test_chunks_of_eight_images_give_the_same_features_and_gradients():
+    state = make_linen((13, 10, 3), False)
+    params = jax.tree.map(moved, state.params)
+    obs = random_images(24, (13, 10, 3))
+
+    def get_features(params, obs):
+        return state.apply_fn(params, obs, method="get_features")
+
+    def loss(params, obs):
+        return jnp.sin(get_features(params, obs)).sum()
+
+    def has_loop(obs):
+        return "scan" in str(jax.make_jaxpr(get_features)(params, obs))
+
+    assert has_loop(obs) and not has_loop(obs[:8]) and not has_loop(obs[:20])
+    parts = np.split(obs, 3)
+    features = np.concatenate([get_features(params, x) for x in parts])
+    np.testing.assert_allclose(get_features(params, obs), features, atol=1e-5)
+    expected = jax.tree.map(lambda *x: sum(x), *[jax.grad(loss)(params, x) for x in parts])
+    for x, y in zip(*map(jax.tree.leaves, (jax.grad(loss)(params, obs), expected)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_leaves_parameters_and_outputs_in_float32():
+    """It computes the convolutions and the hidden layers with three digits."""
+    obs = random_images(8, (13, 10, 3))
+    state, exact = (make_linen((13, 10, 3), False, precision=x) for x in ("bfloat16", "float32"))
+    outputs = [x.apply_fn(jax.tree.map(moved, x.params), obs) for x in (state, exact)]
+    assert state.apply_fn(state.params, obs, method="get_features").dtype == np.float32
+    kinds = {x.dtype for x in jax.tree.leaves((state.params, state.opt_state))}
+    assert kinds == {np.dtype("f"), np.dtype("i")}
+    agents = []
+    for precision in ("bfloat16", "float32"):
+        torch.manual_seed(0)
+        agents.append(make_torch((13, 10, 3), False, precision=precision))
+    with torch.no_grad():
+        outputs += [[x.numpy() for x in agent(torch.tensor(obs))] for agent in agents]
+    assert {x.dtype for x in agents[0].parameters()} == {torch.float32}
+    for low, high in (outputs[:2], outputs[2:]):
+        for x, y in zip(low, high, strict=True):
+            assert x.dtype == np.float32
+            assert 0 < abs(x - y).max() < 0.03 * abs(y).max()
+
+
+# === Environments ===============================================================================
+def make(env_id, **flags):
+    return pytorch.VecEnv(env_id, flags.pop("num_envs", 2), "sync", flags.pop("seed", 1), **flags)
+
+
+@pytest.fixture
+def arcade(monkeypatch):
+    images.stand_in_for_ale_py(monkeypatch)
+
+    def arcade(**flags):
+        env = make("ALE/Arcade-v5", image_size=6, **flags)
+        return env, images.Arcade.made
+
+    return arcade
+
+
+def shown(obs):
+    """Number of the game and its step."""
+    return [tuple(x) for x in obs[:, 0, 0, :2].tolist()]
+
+
+def test_every_transition_of_a_game(arcade):
+    """A lost life ends an episode for learning only; rewards are clipped, and returns are not."""
+    env, games = arcade(sticky_actions=0.25)
+    assert games.options["repeat_action_probability"] == 0.25
+    assert not games.options["reward_clipping"] and "episodic_life" not in games.options
+    assert env.channels_first and env.obs_shape == (4, 6, 6) and env.num_actions == 3
+    assert shown(env.reset()) == [(1, 0), (1, 0)]
+    names = ("reward", "terminated", "truncated", "restart", "episode_return", "episode_length")
+    # Results of both games in each step, then what next_obs and obs show.
+    expected = [
+        [(1, 0, 0, 0, 7, 1, (1, 1), (1, 1)), (1, 0, 0, 0, 1, 1, (1, 1), (1, 1))],
+        [(0, 1, 0, 0, 7, 2, (1, 2), (1, 2)), (0, 0, 1, 1, 1, 2, (1, 2), (2, 0))],
+        [(-1, 0, 0, 0, 4, 3, (1, 3), (1, 3)), (1, 0, 0, 0, 1, 1, (2, 1), (2, 1))],
+        [(1, 1, 0, 1, 404, 4, (1, 4), (2, 0)), (0, 0, 1, 1, 1, 2, (2, 2), (3, 0))],
+        [(1, 0, 0, 0, 7, 1, (2, 1), (2, 1)), (1, 0, 0, 0, 1, 1, (3, 1), (3, 1))],
+    ]
+    for step in expected:
+        obs, results = env.step(np.zeros(2, np.int32))
+        assert obs.dtype == results["next_obs"].dtype == np.uint8
+        assert results["reward"].dtype == np.float32
+        assert tuple(results) == pytorch.Storage._fields[3:]
+        columns = [results[x].tolist() for x in names]
+        columns += [shown(results["next_obs"]), shown(obs)]
+        assert list(zip(*columns, strict=True)) == step
+
+
+def test_a_lost_life_can_be_ignored(arcade):
+    env, _ = arcade(terminal_on_life_loss=False)
+    env.reset()
+    ends = [env.step(np.zeros(2, np.int32))[1]["terminated"][0] for _ in range(5)]
+    assert ends == [False, False, False, True, False]
+
+
+def test_a_resumed_run_starts_new_games_with_other_seeds(arcade, capsys):
+    env, games = arcade(num_envs=4)
+    for iteration in (0, 7, 7, 8):
+        env.reset(iteration)
+    first, again, same, later = games.seeds
+    np.testing.assert_array_equal(again, same)
+    assert len(np.unique([first, again, later])) == 12
+    assert capsys.readouterr().out.count("Starting new episodes") == 3
+
+
+def test_statistics_are_of_games_and_advantages_of_lives():
+    shape = (3, 1)
+    restart = np.array([[False], [False], [True]])
+    terminated = np.array([[True], [False], [True]])
+    zeros, ones = np.zeros(shape, "f"), np.ones(shape, "f")
+    returns = np.array([[1], [2], [30]], "f")
+    images_ = np.zeros((*shape, 2, 2), np.uint8)
+    fields = (images_, zeros, zeros, ones, terminated, terminated & False, restart, images_)
+    pairs: list[Any] = [(linen, jnp.array), (pytorch, torch.tensor)]
+    for script, own in pairs:
+        storage = script.Storage(*map(own, (*fields, returns, returns)))
+        statistics = {x: float(y) for x, y in script.episode_statistics(storage).items()}
+        assert statistics["charts/episodes"] == 1
+        assert statistics["charts/episodic_return"] == statistics["charts/episodic_length"] == 30
+        assert statistics["charts/episodic_return_min"] == 30
+        args = script.Args(num_envs=1, num_steps=4, total_timesteps=4)
+        advantage = script.compute_gae(storage, own(zeros), own(9 * ones), args)
+        assert float(advantage[0, 0]) == 1  # no value of the next life
+
+
+def test_every_transition_of_a_custom_environment():
+    """next_obs is what an episode ended with, and obs is the start of the next episode."""
+    env_id = "envs.pixel_grid:PixelGrid-v0"
+    env = make(env_id, num_envs=3)
+    seeds = np.random.SeedSequence([1, 0]).generate_state(3) >> 1
+    others = [gymnasium.make(env_id) for _ in seeds]
+    starts = [x.reset(seed=int(seed))[0] for x, seed in zip(others, seeds, strict=True)]
+    np.testing.assert_array_equal(env.reset(), starts)
+    rng, total, kept, ends = np.random.default_rng(0), np.zeros(3), [], np.zeros(2, int)
+    for _ in range(200):
+        action = rng.integers(0, 4, 3)
+        obs, results = env.step(action)
+        kept += [(x, x.copy()) for x in (obs, results["next_obs"])]
+        for i, other in enumerate(others):
+            next_obs, reward, terminated, truncated, _ = other.step(action[i])
+            total[i] += float(reward)
+            ends += terminated, truncated
+            expected = (reward, terminated, truncated, terminated or truncated, next_obs, total[i])
+            for name, x in zip(list(results)[:6], expected, strict=True):
+                np.testing.assert_array_equal(results[name][i], x, err_msg=name)
+            if terminated or truncated:
+                total[i], (next_obs, _) = 0, other.reset()
+            np.testing.assert_array_equal(obs[i], next_obs)
+    assert ends.all()
+    for x, then in kept:  # not a buffer of Gymnasium, which the next step overwrites
+        np.testing.assert_array_equal(x, then)
+
+
+def test_stripes_and_rewards_of_the_grid():
+    env: Any = gymnasium.make("envs.pixel_grid:PixelGrid-v0").unwrapped
+    seen = set()
+    for seed in range(20):
+        env.reset(seed=seed)
+        goal, trap = env.cell(env.goal), env.cell(env.trap)
+        assert (goal == goal[0]).all() and (trap == trap[:, :1]).all()
+        assert goal.mean() == trap.mean() == 127.5 and (env.cell(env.player) == 255).all()
+        seen.add((goal[0, 0], trap[0, 0]))
+        for target, reward in ((env.goal, 1), (env.trap, -1)):
+            for action, (down, right) in enumerate([(-1, 0), (0, 1), (1, 0), (0, -1)]):
+                env.player = target - (down, right)
+                if env.player.min() >= 0 and env.player.max() < 3:
+                    assert env.step(action)[1:3] == (reward, True)
+        env.player = np.array([0, 0])
+        env.step(0)  # into a wall
+        assert env.player.tolist() == [0, 0]
+    assert len(seen) == 4
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ale_py"), reason="requirements-test.txt has it")
+def test_atari():
+    """Breakout, until lives are lost: the game continues, and the same seed gives the same game."""
+    flags = {"image_size": 36, "num_envs": 2}
+    env, twin = make("ALE/Breakout-v5", **flags), make("ALE/Breakout-v5", **flags)
+    sticky = make("ale_py:ALE/Breakout-v5", sticky_actions=0.9, **flags)
+    assert env.obs_shape == (4, 36, 36) and env.channels_first and env.num_actions == 4
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(env.reset(), twin.reset())
+    sticky.reset()
+    lost, over, is_sticky, differ = 0, 0, False, False
+    for _ in range(400):
+        action = rng.integers(0, 4, 2)
+        obs, results = env.step(action)
+        other, same = twin.step(action)
+        np.testing.assert_array_equal(obs, other)
+        np.testing.assert_array_equal(results["next_obs"], same["next_obs"])
+        is_sticky |= not np.array_equal(sticky.step(action)[0], obs)
+        differ |= not np.array_equal(obs[0], obs[1])
+        for i in range(2):
+            is_same = np.array_equal(obs[i], results["next_obs"][i])
+            assert is_same != results["restart"][i]
+            lost += results["terminated"][i] & ~results["restart"][i]
+            over += results["restart"][i]
+    assert over >= 1 and lost >= 4 and is_sticky and differ
+
+
+# === Bad input ==================================================================================
+BAD = [
+    ("ImageFloats-v0", "", "must be uint8 from 0 to 255, not float32; gymnasium.wrappers"),
+    ("ImageNested-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
+    ("ImageStacked-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
+    ("CartPole-v1", "", "use more/ppo_linen_gymnasium.py for vectors"),
+    ("ImageJoystick-v0", "", "must be Discrete from 0, not Box"),
+    ("ImageButtons-v0", "", "must be Discrete from 0, not MultiDiscrete"),
+    (
+        "ImageConstant-v0",
+        "--conv-kernels 8 4 3",
+        "not 9 x 8; for small images, add --conv-channels",
+    ),
+    ("ImageFirst-v0", "", "not 3 x 9; for small images"),
+    ("ImageConstant-v0", "--channels-first", "not 8 x 3; for small images"),
+    ("ImageConstant-v0", "--conv-strides 1 1", "differ in length"),
+    ("ImageConstant-v0", "--conv-strides 4 0 1", "--conv-strides must be at least 1"),
+    ("ImageConstant-v0", "--image-size 0", "--image-size must be at least 1"),
+    ("ALE/Nothing-v5", "", "doesn't exist in namespace ALE"),
+]
+
+
+@pytest.mark.parametrize(("env_id", "flags", "sentence"), BAD)
+def test_what_cannot_work_is_one_sentence(env_id, flags, sentence, tmp_path, monkeypatch, capfd):
+    images.stand_in_for_ale_py(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    convs = "--conv-channels 4 4 4 --conv-kernels 3 3 1 --conv-strides 1 1 1"
+    own = f"--env-id {env_id} {convs} --num-envs 2 {flags}"
+    assert main("ppo_cnn_torch_gymnasium", *own.split()) == 2
+    output, errors = capfd.readouterr()
+    assert sentence in errors and "Traceback" not in errors
+    assert errors.count("\n") == 1 or "--help" in errors
+    assert output == "" and not list(tmp_path.iterdir())
+
+
+def test_linen_refuses_small_images_in_the_same_words(capsys):
+    pairs: list[Any] = [(linen, jax.random.key(0)), (pytorch, torch.device("cpu"))]
+    for script, key in pairs:
+        with pytest.raises(SystemExit) as stopped:
+            script.make_agent(script.Args(), (35, 84), False, 3, key)
+        assert stopped.value.code == 2
+        script.make_agent(script.Args(hidden_sizes=(4,)), (36, 36, 1), False, 3, key)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == second and "need 36 x 36 pixels or more, not 35 x 84" in first
+
+
+def test_without_ale_py_a_sentence_names_package_version_and_license(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as stopped:
+        make("ALE/Pong-v5")
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.count("\n") == 1
+    pin = re.search(r"^ale-py==\S+", (ROOT / "requirements-test.txt").read_text(), re.M)
+    assert pin and f"pip install {pin[0]} (GPL-2.0" in error
+
+
+@EACH
+def test_images_above_a_gigabyte_are_announced(name, monkeypatch, capsys):
+    script = importlib.import_module(name)
+    monkeypatch.setattr(script, "make_agent", MagicMock(side_effect=InterruptedError))
+    for env_id, said in (("ImageConstant-v0", ""), ("ImageLarge-v0", "take 1.5 GB")):
+        args = script.Args(env_id=env_id, num_envs=2, num_steps=128, num_minibatches=1)
+        with pytest.raises(InterruptedError):
+            script.train(args)
+        output = capsys.readouterr().out
+        assert said in output and bool(output) == bool(said)
+
+
+# === Runs =======================================================================================
+@pytest.mark.parametrize("name", IMAGE_SCRIPTS)
+def test_a_policy_acts_on_raw_images_by_the_weights_of_the_checkpoint(name, whole_run):
+    """Most likely actions are those of the logits; draws are by their chances, and by the seed."""
+    folder, script = whole_run(name).folder, importlib.import_module(name)
+    _, args = script.load_info(folder)
+    obs = random_images(64, (9, 8, 3))
+    if "linen" in name:
+        saved = msgpack_restore((folder / "checkpoint.msgpack").read_bytes())
+        agent = linen.Agent(args.conv_layers, args.hidden_sizes, 2, False, "float32")
+        logits, _ = agent.apply(saved["train_state"]["params"], obs)
+    else:
+        agent = script.Agent(args, (9, 8, 3), False, 2)
+        agent.load_state_dict(torch.load(folder / "checkpoint.pt", weights_only=True)["agent"])
+        with torch.no_grad():
+            logits = agent(torch.tensor(obs))[0].numpy()
+    action = script.load_policy(folder)(obs)
+    assert isinstance(action, np.ndarray)
+    np.testing.assert_array_equal(action, np.argmax(logits, -1))
+    many = obs[:1].repeat(5000, axis=0)
+    draws = [script.load_policy(folder, seed=seed)(many, sample=True) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert (draws[0] != draws[2]).any()
+    chance = 1 / (1 + np.exp(logits[0, 0] - logits[0, 1]))
+    assert abs(draws[0].mean() - chance) < 5 * np.sqrt(chance * (1 - chance) / 5000)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "flags"),
+    [
+        ("ImageGray-v0", ""),
+        ("ImageGray-v0", "--channels-first"),
+        ("ImageFirst-v0", "--channels-first"),
+    ],
+)
+@BOTH
+def test_other_layouts_train(name, env_id, flags, tmp_path):
+    words = f"--env-id {env_id} {flags} {images.SMALL_CONVS}".split()
+    folder = train(name, tmp_path, "run", *words, iterations=1)
+    shape = tuple(info(folder)["obs_shape"])
+    assert shape == gymnasium.make(env_id).observation_space.shape
+    action = importlib.import_module(name).load_policy(folder)(random_images(5, shape))
+    assert action.shape == (5,)
+    change = "--no-channels-first" if flags else "--channels-first"
+    assert main(name, "--resume", folder, change, "--total-timesteps", 10_000) == 2
+
+
+GRID = "--env-id envs.pixel_grid:PixelGrid-v0 --num-envs 32 --num-steps 32 --num-minibatches 4 "
+GRID += "--update-epochs 4 --hidden-sizes 64 --learning-rate 2e-3 --no-anneal-lr --gamma 0.9 "
+GRID += "--clip-coef 0.2 --total-timesteps 24576 --conv-channels 16 32 --conv-strides 1 2 "
+PIXELS = ("ppo_cnn_torch_gymnasium", "--conv-kernels 1 1", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "learns"),
+    [
+        ("ppo_cnn_linen_gymnasium", "--conv-kernels 3 3", True),
+        ("ppo_cnn_torch_gymnasium", "--conv-kernels 3 3", True),
+        ("ppo_cnn_torch_gymnasium", "--conv-kernels 3 3 --precision bfloat16", True),
+        PIXELS,
+    ],
+)
+def test_convolutions_learn_what_single_pixels_do_not_show(name, flags, learns, tmp_path):
+    """The mean return is 1 at best, and at most 0 for an agent that does not see stripes."""
+    logged = rows(train(name, tmp_path, "run", *GRID.split(), *flags.split()))
+    final = np.mean([row["charts/episodic_return"] for row in logged[-4:]])
+    assert final > 0.6 if learns else final < 0.2
