@@ -1,7 +1,7 @@
-"""One training on many devices: it is that of one device, it goes on, and it ends as a whole.
+"""Training on multiple devices: compare it with one device, resume it, and stop it.
 
-JAX's devices are those of one CPU, by JAX_NUM_CPU_DEVICES, or of two processes that believe to be
-Slurm's. PyTorch's are processes of torchrun.
+In JAX, the devices are parts of one CPU (JAX_NUM_CPU_DEVICES), or two processes with the variables
+that Slurm sets. In PyTorch, they are processes started by torchrun.
 """
 
 import importlib
@@ -17,7 +17,6 @@ import weakref
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +39,7 @@ from running import (
     info,
     main,
     metrics,
+    stop,
     train,
 )
 from sections import path_of
@@ -51,13 +51,13 @@ import ppo_linen_sharded
 import ppo_torch
 
 SHARDED, DDP = "ppo_linen_sharded", "ppo_torch_ddp"
-# 4 environments, 32 steps, 2 epochs of 2 minibatches; a step is large enough to tell mistakes.
+# With 4 environments, 32 steps and 2 epochs of 2 minibatches. Mistakes show at this learning rate.
 FLAGS = ["--learning-rate", "1e-2", "--matmul-precision", "highest"]
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
 
 def start(devices, name, *words, **variables):
-    """A script on so many devices of this machine, from the list that command() returns."""
+    """Start a script on this number of devices of this machine; words are from command()."""
     program = [sys.executable]
     found = jax.config.jax_compilation_cache_dir  # ty: ignore[missing-attribute]
     own = {"JAX_COMPILATION_CACHE_DIR": found}
@@ -84,9 +84,10 @@ def wait_for_iterations(folder, process):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Script -> the folder of four iterations, of 4 devices in JAX and of 2 ranks in PyTorch.
+    """Return a script's run folder: four iterations on 4 devices in JAX, or 2 ranks in PyTorch.
 
-    JAX's program lies beside it as text. A copy named half has the checkpoint after two iterations.
+    Next to it, the folder program has JAX's compiled programs as text, and half is a run that has
+    completed two of the four iterations.
     """
 
     @cache
@@ -98,7 +99,7 @@ def whole(tmp_path_factory):
             devices = 4
             flags = "--xla_dump_hlo_as_text --xla_backend_optimization_level=0"
             variables = {"XLA_FLAGS": f"--xla_dump_to={runs_dir}/program {flags}"}
-            variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # found there, it leaves no text
+            variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # cached programs are not dumped
         for iterations, run_name in ((4, "run"), (2, "half")):
             words = command(name, run_name, iterations, "--runs-dir", runs_dir, *FLAGS)[1:]
             run(devices, name, *words, "--no-anneal-lr", **variables)
@@ -109,16 +110,16 @@ def whole(tmp_path_factory):
     return whole
 
 
-# === The gradient of the whole batch ============================================================
+# === Comparison with one device =================================================================
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_jaxs_devices_take_the_gradient_of_the_whole_minibatch(devices):
-    """By vmap, which gives the collectives their meaning on one device; SGD shows gradients."""
+def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
+    """vmap with an axis name runs the collectives on one device. SGD makes gradients visible."""
     args = make_args(ppo_linen, num_envs=8, update_epochs=1, max_grad_norm=1e9)
     share = replace(args, num_envs=8 // devices, norm_adv=False)
     env = ppo_linen.VecEnv(args.env_id, args.num_envs)
     made = ppo_linen.make_agent(args, env.obs_shape, env.num_actions, jax.random.PRNGKey(0))
     params = made.params
-    agent = ppo_linen.Agent(env.obs_shape, args.hidden_sizes, env.num_actions)
+    agent = ppo_linen.Agent(args.hidden_sizes, env.num_actions)
     state = TrainState.create(apply_fn=agent.apply, params=params, tx=optax.sgd(0.1))
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(4, 16, 8)).astype("f")
@@ -154,9 +155,9 @@ def test_jaxs_devices_take_the_gradient_of_the_whole_minibatch(devices):
 
 
 def one_rank_for_all(ranks, iterations, args):
-    """What so many ranks do, in one: their rollouts, whose minibatches are put together.
+    """Compute in this process what this number of ranks computes, by joining their minibatches.
 
-    The agent, and what there is to log of each iteration.
+    Return the agent, and the metrics of each iteration.
     """
     share = replace(args, num_envs=args.num_envs // ranks)
     whole, env = (ppo_torch.VecEnv(args.env_id, x.num_envs) for x in (args, share))
@@ -180,9 +181,10 @@ def one_rank_for_all(ranks, iterations, args):
             y = y._replace(key=jnp.array(seeds))
             x, y, storage = ppo_torch.rollout(policy, x, y, step, env, share)
             carries[i] = (x, y)
+            both_obs = torch.stack([storage.obs, storage.next_obs])
             with torch.no_grad():
-                value = agent.get_value(storage.obs)
-                next_value = agent.get_value(storage.next_obs)
+                values = agent.get_value(both_obs.flatten(0, 2))
+            value, next_value = values.view(2, args.num_steps, share.num_envs)
             advantage = ppo_torch.compute_gae(storage, value, next_value, share)
             batch = [*storage[:3], value, advantage, advantage + value]
             batch = [x.reshape(share.batch_size, *x.shape[2:]) for x in batch]
@@ -207,7 +209,7 @@ def one_rank_for_all(ranks, iterations, args):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_pytorchs_ranks_learn_as_one_that_has_all_their_minibatches(ranks, whole, tmp_path):
+def test_pytorch_ranks_train_as_one_rank_with_their_joined_minibatches(ranks, whole, tmp_path):
     folder = whole(DDP)
     if ranks == 4:
         words = command(DDP, "run", 4, "--runs-dir", tmp_path, *FLAGS)[1:]
@@ -222,8 +224,8 @@ def test_pytorchs_ranks_learn_as_one_that_has_all_their_minibatches(ranks, whole
     assert info(folder)["devices"] == ranks
 
 
-def test_jaxs_devices_learn_as_one_whose_minibatch_is_the_whole_batch(tmp_path):
-    """For which no order counts, so ppo_linen's numbers are those to have."""
+def test_jax_devices_train_as_ppo_linen_with_one_minibatch(tmp_path):
+    """With one minibatch per epoch, the order of the steps does not matter."""
     flags = [*FLAGS, "--num-minibatches", "1", "--update-epochs", "2"]
     alone = train("ppo_linen", tmp_path, "alone", *flags, iterations=4)
     words = command(SHARDED, "two", 4, "--runs-dir", tmp_path, *flags)[1:]
@@ -235,8 +237,8 @@ def test_jaxs_devices_learn_as_one_whose_minibatch_is_the_whole_batch(tmp_path):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
 
 
-def test_jax_reduces_once_a_minibatch_and_gathers_nothing(whole):
-    """In the compiled program of four devices."""
+def test_jax_only_communicates_by_one_all_reduce_per_minibatch(whole):
+    """Read the compiled programs of four devices."""
     texts = {}
     for name in ("rollout", "update"):
         [path] = (whole(SHARDED).parent / "program").glob(f"*jit_{name}*after_optimizations.txt")
@@ -245,7 +247,7 @@ def test_jax_reduces_once_a_minibatch_and_gathers_nothing(whole):
     assert set(re.findall(COLLECTIVE, texts["update"])) == {"all-reduce"}
     results = re.findall(r" = (.*?) all-reduce\(", texts["update"])
     sizes = [sorted(map(size_of, re.findall(r"\[([\d,]*)\]", x))) for x in results]
-    # All arrays of the gradient, and numbers, of which each of two minibatches has one.
+    # The gradient, reduced in one go. The others are scalars, or one number for each minibatch.
     gradient = sorted([4 * 8, 8, 8 * 8, 8, 8 * 2, 2, 4 * 8, 8, 8 * 8, 8, 8 * 1, 1])
     assert [x for x in sizes if max(x) > 2] == [gradient]
     assert len(sizes) == 9
@@ -255,9 +257,9 @@ def size_of(shape):
     return math.prod(int(x) for x in shape.split(",") if x)
 
 
-# === Going on ===================================================================================
+# === Resuming ===================================================================================
 @pytest.mark.parametrize(("name", "devices"), [(SHARDED, 4), (DDP, 2)])
-def test_as_many_devices_go_on_to_the_last_digit(name, devices, whole, tmp_path):
+def test_resuming_on_as_many_devices_is_exact(name, devices, whole, tmp_path):
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
     run(devices, name, path_of(name), "--resume", folder)
     assert metrics(folder) == metrics(whole(name))
@@ -265,8 +267,8 @@ def test_as_many_devices_go_on_to_the_last_digit(name, devices, whole, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "devices"), [(SHARDED, 1), (SHARDED, 2), (DDP, 1)])
-def test_another_number_of_devices_goes_on(name, devices, whole, tmp_path, monkeypatch, capsys):
-    """From the same parameters and the same episodes."""
+def test_resuming_on_another_number_of_devices(name, devices, whole, tmp_path, monkeypatch, capsys):
+    """It continues from the same parameters and episodes, and evaluate.py reads the result."""
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
     if devices == 1:
         assert main(name, "--resume", folder) == 0
@@ -281,9 +283,9 @@ def test_another_number_of_devices_goes_on(name, devices, whole, tmp_path, monke
 
 
 # === Ending =====================================================================================
-def start_two(name, tmp_path):
-    """Two processes of a long run that trains: what waits for them, and both."""
-    words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS)[1:]
+def start_two(name, tmp_path, *flags):
+    """Start a long run with two processes. Return what waits for them, and both processes."""
+    words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS, *flags)[1:]
     if name == SHARDED:
         both = start_two_tasks(*words)
         wait_for_iterations(tmp_path / "run", both[0])
@@ -296,7 +298,7 @@ def start_two(name, tmp_path):
 
 
 def start_two_tasks(*words):
-    """JAX's, as srun starts them."""
+    """Start two JAX processes as srun does."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -310,11 +312,11 @@ def start_two_tasks(*words):
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_a_killed_process_ends_the_others_with_an_error(name, tmp_path):
+def test_killing_a_process_ends_the_others_with_an_error(name, tmp_path):
     waiting, both = start_two(name, tmp_path)
     both[1].kill()
     for process in waiting:
-        process.communicate(timeout=100)  # JAX notices after 15 seconds
+        process.communicate(timeout=100)  # JAX notices after heartbeat_timeout_seconds=15
         assert process.returncode != 0
     assert not psutil.wait_procs(both, timeout=10)[1]
     assert info(tmp_path / "run")["status"] == "running"
@@ -322,38 +324,46 @@ def test_a_killed_process_ends_the_others_with_an_error(name, tmp_path):
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
 def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
-    """To torchrun, as Ctrl-C has it, and of JAX's processes to the second."""
+    """torchrun receives it in PyTorch, as with Ctrl-C; in JAX, the second process does."""
     waiting, both = start_two(name, tmp_path)
     waiting[-1].send_signal(signal.SIGINT)
     said = [process.communicate(timeout=60)[0] for process in waiting]
-    assert "Stopped after" in said[0]
-    assert all(process.returncode != 0 for process in waiting)
-    assert not psutil.wait_procs(both, timeout=10)[1]
     folder = tmp_path / "run"
+    assert f"--resume {os.path.relpath(folder, ROOT)}" in said[0]
+    codes = [128 + signal.SIGINT, 0] if name == SHARDED else [1]
+    assert [process.returncode for process in waiting] == codes
+    assert not psutil.wait_procs(both, timeout=10)[1]
     done = len(metrics(folder))
     assert done > 2 and arrays(folder)["iteration"] == done
     assert (info(folder)["status"], info(folder)["iteration"]) == ("stopped", done)
 
 
-def test_where_the_first_task_cannot_begin_both_end(tmp_path):
-    """As where a job is submitted twice."""
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_an_existing_folder_ends_all_processes(name, tmp_path):
+    """The first process reports it, as when a job is submitted twice."""
     (tmp_path / "run").mkdir()
-    both = start_two_tasks(*command(SHARDED, "run", 4, "--runs-dir", tmp_path)[1:])
-    said = [process.communicate(timeout=100)[1] for process in both]
-    assert f"{tmp_path / 'run'} exists: choose another --run-name" in said[0]
-    assert "exists" not in said[1]
-    assert [process.returncode for process in both] == [2, 2]
+    words = command(name, "run", 4, "--runs-dir", tmp_path)[1:]
+    waiting = start_two_tasks(*words) if name == SHARDED else [start(2, name, *words)]
+    said = [process.communicate(timeout=100)[1] for process in waiting]
+    assert f"{tmp_path / 'run'} exists. Choose another --run-name" in said[0]
+    codes = [process.returncode for process in waiting]
+    assert codes[0] == (2 if name == SHARDED else 1) and all(codes)
 
 
-def told_by(name):
-    """The function by which a process tells the others whether it works, and where it is."""
-    if name == DDP:
-        return dist, "all_gather_object"
-    return importlib.import_module(name), "process_allgather"
+@pytest.mark.parametrize("name", [SHARDED, DDP])
+def test_a_failing_process_ends_the_others_with_an_error(name, tmp_path):
+    """The first process cannot write its second checkpoint while the others train on."""
+    waiting, both = start_two(name, tmp_path, "--save-every", "2")
+    (tmp_path / "run/checkpoint.new").mkdir()
+    said = [process.communicate(timeout=150) for process in waiting]  # JAX: after 60 seconds
+    assert "checkpoint.new" in said[0][1]  # from the traceback
+    assert all(process.returncode != 0 for process in waiting)
+    assert not psutil.wait_procs(both, timeout=10)[1]
+    assert arrays(tmp_path / "run")["iteration"] > 0
 
 
-def test_ddp_is_freed_before_its_group(tmp_path, monkeypatch):
-    """Freed later, it may wait for a thread of gloo that waits for Python's lock, for ever."""
+def test_ddp_is_freed_before_the_process_group(tmp_path, monkeypatch):
+    """Otherwise PyTorch can hang: it waits for a thread of gloo that waits for Python's lock."""
     script = importlib.import_module(DDP)
     made, left = [], []
 
@@ -373,90 +383,63 @@ def test_ddp_is_freed_before_its_group(tmp_path, monkeypatch):
     assert left == [None]
 
 
-@pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_the_others_wait_for_the_first_to_save_and_hear_that_it_failed(name, tmp_path, monkeypatch):
-    """Once one rank has ended, torchrun ends the first one, which may be writing."""
-    module, function = told_by(name)
-    answer = getattr(module, function)
-    told = []
-
-    def tell(*words, **flags):
-        told.append(words[-1])
-        return answer(*words, **flags)
-
-    monkeypatch.setattr(module, function, tell)
-    save = MagicMock(side_effect=InterruptedError)
-    monkeypatch.setattr(importlib.import_module(name), "save_checkpoint", save)
-    with pytest.raises(InterruptedError):
-        train(name, tmp_path, "run", iterations=2)
-    assert not told[-1]
-
-
-@pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_where_another_fails_this_one_ends(name, monkeypatch):
-    def two(*words):
-        words[0][:] = [True, False]
-
-    module, function = told_by(name)
-    both = np.array([True, False])
-    monkeypatch.setattr(module, function, two if name == DDP else lambda worked: both)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    with pytest.raises(SystemExit, match="2"), importlib.import_module(name).all_or_none():
-        pass
-
-
-@pytest.mark.parametrize(("name", "asked"), [(SHARDED, "process_allgather"), (DDP, "reduce")])
-def test_a_signal_while_processes_ask_each_other_waits_for_the_next_iteration(
-    name, asked, tmp_path, monkeypatch
-):
-    """Stopping at once, one process would save alone and wait for ever; forgetting it, train on."""
+@pytest.mark.parametrize(("name", "reduce"), [(SHARDED, "process_allgather"), (DDP, "reduce")])
+def test_a_signal_during_a_reduction_stops_the_next_iteration(name, reduce, tmp_path, monkeypatch):
+    """If a process stopped at once, it would stop alone, and the others would wait forever."""
     script = importlib.import_module(name)
-    answer = getattr(script, asked)
     path = tmp_path / "run/metrics.jsonl"
-    calls = []
+    write, original = script.RunLog.write, getattr(script, reduce)
+    logs, calls = [], []
 
-    def ask(x, *words, **flags):
-        x = answer(x, *words, **flags)
+    def watched_write(log, *args):
+        logs.append(log)
+        write(log, *args)
+
+    def watched_reduce(x, *args, **flags):
+        x = original(x, *args, **flags)
         if path.exists() and path.read_text().count("\n") == 3:
             calls.append(x)
-            if len(calls) == 1:  # the first since the third iteration was logged
-                signal.raise_signal(signal.SIGINT)
+            if len(calls) == 1:  # the first one after the third iteration was logged
+                stop(logs[-1])
         return x
 
-    monkeypatch.setattr(script, asked, ask)
-    words = command(name, "run", 10, "--runs-dir", tmp_path)[2:]
-    assert main(name, *words) == 128 + signal.SIGINT
+    monkeypatch.setattr(script.RunLog, "write", watched_write)
+    monkeypatch.setattr(script, reduce, watched_reduce)
+    words = command(name, "run", 10, "--runs-dir", tmp_path, "--save-every", "1")[2:]
+    assert main(name, *words) == 128 + signal.SIGTERM
     assert calls and len(metrics(tmp_path / "run")) == 4
     assert info(tmp_path / "run")["status"] == "stopped"
 
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
-def test_what_devices_cannot_share_is_said(name, tmp_path, monkeypatch, capfd):
-    """By two that there are not."""
+def test_the_number_of_devices_must_divide_the_batch(name, tmp_path, monkeypatch, capfd):
+    """Pretend that there are two."""
     if name == SHARDED:
         monkeypatch.setattr(jax, "make_mesh", lambda *shape: SimpleNamespace(size=2))
     else:
         monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     words = command(name, "run", 4, "--runs-dir", tmp_path, "--num-envs", "3")[2:]
     assert main(name, *words, "--total-timesteps", "960") == 2
-    assert "cannot share environments and minibatches evenly" in capfd.readouterr().err
+    message = ", 2, must divide --num-envs and the minibatch size"
+    assert message in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_op_by_op_is_for_one_process(tmp_path, monkeypatch, capfd):
+def test_disable_jit_requires_a_single_process(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     jax.config.update("jax_disable_jit", True)
     try:
         assert main(SHARDED, "--runs-dir", tmp_path) == 2
     finally:
         jax.config.update("jax_disable_jit", False)
-    assert capfd.readouterr().err == "JAX_DISABLE_JIT: processes can only share what is compiled\n"
+    assert capfd.readouterr().err == "JAX_DISABLE_JIT works with a single process only\n"
 
 
-def test_a_rank_without_a_gpu_is_said_where_others_have_one(monkeypatch, capfd):
+def test_more_ranks_than_gpus_are_an_error(monkeypatch, capfd):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(SystemExit, match="2"):
         importlib.import_module(DDP).choose_device()
-    assert "no more processes on a machine than it has GPUs" in capfd.readouterr().err
+    message = "torchrun started more processes than this machine has GPUs\n"
+    assert capfd.readouterr().err == message

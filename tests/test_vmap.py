@@ -1,6 +1,6 @@
-"""Many agents in one program: each trains as it would alone, and leaves a run of its own.
+"""Training many agents at once: each one trains as it would alone, and has a run folder.
 
-That programs go on from a checkpoint, and what they compile and transfer, test_training.py has.
+test_training.py tests resuming, and counts compilations and transfers.
 """
 
 import importlib
@@ -35,12 +35,12 @@ SEEDS = range(SEED - AGENTS + 1, SEED + 1)
     ("name", "alone"),
     zip(VMAP_SCRIPTS, ["ppo_linen", "ppo_nnx", "ppo_torch_compile"], strict=True),
 )
-def test_each_agent_trains_as_alone_with_its_seed(name, alone, whole_run):
-    """From the same keys: the same episodes, and numbers that differ by rounding."""
+def test_each_agent_trains_as_it_would_alone(name, alone, whole_run):
+    """With the same keys, the episodes are the same and the numbers equal but for rounding."""
     agent, alone = whole_run(name).folder / f"seed{SEED}", whole_run(alone).folder
     assert_close(metrics(agent), metrics(alone))
     ours, theirs = arrays(agent), arrays(alone)
-    if name == "ppo_torch_vmap":  # whose agents have a generator each
+    if name == "ppo_torch_vmap":  # has one generator for each agent
         theirs["generators"] = theirs.pop("rng_state/cpu")
     assert ours.keys() == theirs.keys()
     for place in ours:
@@ -53,9 +53,11 @@ def test_each_agent_trains_as_alone_with_its_seed(name, alone, whole_run):
     assert other[0]["losses/value_loss"] != metrics(agent)[0]["losses/value_loss"]
 
 
-def test_an_agent_that_diverges_leaves_the_others_untouched(whole_run, tmp_path, monkeypatch):
-    """To the last digit: its weights become NaN in a checkpoint from which all go on."""
-    name = "ppo_torch_vmap"  # whose gradients and norms are written out
+def test_an_agent_that_diverges_does_not_affect_the_others(
+    whole_run, tmp_path, monkeypatch, capsys
+):
+    """Set one agent's weights to NaN in the checkpoint to resume; the others must train exactly."""
+    name = "ppo_torch_vmap"  # computes gradients and norms of all agents in its own code
     run = whole_run(name)
     folder = rewind(run, tmp_path / "program")
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
@@ -65,16 +67,19 @@ def test_an_agent_that_diverges_leaves_the_others_untouched(whole_run, tmp_path,
     torch.save(checkpoint, folder / "checkpoint.pt")
     op_by_op(monkeypatch, importlib.import_module(name))
     assert main(name, "--resume", folder) == 0
-    first, second, third = (f"seed{seed}" for seed in SEEDS)
+    first, second, third = names = [f"seed{seed}" for seed in SEEDS]
     for agent in (first, third):
         assert metrics(folder / agent) == metrics(run.folder / agent)
     losses = [row["losses/value_loss"] for row in metrics(folder / second)]
     assert [x is None for x in losses] == [False, False, True, True, True]
-    assert all(row["losses/value_loss"] > 0 for row in metrics(folder))  # of those that have one
+    assert all(row["losses/value_loss"] > 0 for row in metrics(folder))  # mean of the others
+    assert capsys.readouterr().out.count("diverged") == 1
+    statuses = [info(path)["status"] for path in (folder, *(folder / x for x in names))]
+    assert statuses == ["diverged", "completed", "diverged", "completed"]
 
 
-# === Run logs, the same in all ==================================================================
-def test_every_agent_has_a_folder_that_is_like_a_runs(whole_run):
+# === Run logs ===================================================================================
+def test_every_agent_has_a_run_folder(whole_run):
     folder = whole_run("ppo_linen_vmap").folder
     program, means = info(folder), metrics(folder)
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -95,7 +100,7 @@ def test_every_agent_has_a_folder_that_is_like_a_runs(whole_run):
         assert row["global_step"] == AGENTS * 128 * (i + 1)
 
 
-def test_evaluate_and_the_report_read_all_agents(whole_run, tmp_path, monkeypatch, capsys):
+def test_evaluate_and_the_report_include_all_agents(whole_run, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(whole_run("ppo_linen_vmap").folder, tmp_path / "program")
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(folder), "--episodes", "4"])
     evaluate.main()
@@ -108,9 +113,19 @@ def test_evaluate_and_the_report_read_all_agents(whole_run, tmp_path, monkeypatc
     assert data.runs["total"].notna().tolist() == [True, False, False]
 
 
-def test_an_agent_alone_is_not_gone_on_with(whole_run, tmp_path, capfd):
+def test_an_agent_cannot_be_resumed_alone(whole_run, tmp_path, capfd):
     folder = shutil.copytree(whole_run("ppo_linen_vmap").folder, tmp_path / "program")
     before = content(folder)
     assert main("ppo_linen_vmap", "--resume", folder / f"seed{SEED}") == 2
-    assert "the one above" in capfd.readouterr().err
+    assert capfd.readouterr().err.endswith(f"To resume its run: --resume {folder}\n")
     assert content(folder) == before
+
+
+@pytest.mark.parametrize("name", VMAP_SCRIPTS)
+def test_load_policy_requires_the_folder_of_one_agent(name, whole_run):
+    folder, script = whole_run(name).folder, importlib.import_module(name)
+    first = f"seed{SEEDS[0]}"
+    with pytest.raises(ValueError, match=f"several agents. Load one, such as {first}$"):
+        script.load_policy(folder)
+    obs = np.random.default_rng(0).normal(size=(16, 4)).astype("f")
+    assert set(script.load_policy(folder / first)(obs).tolist()) <= {0, 1}
