@@ -10,9 +10,10 @@
 Start reading at Agent:
 - Agent holds the weights. Adam is written out, so that it compiles together with the loss.
 - rollout() is a Python loop. Each step calls the policy and one jitted step of all environments.
-- to_torch() and to_jax() share memory instead of copying; on a GPU, data never leaves it.
+- to_torch() and to_jax() share memory instead of copying; on a GPU, rollouts stay there.
 - minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
-- compile_graph() compiles a function. On a GPU, capture() records an epoch as a CUDA graph.
+- compile_graph() compiles a function. On a GPU, capture() records the policy and each epoch as
+  CUDA graphs.
 - train() is a plain loop: rollout, update, log, save.
 Lines marked "# sync" wait for the device.
 
@@ -39,7 +40,7 @@ from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves GPU memory for PyTorch
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle OpenMP threads stop spinning sooner
 
 import gymnax
 import jax
@@ -61,7 +62,7 @@ class Args:
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 32  # parallel environments
-    num_steps: int = 256  # steps per environment and rollout
+    num_steps: int = 256  # steps per environment in each rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 8  # minibatches per epoch
@@ -75,8 +76,10 @@ class Args:
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    matmul_precision: Literal["medium", "high", "highest"] = (
+        "high"  # of float32; highest: no TF32 on a GPU
+    )
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -84,7 +87,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
+        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -101,7 +104,8 @@ class Args:
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
 
 
-# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+# --resume cannot change these: array shapes or the position in the learning rate schedule would
+# no longer match the checkpoint.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -122,7 +126,7 @@ class VecEnv:
     """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # your own class; test it with envs/check.py
+        if ":" in env_id:  # a custom class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -131,11 +135,11 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
-                hint = "use more/ppo_linen_gymnasium.py or ppo_torch_gymnasium.py"
-                fail(f"{error} For an environment of Gymnasium, {hint}")
+                hint = "use more/ppo_linen_gymnasium.py or more/ppo_torch_gymnasium.py"
+                fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "use more/ppo_continuous_linen.py or ppo_continuous_torch.py"
+            hint = "use more/ppo_continuous_linen.py or more/ppo_continuous_torch.py"
             fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.num_actions = space.n
@@ -175,11 +179,11 @@ class VecEnv:
 
 
 def to_torch(arrays):
-    """Share JAX arrays with PyTorch without copying. arrays is one, or a dict or list of them.
+    """Share a pytree of JAX arrays with PyTorch without copying.
 
     Never write to the tensors: JAX assumes that its arrays are immutable. Keep them until PyTorch
-    has read them, since JAX frees the memory without waiting for PyTorch. On a CPU this waits for
-    JAX (sync); on a GPU only PyTorch's stream waits.
+    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU this
+    waits for JAX (sync); on a GPU only PyTorch's stream waits.
     """
     return jax.tree.map(torch.from_dlpack, arrays)
 
@@ -232,7 +236,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    It treats all P parameters as one vector: fewer kernels, which compile in a third less time.
+    All P parameters form one vector: that takes fewer kernels and a third less compile time.
     """
 
     count: torch.Tensor
@@ -269,7 +273,7 @@ def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
 
-    Both are tensors, because numbers would be constants to the compiler.
+    steps and the result are tensors, because numbers would be constants to the compiler.
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
@@ -304,7 +308,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
-    """Act for num_steps. Return the last obs, the environments' state and the Storage."""
+    """Run the policy for num_steps steps. Return the next obs, the env_state and the Storage."""
     # Drawing the noise of all steps at once is faster than drawing it in every step. A
     # torch.distributions.Categorical in every step would wait for the device to check its inputs.
     noise = torch.empty(args.num_steps, args.num_envs, env.num_actions, device=obs.device)
@@ -318,7 +322,7 @@ def rollout(policy_fn, obs, env_state, step_fn, env: VecEnv, args: Args):
         results.append(result)  # shared with PyTorch after the loop: 6 arrays, not 6 per step
         obs = to_torch(new_obs)  # sync on a CPU
 
-    # From one tuple per step to one tensor per field, (T, N, ...).
+    # Turn one tuple per step into one tensor per field, (T, N, ...).
     all_obs, action, logits = map(torch.stack, zip(*steps, strict=True))
     logprob = logprob_of(action, logits.log_softmax(-1))
     results = to_torch(stack(results))
@@ -346,10 +350,11 @@ def logprob_of(action, logprobs):
 
 # === GAE ========================================================================================
 def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor:
-    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
+    """Return advantages (T, N) from V(obs) and V(next_obs), both (T, N).
 
-    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
-    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
+    Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
+    bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
+    the next step is a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -358,9 +363,8 @@ def compute_gae(storage: Storage, value, next_value, args: Args) -> torch.Tensor
 
     advantage = torch.zeros_like(delta[0])
     advantages = []
-    for step_delta, step_decay in zip(
-        delta.flip(0), decay.flip(0), strict=True
-    ):  # backwards in time
+    backwards = zip(delta.flip(0), decay.flip(0), strict=True)
+    for step_delta, step_decay in backwards:
         advantage = step_delta + step_decay * advantage
         advantages.append(advantage)
     return torch.stack(advantages[::-1])
@@ -423,7 +427,10 @@ def update(agent, optimizer, epoch_fn, storage: Storage, args: Args):
 
 
 def epoch(minibatch_fn, args: Args, order, *batch):
-    """Train in place on a Batch in this order. Return the metrics, (num_minibatches,) each."""
+    """Train in place for an epoch: order (batch_size,) shuffles the fields of the Batch.
+
+    Return the metrics, (num_minibatches,) each.
+    """
     # One gather per epoch, not one per minibatch.
     shuffled = [x[order].chunk(args.num_minibatches) for x in batch]
     losses = [minibatch_fn(Batch(*x)) for x in zip(*shuffled, strict=True)]
@@ -450,8 +457,8 @@ def compile_graph(function, device):
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
-        "cpp.use_decompose_tanh": True,  # by exp: faster on a CPU, off by 1e-7 near 0
-        "cpp.vec_isa_ok": True,  # trusts the CPU flags: no test programs
+        "cpp.use_decompose_tanh": True,  # tanh from exp: faster on a CPU, error 1e-7 near 0
+        "cpp.vec_isa_ok": True,  # trusts the CPU flags instead of compiling test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
@@ -554,9 +561,9 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # agent, optimizer, env and args are constants to the compiler.
+    # The compiler reads the tensors of these objects in each call, and inlines their numbers.
     step_fn = jax.jit(env.step)
-    torch.compiler.reset()  # graphs of an earlier train() would count towards its limit
+    torch.compiler.reset()  # graphs of an earlier train() would count toward its limit
     policy_fn = partial(policy, agent)  # calls of a compiled policy take longer on a CPU
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -587,7 +594,7 @@ def train(args: Args) -> None:
             }
             save_checkpoint(log.dir, checkpoint)
             log.update_info(iteration=iteration)
-            if log.stopped_by:  # only right after saving, so that no iteration is lost
+            if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
     log.close()
 
@@ -621,7 +628,7 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if the run started on a CPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if it was saved without a GPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
@@ -670,7 +677,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -693,14 +700,14 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # takes half a second
+            import wandb  # here, because it takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -714,19 +721,19 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # when imported, signals are the importing program's
+        if __name__ == "__main__":  # an importing program handles its own signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -743,9 +750,9 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             print(text, flush=True)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -758,7 +765,7 @@ class RunLog:
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -769,7 +776,7 @@ class RunLog:
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
-        """Change run.json, atomically."""
+        """Update run.json atomically."""
         self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
@@ -792,6 +799,7 @@ class RunLog:
         print(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
+        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
@@ -806,7 +814,7 @@ class RunLog:
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Read a run's run.json: its contents, and its arguments."""
+    """Return the contents of run.json, and the Args in it."""
     info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
@@ -818,7 +826,10 @@ def args_to_resume() -> Args | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    return load_info(folder)[1] if folder else None
+    try:
+        return load_info(folder)[1] if folder else None
+    except (OSError, ValueError) as error:
+        fail(f"--resume: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -828,12 +839,14 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     info, old = load_info(args.resume)
     for name in FIXED:
         if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+            flag = name.replace("_", "-")
+            fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    # A checkpoint.new is incomplete.
     return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 

@@ -8,7 +8,7 @@
     python more/ppo_cnn_linen_gymnasium.py --env-id ALE/Breakout-v5 --seed 1
     python more/ppo_cnn_linen_gymnasium.py --env-id my_module:MyEnv-v0
 
-Start reading at Agent:
+Start reading at Environment:
 - The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
 - VecEnv runs Atari games in threads of ale-py. Rewards are clipped and lost lives end episodes, but
   only for learning: the log has the returns of whole games.
@@ -38,7 +38,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # speeds up orthogonal() of wide layers 10x
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() of wide layers 10x faster
 
 import gymnasium
 import jax
@@ -68,7 +68,7 @@ class Args:
     learning_rate: float = 2.5e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 8  # parallel environments
-    num_steps: int = 128  # steps per environment and rollout
+    num_steps: int = 128  # steps per environment in each rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 4  # minibatches per epoch
@@ -86,9 +86,11 @@ class Args:
     conv_strides: tuple[int, ...] = (4, 2, 1)  # strides of the convolutions
     hidden_sizes: tuple[int, ...] = (512,)  # layers between the convolutions and the outputs
     precision: Literal["float32", "bfloat16"] = "float32"  # of these layers; parameters are float32
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
+    matmul_precision: Literal["medium", "high", "highest"] = (
+        "high"  # of float32; highest: no TF32 on a GPU
+    )
     vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -96,7 +98,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
+        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -120,7 +122,8 @@ class Args:
         self.conv_layers = tuple(zip(*conv_sizes, strict=True))
 
 
-# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+# --resume cannot change these: array shapes or the position in the learning rate schedule would
+# no longer match the checkpoint.
 FIXED = ("env_id", "image_size", "num_envs", "num_steps", "num_minibatches", "update_epochs")
 FIXED += ("channels_first", "conv_channels", "conv_kernels", "conv_strides", "hidden_sizes")
 
@@ -195,7 +198,7 @@ class VecEnv:
         space = self.envs.single_action_space
         if not isinstance(space, Discrete) or space.start != 0:
             hint = "more/ppo_continuous_*_gymnasium.py accept a Box, but flatten images"
-            fail(f"--env-id: the action space must be Discrete from 0, not {space}; {hint}")
+            fail(f"--env-id: the action space must be Discrete with start=0, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
             hint = "pick it out with gymnasium.wrappers.TransformObservation, or use"
@@ -220,8 +223,8 @@ class VecEnv:
         """
         if iteration > 0:
             print("Starting new episodes: Gymnasium environments cannot be saved.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. Some
-        # simulators require 31 bits.
+        # With seed + i, runs with seeds 1 and 2 would share all environments but one. The shift
+        # leaves 31 bits, the most that some simulators accept.
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=np.array(seeds) if self.is_atari else seeds)
@@ -261,20 +264,18 @@ class VecEnv:
         return obs.copy(), results
 
     def check_finite(self, what: str, x: np.ndarray) -> None:
-        """Stop at NaN and infinity, which would ruin the parameters."""
+        """Raise FloatingPointError if x has NaN or infinity, which would ruin the parameters."""
         if not np.isfinite(x).all():
-            env, *_ = np.argwhere(~np.isfinite(x))[0]
-            step = f"step {self.step_count} since the run started or resumed"
-            raise FloatingPointError(
-                f"environment {env} returned {what} of NaN or infinity, {step}"
-            )
+            env = np.argwhere(~np.isfinite(x))[0][0]
+            step = f"in step {self.step_count} since the run started or resumed"
+            raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
 
 
 class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)
+        returned = self.env.reset(seed=seed, options=options or None)  # not {}
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -287,8 +288,11 @@ class DropInfo(gymnasium.Wrapper):
 
 
 def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
-    """Keep the terminal's Ctrl-C from a worker process, so that training can end its iteration."""
-    if multiprocessing.parent_process():  # Gymnasium also creates an environment in this process
+    """Put a worker process in its own session, so that Ctrl-C in the terminal does not reach it.
+
+    It is a wrapper, because Gymnasium calls wrappers in each worker.
+    """
+    if multiprocessing.parent_process():  # the main process creates an environment as well
         os.setsid()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
     return env
@@ -480,7 +484,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
-    """Act for num_steps. Return the last obs and the Storage, both in NumPy."""
+    """Run the policy for num_steps steps. Return the next obs and the Storage, both in NumPy."""
     # Drawing the noise of all steps at once is faster than drawing it in every step.
     noise = jax.random.gumbel(key, (args.num_steps, args.num_envs, env.num_actions))
 
@@ -491,7 +495,7 @@ def rollout(policy_fn, params, obs, key, env: VecEnv, args: Args):
         steps.append((obs, action, logprob, results))
         obs = new_obs
 
-    # From one tuple per step to one array per field, (T, N, ...).
+    # Turn one tuple per step into one array per field, (T, N, ...).
     all_obs, action, logprob, results = jax.tree.map(lambda *x: np.stack(x), *steps)
     return obs, Storage(all_obs, action, logprob, **results)
 
@@ -510,10 +514,11 @@ def logprob_of(action, logprobs):
 
 # === GAE ========================================================================================
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
-    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
+    """Return advantages (T, N) from V(obs) and V(next_obs), both (T, N).
 
-    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
-    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
+    Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
+    bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
+    the next step is a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -595,7 +600,7 @@ def update(train_state, storage: Storage, key, args: Args):
 
 
 def shuffle(key, size: int) -> jax.Array:
-    """A random permutation of 0 to size - 1, (size,) uint32, faster than jax.random.permutation.
+    """Return a random permutation of range(size), (size,) uint32, faster than jax.random's.
 
     Each index is stored in the low bits of a random number; sorting the numbers shuffles the
     indices. For size 3, two bits hold the index: 1011_00, 0010_01, 0111_10 sort to 1, 2, 0.
@@ -626,7 +631,7 @@ def train(args: Args) -> None:
     # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    # Import these once in the process that forks the workers of async, not once per worker.
+    # Import these once in the fork server instead of once in each worker of async.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(
         args.env_id,
@@ -665,7 +670,7 @@ def train(args: Args) -> None:
     update_fn = jax.jit(partial(update, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Deriving each iteration's key from its number keeps keys out of the checkpoint.
+        # Derived from the iteration number, so the checkpoint does not need to store this key.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, storage = rollout(policy_fn, train_state.params, obs, rollout_key, env, args)
         middle = time.perf_counter() if args.sync_for_timing else 0.0
@@ -676,7 +681,7 @@ def train(args: Args) -> None:
         if log.must_save(iteration):
             save_checkpoint(log.dir, Checkpoint(iteration, train_state))
             log.update_info(iteration=iteration)
-            if log.stopped_by:  # only right after saving, so that no iteration is lost
+            if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
     log.close()
 
@@ -747,7 +752,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -770,14 +775,14 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # takes half a second
+            import wandb  # here, because it takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -791,19 +796,19 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # when imported, signals are the importing program's
+        if __name__ == "__main__":  # an importing program handles its own signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -820,9 +825,9 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             print(text, flush=True)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -835,7 +840,7 @@ class RunLog:
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -846,7 +851,7 @@ class RunLog:
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
-        """Change run.json, atomically."""
+        """Update run.json atomically."""
         self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
@@ -869,6 +874,7 @@ class RunLog:
         print(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
+        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
@@ -883,7 +889,7 @@ class RunLog:
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Read a run's run.json: its contents, and its arguments."""
+    """Return the contents of run.json, and the Args in it."""
     info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
@@ -895,7 +901,10 @@ def args_to_resume() -> Args | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    return load_info(folder)[1] if folder else None
+    try:
+        return load_info(folder)[1] if folder else None
+    except (OSError, ValueError) as error:
+        fail(f"--resume: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -905,12 +914,14 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     info, old = load_info(args.resume)
     for name in FIXED:
         if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+            flag = name.replace("_", "-")
+            fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    # A checkpoint.new is incomplete.
     return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # speeds up orthogonal() of wide layers 10x
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # makes orthogonal() of wide layers 10x faster
 
 import gymnax
 import jax
@@ -61,7 +61,7 @@ class Args:
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # decay the learning rate linearly to 0
     num_envs: int = 16  # parallel environments
-    num_steps: int = 256  # steps per environment and rollout
+    num_steps: int = 256  # steps per environment in each rollout
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 32  # minibatches per epoch
@@ -77,8 +77,10 @@ class Args:
     adam_eps: float = 1e-5  # Adam's epsilon
     bootstrap_truncated: bool = True  # bootstrap truncated episodes from V(final obs), not from 0
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of actor and critic
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
-    sync_for_timing: bool = False  # wait for the device after the rollout, to time it on its own
+    matmul_precision: Literal["medium", "high", "highest"] = (
+        "high"  # of float32; highest: no TF32 on a GPU
+    )
+    sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -86,7 +88,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Derive the batch sizes. tyro reports a ValueError as a usage error."""
+        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs"):
@@ -103,7 +105,8 @@ class Args:
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
 
 
-# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+# --resume cannot change these: array shapes or the position in the learning rate schedule would
+# no longer match the checkpoint.
 FIXED = ("env_id", "num_envs", "num_steps", "num_minibatches", "update_epochs", "hidden_sizes")
 
 
@@ -125,7 +128,7 @@ class VecEnv:
     """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int, gamma: float) -> None:
-        if ":" in env_id:  # your own class; test it with envs/check.py
+        if ":" in env_id:  # a custom class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -134,8 +137,8 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
-                hint = "use more/ppo_continuous_linen_gymnasium.py or the one in PyTorch"
-                fail(f"{error} For an environment of Gymnasium, {hint}")
+                hint = "use more/ppo_continuous_linen_gymnasium.py or its PyTorch version"
+                fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
             fail(f"{env_id} has no continuous actions: use ppo_linen.py or ppo_torch.py")
@@ -321,7 +324,7 @@ class Batch(NamedTuple):
 
 # === Rollout ====================================================================================
 def rollout(agent, stats: Stats, obs, env_state, key, env: VecEnv, args: Args):
-    """Act for num_steps. Return the last obs, the environments' state and the Storage."""
+    """Run the policy for num_steps steps. Return the next obs, the env_state and the Storage."""
     # Drawing the noise of all steps at once is faster than drawing it in every step.
     noise = jax.random.normal(key, (args.num_steps, args.num_envs, env.action_dim))
 
@@ -334,7 +337,7 @@ def rollout(agent, stats: Stats, obs, env_state, key, env: VecEnv, args: Args):
         new_obs, env_state, results = env.step(env_state, action)
         return (new_obs, env_state), (obs, action, mean, log_std, results)
 
-    # A compiled loop over the noise. The carry is passed from step to step; outputs are stacked.
+    # lax.scan compiles the loop over steps: it passes on the carry and stacks the outputs.
     (obs, env_state), outputs = jax.lax.scan(step, (obs, env_state), noise)
     all_obs, action, mean, log_std, results = outputs
     logprob = logprob_of(action, mean, log_std)
@@ -349,10 +352,11 @@ def logprob_of(action, mean, log_std):
 
 # === GAE ========================================================================================
 def compute_gae(storage: Storage, value, next_value, args: Args) -> jax.Array:
-    """Advantages (T, N) from V(obs) and V(next_obs), both (T, N) (Schulman et al. 2016, eq. 16).
+    """Return advantages (T, N) from V(obs) and V(next_obs), both (T, N).
 
-    A terminated episode has no future value. A truncated one bootstraps from V(next_obs), unless
-    bootstrap_truncated is off. Both end the recursion, since the next step is a new episode.
+    Schulman et al. 2016, eq. 16. A terminated episode has no future value. A truncated one
+    bootstraps from V(next_obs), unless bootstrap_truncated is off. Both end the recursion, since
+    the next step is a new episode.
     """
     done = storage.terminated | storage.truncated
     no_future = storage.terminated if args.bootstrap_truncated else done
@@ -449,7 +453,7 @@ def update(agent, optimizer, stats: Stats, storage: Storage, key, args: Args):
 
 
 def shuffle(key, size: int) -> jax.Array:
-    """A random permutation of 0 to size - 1, (size,) uint32, faster than jax.random.permutation.
+    """Return a random permutation of range(size), (size,) uint32, faster than jax.random's.
 
     Each index is stored in the low bits of a random number; sorting the numbers shuffles the
     indices. For size 3, two bits hold the index: 1011_00, 0010_01, 0111_10 sort to 1, 2, 0.
@@ -489,7 +493,7 @@ def train(args: Args) -> None:
         "action_dtype": env.action_low.dtype.name,
     }
 
-    # PRNGKey makes plain arrays, which a checkpoint can hold; jax.random.key does not.
+    # A checkpoint can hold keys from PRNGKey, such as env_state.key, but not from jax.random.key.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     iteration = 0
     agent, optimizer = make_agent(args, env.obs_shape, env.action_dim, agent_key)
@@ -515,7 +519,7 @@ def train(args: Args) -> None:
     update_fn = jit(partial(update, args=args))
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Deriving each iteration's key from its number keeps keys out of the checkpoint.
+        # Derived from the iteration number, so the checkpoint does not need to store this key.
         rollout_key, update_key = jax.random.split(jax.random.fold_in(key, iteration))
         obs, env_state, storage = rollout_fn(agent, stats, obs, env_state, rollout_key)
         middle = 0.0
@@ -530,7 +534,7 @@ def train(args: Args) -> None:
             train_state = nnx.to_pure_dict(nnx.state(objects))
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, stats, obs, env_state))
             log.update_info(iteration=iteration)
-            if log.stopped_by:  # only right after saving, so that no iteration is lost
+            if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
     log.close()
 
@@ -548,7 +552,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
-    # Flax cannot serialize the environment's own classes, so only their arrays are saved.
+    # Flax cannot serialize the classes in env_state, so only their arrays are saved.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     new.write_bytes(to_bytes(checkpoint))  # sync
@@ -614,7 +618,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -637,14 +641,14 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # takes half a second
+            import wandb  # here, because it takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -658,19 +662,19 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # when imported, signals are the importing program's
+        if __name__ == "__main__":  # an importing program handles its own signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -687,9 +691,9 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             print(text, flush=True)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -702,7 +706,7 @@ class RunLog:
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -713,7 +717,7 @@ class RunLog:
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
-        """Change run.json, atomically."""
+        """Update run.json atomically."""
         self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
@@ -736,6 +740,7 @@ class RunLog:
         print(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
+        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
@@ -750,7 +755,7 @@ class RunLog:
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Read a run's run.json: its contents, and its arguments."""
+    """Return the contents of run.json, and the Args in it."""
     info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
@@ -762,7 +767,10 @@ def args_to_resume() -> Args | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    return load_info(folder)[1] if folder else None
+    try:
+        return load_info(folder)[1] if folder else None
+    except (OSError, ValueError) as error:
+        fail(f"--resume: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -772,12 +780,14 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     info, old = load_info(args.resume)
     for name in FIXED:
         if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+            flag = name.replace("_", "-")
+            fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    # A checkpoint.new is incomplete.
     return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 

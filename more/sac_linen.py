@@ -70,7 +70,9 @@ class Args:
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
     tau: float = 0.01  # target smoothing coefficient
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
+    matmul_precision: Literal["medium", "high", "highest"] = (
+        "high"  # of float32; highest: no TF32 on a GPU
+    )
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -96,7 +98,8 @@ class Args:
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
 
 
-# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+# --resume cannot change these: array shapes or the position in the learning rate schedule would
+# no longer match the checkpoint.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -138,7 +141,7 @@ class VecEnv:
     """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # your own class; test it with envs/check.py
+        if ":" in env_id:  # a custom class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -148,7 +151,7 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 hint = "use more/sac_linen_gymnasium.py or sac_torch_gymnasium.py"
-                fail(f"{error} For an environment of Gymnasium, {hint}")
+                fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
             fail(f"{env_id} has no continuous actions: use more/dqn_linen.py or dqn_torch.py")
@@ -483,7 +486,7 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
         episodes = Episodes(*(result[x] for x in Episodes._fields))
         return (train_state, replay, new_obs, env_state, losses), episodes
 
-    # A compiled loop over the inputs. The carry is passed from step to step; outputs are stacked.
+    # lax.scan compiles the loop over steps: it passes on the carry and stacks the outputs.
     names = ("td_loss", "q_value", "actor_loss", "entropy", "alpha")  # as in sac_loss
     losses = {f"losses/{name}": jnp.zeros(()) for name in names}
     carry = (train_state, replay, obs, env_state, losses)
@@ -513,7 +516,7 @@ def train(args: Args) -> None:
         "action_dtype": env.action_low.dtype.name,
     }
 
-    # PRNGKey makes plain arrays, which a checkpoint can hold; jax.random.key does not.
+    # A checkpoint can hold keys from PRNGKey, such as env_state.key, but not from jax.random.key.
     key, agent_key, env_key = jax.random.split(jax.random.PRNGKey(args.seed), 3)
     iteration = 0
     train_state = make_agent(args, env.obs_shape, env.action_dim, agent_key)
@@ -544,7 +547,7 @@ def train(args: Args) -> None:
         # Set by hand: a schedule would count updates, and none are due before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
-        # Deriving each iteration's key from its number keeps keys out of the checkpoint.
+        # Derived from the iteration number, so the checkpoint does not need to store this key.
         iteration_key = jax.random.fold_in(key, iteration)
         train_state, replay, obs, env_state, metrics = iterate_fn(
             train_state, replay, obs, env_state, iteration_key, is_random, learning_rate
@@ -556,7 +559,7 @@ def train(args: Args) -> None:
             saved = replay_to_save(replay, args)
             save_checkpoint(log.dir, Checkpoint(iteration, train_state, saved, obs, env_state))
             log.update_info(iteration=iteration)
-            if log.stopped_by:  # only right after saving, so that no iteration is lost
+            if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
     log.close()
 
@@ -574,7 +577,7 @@ class Checkpoint(NamedTuple):
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically: a killed run keeps either the old one or the new one."""
-    # Flax cannot serialize the environment's own classes, so only their arrays are saved.
+    # Flax cannot serialize the classes in env_state, so only their arrays are saved.
     checkpoint = checkpoint._replace(env_state=jax.tree.leaves(checkpoint.env_state))
     new = folder / "checkpoint.new"
     new.write_bytes(to_bytes(checkpoint))  # sync
@@ -648,7 +651,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -671,14 +674,14 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # takes half a second
+            import wandb  # here, because it takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -692,19 +695,19 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # when imported, signals are the importing program's
+        if __name__ == "__main__":  # an importing program handles its own signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -721,9 +724,9 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             print(text, flush=True)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -736,7 +739,7 @@ class RunLog:
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -747,7 +750,7 @@ class RunLog:
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
-        """Change run.json, atomically."""
+        """Update run.json atomically."""
         self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
@@ -770,6 +773,7 @@ class RunLog:
         print(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
+        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
@@ -784,7 +788,7 @@ class RunLog:
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Read a run's run.json: its contents, and its arguments."""
+    """Return the contents of run.json, and the Args in it."""
     info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
@@ -796,7 +800,10 @@ def args_to_resume() -> Args | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    return load_info(folder)[1] if folder else None
+    try:
+        return load_info(folder)[1] if folder else None
+    except (OSError, ValueError) as error:
+        fail(f"--resume: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -806,12 +813,14 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     info, old = load_info(args.resume)
     for name in FIXED:
         if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+            flag = name.replace("_", "-")
+            fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    # A checkpoint.new is incomplete.
     return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 

@@ -15,7 +15,7 @@ Start reading at Agent:
   and one Adam train everything.
 - update() is PyTorch's usual sequence: zero_grad, backward, step.
 - train() is a plain loop over environment steps: act, step, store, and update if an update is due.
-- to_torch() and to_jax() share memory instead of copying; on a GPU, data never leaves it.
+- to_torch() and to_jax() share memory instead of copying; on a GPU, rollouts stay there.
 Lines marked "# sync" wait for the device.
 
 Compare with dqn_torch.py to see discrete actions, with sac_torch_gymnasium.py to see environments
@@ -43,7 +43,7 @@ from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves GPU memory for PyTorch
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle OpenMP threads stop spinning sooner
 
 import gymnax
 import jax
@@ -75,7 +75,9 @@ class Args:
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
     tau: float = 0.01  # target smoothing coefficient
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
+    matmul_precision: Literal["medium", "high", "highest"] = (
+        "high"  # of float32; highest: no TF32 on a GPU
+    )
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
@@ -101,7 +103,8 @@ class Args:
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
 
 
-# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+# --resume cannot change these: array shapes or the position in the learning rate schedule would
+# no longer match the checkpoint.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -143,7 +146,7 @@ class VecEnv:
     """N = num_envs gymnax environments stepped together. Finished ones restart automatically."""
 
     def __init__(self, env_id: str, num_envs: int) -> None:
-        if ":" in env_id:  # your own class; test it with envs/check.py
+        if ":" in env_id:  # a custom class; test it with envs/check.py
             sys.path.append(os.getcwd())
             module, name = env_id.split(":")
             self.env = getattr(importlib.import_module(module), name)()
@@ -153,7 +156,7 @@ class VecEnv:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
                 hint = "use more/sac_linen_gymnasium.py or sac_torch_gymnasium.py"
-                fail(f"{error} For an environment of Gymnasium, {hint}")
+                fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
             fail(f"{env_id} has no continuous actions: use more/dqn_linen.py or dqn_torch.py")
@@ -210,11 +213,11 @@ def to_bounds(action, low, high):
 
 
 def to_torch(arrays):
-    """Share JAX arrays with PyTorch without copying. arrays is one, or a dict or list of them.
+    """Share a pytree of JAX arrays with PyTorch without copying.
 
     Never write to the tensors: JAX assumes that its arrays are immutable. Keep them until PyTorch
-    has read them, since JAX frees the memory without waiting for PyTorch. On a CPU this waits for
-    JAX (sync); on a GPU only PyTorch's stream waits.
+    has finished reading, since JAX frees the memory without waiting for PyTorch. On a CPU this
+    waits for JAX (sync); on a GPU only PyTorch's stream waits.
     """
     return jax.tree.map(torch.from_dlpack, arrays)
 
@@ -564,7 +567,7 @@ def train(args: Args) -> None:
             }
             save_checkpoint(log.dir, checkpoint)
             log.update_info(iteration=iteration)
-            if log.stopped_by:  # only right after saving, so that no iteration is lost
+            if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
     log.close()
 
@@ -598,7 +601,7 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if the run started on a CPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if it was saved without a GPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
@@ -649,7 +652,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -672,14 +675,14 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # takes half a second
+            import wandb  # here, because it takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -693,19 +696,19 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # when imported, signals are the importing program's
+        if __name__ == "__main__":  # an importing program handles its own signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -722,9 +725,9 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             print(text, flush=True)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -737,7 +740,7 @@ class RunLog:
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -748,7 +751,7 @@ class RunLog:
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
-        """Change run.json, atomically."""
+        """Update run.json atomically."""
         self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
@@ -771,6 +774,7 @@ class RunLog:
         print(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
+        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
@@ -785,7 +789,7 @@ class RunLog:
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Read a run's run.json: its contents, and its arguments."""
+    """Return the contents of run.json, and the Args in it."""
     info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
@@ -797,7 +801,10 @@ def args_to_resume() -> Args | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    return load_info(folder)[1] if folder else None
+    try:
+        return load_info(folder)[1] if folder else None
+    except (OSError, ValueError) as error:
+        fail(f"--resume: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -807,12 +814,14 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     info, old = load_info(args.resume)
     for name in FIXED:
         if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+            flag = name.replace("_", "-")
+            fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    # A checkpoint.new is incomplete.
     return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 

@@ -10,7 +10,7 @@
 
 MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
-Start reading at Agent:
+Start reading at Environment:
 - draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
   VecEnv.step() maps them to the bounds.
 - sac_loss() adds up three losses. Each loss detaches what it must not train, so that one gradient
@@ -45,7 +45,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle threads soon release their cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # idle OpenMP threads stop spinning sooner
 
 import gymnasium
 import numpy as np
@@ -76,7 +76,9 @@ class Args:
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
     tau: float = 0.01  # target smoothing coefficient
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
-    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
+    matmul_precision: Literal["medium", "high", "highest"] = (
+        "high"  # of float32; highest: no TF32 on a GPU
+    )
     vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
@@ -103,7 +105,8 @@ class Args:
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
 
 
-# --resume cannot change these: the arrays of a checkpoint or the learning rate depend on them.
+# --resume cannot change these: array shapes or the position in the learning rate schedule would
+# no longer match the checkpoint.
 FIXED = ("env_id", "num_envs", "num_steps", "buffer_size", "hidden_sizes")
 
 
@@ -187,8 +190,8 @@ class VecEnv:
         """
         if iteration > 0:
             print("Starting new episodes: Gymnasium environments cannot be saved.")
-        # Not seed + i: runs with seeds 1 and 2 would share all environments but one. Some
-        # simulators require 31 bits.
+        # With seed + i, runs with seeds 1 and 2 would share all environments but one. The shift
+        # leaves 31 bits, the most that some simulators accept.
         sequence = np.random.SeedSequence([self.seed, iteration])
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=seeds)
@@ -231,20 +234,18 @@ class VecEnv:
         return obs.astype(self.obs_dtype), results
 
     def check_finite(self, what: str, x: np.ndarray) -> None:
-        """Stop at NaN and infinity, which would ruin the parameters."""
+        """Raise FloatingPointError if x has NaN or infinity, which would ruin the parameters."""
         if not np.isfinite(x).all():
-            env, *_ = np.argwhere(~np.isfinite(x))[0]
-            step = f"step {self.step_count} since the run started or resumed"
-            raise FloatingPointError(
-                f"environment {env} returned {what} of NaN or infinity, {step}"
-            )
+            env = np.argwhere(~np.isfinite(x))[0][0]
+            step = f"in step {self.step_count} since the run started or resumed"
+            raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
 
 
 class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)
+        returned = self.env.reset(seed=seed, options=options or None)  # not {}
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -257,8 +258,11 @@ class DropInfo(gymnasium.Wrapper):
 
 
 def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
-    """Keep the terminal's Ctrl-C from a worker process, so that training can end its iteration."""
-    if multiprocessing.parent_process():  # Gymnasium also creates an environment in this process
+    """Put a worker process in its own session, so that Ctrl-C in the terminal does not reach it.
+
+    It is a wrapper, because Gymnasium calls wrappers in each worker.
+    """
+    if multiprocessing.parent_process():  # the main process creates an environment as well
         os.setsid()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
     return env
@@ -513,7 +517,7 @@ def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Import these once in the process that forks the workers of async, not once per worker.
+    # Import these once in the fork server instead of once in each worker of async.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     spaces: dict[str, Any] = {
@@ -589,7 +593,7 @@ def train(args: Args) -> None:
             }
             save_checkpoint(log.dir, checkpoint)
             log.update_info(iteration=iteration)
-            if log.stopped_by:  # only right after saving, so that no iteration is lost
+            if log.stopped_by:  # stop only after saving, so that no iteration is lost
                 break
     log.close()
 
@@ -616,7 +620,7 @@ def get_rng_state() -> dict[str, torch.Tensor]:
 
 def set_rng_state(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and "cuda" in states:  # missing if the run started on a CPU
+    if torch.cuda.is_available() and "cuda" in states:  # missing if it was saved without a GPU
         torch.cuda.set_rng_state(states["cuda"])
 
 
@@ -667,7 +671,7 @@ class RunLog:
         self.metrics = open(self.dir / "metrics.jsonl", "a+", buffering=1)  # line-buffered
         self.metrics.seek(0)
         try:
-            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until this process ends
+            os.lockf(self.metrics.fileno(), os.F_TLOCK, 0)  # until the file is closed
         except OSError:
             fail(f"Another process is training in {self.dir}")
         if __name__ == "__main__" and not args.resume:
@@ -690,14 +694,14 @@ class RunLog:
         self.metrics.truncate(len("".join(lines)))  # drop what was logged after the checkpoint
         if lines:
             self.start -= json.loads(lines[-1])["time/elapsed"]
-        for old in self.dir.glob("events.*"):  # event files cannot be cut, so rewrite them
+        for old in self.dir.glob("events.*"):  # event files cannot be truncated, so rewrite them
             old.unlink()
         self.tensorboard = Writer(str(self.dir))
         for line in lines:
             self.plot(json.loads(line))
         self.wandb: Any = None
         if args.track:
-            import wandb  # takes half a second
+            import wandb  # here, because it takes half a second
 
             self.wandb = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "ppo-rosetta"),
@@ -711,19 +715,19 @@ class RunLog:
             self.wandb.define_metric("*", step_metric="global_step")
             self.info["wandb_id"] = self.wandb.id
         self.update_info()
-        if __name__ == "__main__":  # when imported, signals are the importing program's
+        if __name__ == "__main__":  # an importing program handles its own signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. Iteration 0 includes any compilation.", flush=True)
+        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. If timed, its rollout ended at middle."""
+        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -740,9 +744,9 @@ class RunLog:
                 text += f", {name.removeprefix('charts/')} {row[name]:.6g}"
             print(text, flush=True)
         losses = [x for name, x in row.items() if name.endswith("_loss")]
-        is_training = row.get("charts/updates", 1) > 0  # before the first update, losses are NaN
+        is_training = row.get("charts/updates", 1) > 0  # DQN and SAC log NaN until they train
         if is_training and not np.isfinite(losses).all() and not self.has_diverged:
-            print(f"Diverged: the losses of iteration {iteration} are NaN or infinite.", flush=True)
+            print(f"Diverged: NaN or infinite losses in iteration {iteration + 1}.", flush=True)
             self.has_diverged = True
         row = {name: x if math.isfinite(x) else None for name, x in row.items()}  # JSON has no NaN
         self.metrics.write(json.dumps(row) + "\n")
@@ -755,7 +759,7 @@ class RunLog:
                 self.wandb = None
 
     def plot(self, row: dict[str, Any]) -> None:
-        """Add a row to TensorBoard, which shows at most 1000 points of a curve."""
+        """Add a row to TensorBoard. It shows at most 1000 points of a curve, so skip the others."""
         if row["iteration"] % math.ceil(self.args.num_iterations / 1000) == 0:
             for name, x in row.items():
                 if x is not None and "/" in name:
@@ -766,7 +770,7 @@ class RunLog:
         return is_due or iteration == self.args.num_iterations or self.stopped_by > 0
 
     def update_info(self, **changes: Any) -> None:
-        """Change run.json, atomically."""
+        """Update run.json atomically."""
         self.info |= changes
         (self.dir / "run.new").write_text(json.dumps(self.info, indent=2))
         os.replace(self.dir / "run.new", self.dir / "run.json")
@@ -789,6 +793,7 @@ class RunLog:
         print(f"Saved to {self.dir}")
         if python == "uv run":
             python += f" --with-requirements {script}"
+        # evaluate.py imports a custom environment only if --env-id names it.
         flags = f" --env-id {self.args.env_id}" if ":" in self.args.env_id else ""
         for parent in Path(__file__).parents[:2]:
             if (parent / "evaluate.py").exists():
@@ -803,7 +808,7 @@ class RunLog:
 
 
 def load_info(folder: str | Path) -> tuple[dict[str, Any], Args]:
-    """Read a run's run.json: its contents, and its arguments."""
+    """Return the contents of run.json, and the Args in it."""
     info = json.loads(Path(folder, "run.json").read_text(encoding="utf-8"))
     if info["script"] != Path(__file__).stem:
         raise ValueError(f"{folder} is a run of {info['script']}.py")
@@ -815,7 +820,10 @@ def args_to_resume() -> Args | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume")
     folder = parser.parse_known_args()[0].resume
-    return load_info(folder)[1] if folder else None
+    try:
+        return load_info(folder)[1] if folder else None
+    except (OSError, ValueError) as error:
+        fail(f"--resume: {error}")
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
@@ -825,12 +833,14 @@ def can_resume(args: Args, **spaces: Any) -> bool:
     info, old = load_info(args.resume)
     for name in FIXED:
         if getattr(args, name) != getattr(old, name):
-            fail(f"--resume cannot change {name}, which is {getattr(old, name)!r}")
+            flag = name.replace("_", "-")
+            fail(f"--resume cannot change --{flag}, which is {getattr(old, name)!r}")
     for name, x in json.loads(json.dumps(spaces)).items():  # as in run.json: lists, not tuples
         if x != info[name]:
             fail(f"--resume: the environment's {name} was {info[name]}, and now it is {x}")
-    if info["status"] == "completed" and info["iteration"] >= args.num_iterations:
+    if info["status"] in ("completed", "diverged") and info["iteration"] >= args.num_iterations:
         fail("The run is complete. To train for longer, add a larger --total-timesteps")
+    # A checkpoint.new is incomplete.
     return any(x.suffix != ".new" for x in Path(args.resume).glob("checkpoint.*"))
 
 

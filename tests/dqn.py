@@ -343,9 +343,9 @@ def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> l
 
 
 FAULTS = [
-    ("reward", np.nan, "a reward of NaN or infinity, step 2 "),
-    ("obs", -np.inf, "an observation of NaN or infinity, step 2 "),
-    ("first obs", np.nan, "an observation of NaN or infinity, step 0 "),
+    ("reward", np.nan, "a reward with NaN or inf in step 2 "),
+    ("obs", -np.inf, "an observation with NaN or inf in step 2 "),
+    ("first obs", np.nan, "an observation with NaN or inf in step 0 "),
 ]
 
 

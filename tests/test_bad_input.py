@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import fields
 
 import pytest
-from running import content, main
+from running import content, main, parse
 from sections import ALL_SCRIPTS, CONTINUOUS_SCRIPTS, ROWS, but, function, group_of
 
 import ppo_torch
@@ -78,7 +78,7 @@ FOLDERS = [
 ]
 for flag, (value, old) in FIXED.items():
     words = f"--resume complete --{flag.replace('_', '-')} {value}"
-    FOLDERS.append((words, f"--resume cannot change {flag}, which is {old}\n"))
+    FOLDERS.append((words, f"--resume cannot change --{flag.replace('_', '-')}, which is {old}\n"))
 
 
 def test_fixed_arguments_are_all_tested():
@@ -99,12 +99,13 @@ def test_existing_folders_are_left_alone(flags, sentence, whole_run, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("folder", "error"), [("nowhere", FileNotFoundError), ("other", ValueError)]
+    ("folder", "reason"), [("nowhere", "nowhere/run.json"), ("other", "a run of ppo_linen.py")]
 )
 def test_only_runs_of_the_same_script_can_be_resumed(
-    folder, error, whole_run, tmp_path, monkeypatch
+    folder, reason, whole_run, tmp_path, monkeypatch, capfd
 ):
     shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "other")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(error, match=r"nowhere|a run of ppo_linen.py"):
-        main("ppo_torch", "--resume", folder)
+    with pytest.raises(SystemExit) as stopped:
+        parse("ppo_torch", "--resume", folder)
+    assert stopped.value.code == 2 and reason in capfd.readouterr().err

@@ -353,8 +353,8 @@ BAD = [
     ("ImageNested-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
     ("ImageStacked-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
     ("CartPole-v1", "", "use more/ppo_linen_gymnasium.py for vectors"),
-    ("ImageJoystick-v0", "", "must be Discrete from 0, not Box"),
-    ("ImageButtons-v0", "", "must be Discrete from 0, not MultiDiscrete"),
+    ("ImageJoystick-v0", "", "must be Discrete with start=0, not Box"),
+    ("ImageButtons-v0", "", "must be Discrete with start=0, not MultiDiscrete"),
     (
         "ImageConstant-v0",
         "--conv-kernels 8 4 3",

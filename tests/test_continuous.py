@@ -255,7 +255,7 @@ def test_a_simulator_that_returns_nan_ends_the_run(name, place, monkeypatch):
     env.step(action)
     monkeypatch.setattr(env.envs, "step", blow_up)
     what = ["an observation", "a reward"][place]
-    message = f"environment 1 returned {what} of NaN or infinity, step 2 since"
+    message = f"environment 1 returned {what} with NaN or inf in step 2 since"
     with pytest.raises(FloatingPointError, match=message):
         env.step(action)
 

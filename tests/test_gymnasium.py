@@ -159,7 +159,7 @@ def test_nan_and_infinity_are_errors_that_name_environment_and_step(name, attrib
     for _ in range(6):  # over a restart
         env.step(zero_action(name))
     setattr(env.envs.envs[2].unwrapped, attribute, value)
-    said = f"environment 2 returned {what} of NaN or infinity, step 7 "
+    said = f"environment 2 returned {what} with NaN or inf in step 7 "
     with pytest.raises(FloatingPointError, match=said):
         env.step(zero_action(name))
 
