@@ -356,7 +356,7 @@ def test_a_failing_process_ends_the_others_with_an_error(name, tmp_path):
     waiting, both = start_two(name, tmp_path, "--save-every", "2")
     (tmp_path / "run/checkpoint.new").mkdir()
     said = [process.communicate(timeout=150) for process in waiting]  # JAX: after 60 seconds
-    assert "checkpoint.new" in said[0][1]  # from the traceback
+    assert "in save_checkpoint" in said[0][1]
     assert all(process.returncode != 0 for process in waiting)
     assert not psutil.wait_procs(both, timeout=10)[1]
     assert arrays(tmp_path / "run")["iteration"] > 0
