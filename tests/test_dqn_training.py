@@ -6,6 +6,7 @@ import re
 import signal
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import dqn
 import jax
@@ -192,7 +193,11 @@ def test_resume_changes_some_flags_and_refuses_others(name, tmp_path, monkeypatc
     op_by_op(monkeypatch, importlib.import_module(name))
     folder = tmp_path / "run"
     train(name, folder, "--total-timesteps 192 --learning-rate 0.6")
-    fixed = {"--buffer-size 64": 128, "--buffer-size 256": 128, "--optimizer rmsprop": "adam"}
+    fixed: dict[str, Any] = {
+        "--buffer-size 64": 128,
+        "--buffer-size 256": 128,
+        "--optimizer rmsprop": "adam",
+    }
     fixed |= {"--hidden-sizes 8": (8, 8), "--num-envs 2": 4, "--num-steps 32": 16}
     for flag, value in fixed.items():
         assert main(name, "--resume", folder, "--total-timesteps", 256, *flag.split()) == 2

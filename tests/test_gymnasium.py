@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from typing import Any
 
 import gymnasium
 import minatar.gym
@@ -266,7 +267,7 @@ FAILURES = [
     ("Fails", "async", "scripted.ArmError: the left arm has fallen off"),
     ("FailsAtStart", "sync", "scripted.ArmError: the left arm is not there"),
     ("FailsInWorker", "async", "scripted.ArmError: the left arm is not there"),
-    ("BrokenSensor", "async", "FloatingPointError: environment 0 returned an observation of NaN"),
+    ("BrokenSensor", "async", "FloatingPointError: environment 0 returned an observation with NaN"),
 ]
 
 
@@ -276,9 +277,9 @@ def test_the_last_line_is_the_error_of_the_environment(env_id, vectorization, sa
 
 
 def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path):
-    sizes = {"num_envs": 2, "num_steps": 32, "num_minibatches": 1, "total_timesteps": 640}
-    folders = {"runs_dir": str(tmp_path), "run_name": "run"}
-    args = ppo_torch_gymnasium.Args(env_id="scripted:Fails-v0", **sizes, **folders)
+    flags: dict[str, Any] = {"num_envs": 2, "num_steps": 32, "num_minibatches": 1}
+    flags |= {"total_timesteps": 640, "runs_dir": str(tmp_path), "run_name": "run"}
+    args = ppo_torch_gymnasium.Args(env_id="scripted:Fails-v0", **flags)
     log = ppo_torch_gymnasium.RunLog(args, 0, [], obs_shape=(2, 2), num_actions=3)
     log.metrics.close()  # releases the lock
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}

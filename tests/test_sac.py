@@ -863,8 +863,9 @@ class Bounded(PendulumEnv):
         return super().step(u[:1])
 
 
+bounded: Any = Bounded
 for bits in (32, 64):
-    gymnasium.register(f"Bounded{bits}-v0", Bounded, kwargs={"dtype": np.dtype(f"float{bits}")})
+    gymnasium.register(f"Bounded{bits}-v0", bounded, kwargs={"dtype": np.dtype(f"float{bits}")})
 
 
 class BoundedInGymnax(Pendulum):

@@ -259,7 +259,7 @@ def test_what_steps_cartpole_in_its_own_way_restarts_those_that_ended_alone(how)
 # === Limits =====================================================================================
 def test_the_products_are_those_of_a_step_in_both_frameworks():
     args = ppo_linen.Args(hidden_sizes=(3,), num_envs=2, num_steps=4, num_minibatches=2)
-    layers = limits_measure.make_layers(args, SimpleNamespace(obs_dim=2, num_actions=5))
+    layers = limits_measure.make_layers(args, SimpleNamespace(obs_shape=(2,), num_actions=5))
     assert [x.shape for layer in layers[:2] for x in layer] == [
         *((4, 2), (2, 3), (4, 3)),
         *((4, 3), (3, 5), (4, 5)),

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from typing import Any
 from unittest.mock import MagicMock
 
 import jax
@@ -202,7 +203,8 @@ def test_metrics_may_be_python_numbers(name, tmp_path, monkeypatch):
 def test_the_last_line_is_a_command_that_works(tmp_path):
     """With a custom environment, and a folder whose name has a space."""
     folder = tmp_path / "my runs"
-    words = [sys.executable, path_of("ppo_linen"), *SMALL.split(), "--env-id", "probes:Recall1"]
+    words: list[Any] = [sys.executable, path_of("ppo_linen"), *SMALL.split()]
+    words += ["--env-id", "probes:Recall1"]
     words += ["--total-timesteps", BATCH, "--runs-dir", folder, "--run-name", "a"]
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     output, _ = start_process(words, tmp_path, env).communicate(timeout=120)

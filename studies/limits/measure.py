@@ -65,7 +65,7 @@ def make_layers(args: Any, env: Any) -> list[tuple[np.ndarray, np.ndarray, np.nd
     rng = np.random.default_rng(1)
     layers = []
     for num_outputs in (env.num_actions, 1):
-        sizes = [env.obs_dim, *args.hidden_sizes, num_outputs]
+        sizes = [math.prod(env.obs_shape), *args.hidden_sizes, num_outputs]
         for i, o in itertools.pairwise(sizes):
             shapes = [(args.minibatch_size, i), (i, o), (args.minibatch_size, o)]
             layers.append([rng.normal(size=x).astype(np.float32) / math.sqrt(o) for x in shapes])
@@ -148,12 +148,14 @@ def linen_parts(script: Any, size: str) -> Parts:
 
     @jax.jit
     def values(storage):
-        all_obs = jnp.stack([storage.obs, storage.next_obs])
-        value, next_value = train_state.apply_fn(train_state.params, all_obs, method="get_value")
+        obs_shape = storage.obs.shape[2:]
+        both_obs = jnp.concat([storage.obs, storage.next_obs]).reshape(-1, *obs_shape)
+        values = train_state.apply_fn(train_state.params, both_obs, method="get_value")
+        value, next_value = values.reshape(2, *storage.reward.shape)
         return script.compute_gae(storage, value, next_value, args)
 
     numbers = storage.reward.reshape(-1)
-    all_obs = storage.obs.reshape(args.batch_size, env.obs_dim)
+    all_obs = storage.obs.reshape(args.batch_size, math.prod(env.obs_shape))
     batch = script.Batch(all_obs, storage.action.reshape(-1), *[numbers] * 4)
 
     @jax.jit
@@ -172,9 +174,9 @@ def linen_parts(script: Any, size: str) -> Parts:
         return jax.lax.scan(step, train_state, length=steps)
 
     layers = jax.device_put(make_layers(args, env))
-    multiply = repeat_in_xla(partial(products, obs_dim=env.obs_dim), steps)
+    multiply = repeat_in_xla(partial(products, obs_dim=math.prod(env.obs_shape)), steps)
     activate = repeat_in_xla(activate_in_xla, steps)
-    inputs = hidden(layers, env.obs_dim)
+    inputs = hidden(layers, math.prod(env.obs_shape))
     few = single_row_args(script, size)
     few_storage = jax.tree.map(lambda x: x[: few.num_steps, : few.num_envs], storage)
     few_update = jax.jit(partial(script.update, args=few))
@@ -246,7 +248,7 @@ def torch_parts(script: Any, size: str) -> Parts:
         return script.compute_gae(storage, value, next_value, args)
 
     numbers = storage.reward.reshape(-1)
-    all_obs = storage.obs.reshape(args.batch_size, env.obs_dim)
+    all_obs = storage.obs.reshape(args.batch_size, math.prod(env.obs_shape))
     batch = script.Batch(all_obs, storage.action.reshape(-1), *[numbers] * 4)
 
     def gathers():
@@ -255,14 +257,14 @@ def torch_parts(script: Any, size: str) -> Parts:
             _ = [x[order] for x in batch]
 
     layers = [tuple(map(torch.from_numpy, x)) for x in make_layers(args, env)]
-    inputs = hidden(layers, env.obs_dim)
+    inputs = hidden(layers, math.prod(env.obs_shape))
 
     def repeat(function, operands):
         for _ in range(steps):
             function(operands)
 
     def multiply(layers):
-        return products(layers, env.obs_dim)
+        return products(layers, math.prod(env.obs_shape))
 
     def activate(inputs):
         for x, gradient in inputs:

@@ -9,6 +9,7 @@ the target critics.
 """
 
 import json
+import math
 import statistics
 import time
 from collections import Counter
@@ -69,7 +70,7 @@ def main() -> None:
         hidden_sizes=(WIDTH, WIDTH),
     )
     env = sac.VecEnv(args.env_id, 1, "sync", 1)
-    replay = sac.Replay(args, env.obs_dim, env.obs_dtype, env.action_dim)
+    replay = sac.Replay(args, env.obs_shape, env.obs_dtype, env.action_dim)
     rng = np.random.default_rng(1)
     obs = env.reset(0)
     for _ in range(1_000):
@@ -88,7 +89,7 @@ def main() -> None:
     act_fn = jax.jit(sac.act)
     pairs = [
         (jnp.ones((count, m, k)), jnp.ones((count, k, n)))
-        for (m, k, n), count in products(env.obs_dim, env.action_dim).items()
+        for (m, k, n), count in products(math.prod(env.obs_shape), env.action_dim).items()
         if count
     ]
     products_fn = jax.jit(run_products)

@@ -72,6 +72,7 @@ class OtherVecEnv(VecEnv):
         seeds = (np.random.SeedSequence(self.seed).generate_state(self.num_envs) >> 1).tolist()
         self.envs = Vector(self.num_envs) if self.how == "vector" else EnvPool(self.num_envs, seeds)
         obs, _ = self.envs.reset(seed=seeds)
+        self.step_count = 0
         self.episode_return = np.zeros(self.num_envs)
         self.episode_length = np.zeros(self.num_envs, np.float32)
-        return self.flatten(obs)
+        return obs.astype(self.obs_dtype)
