@@ -252,7 +252,7 @@ def exported(linen, pytorch):
     program += discrete
     if "continuous" in linen:
         program = program.replace("from ppo_linen", f"from more.{linen}")
-        more = "import Agent, RunningMeanStd, normalize, to_bounds"
+        more = "import Agent, RunningMeanStd, normalize"
         program = program.replace("from ppo_torch import Agent", f"from more.{pytorch} {more}")
         program += continuous
     names: dict[str, Any] = {}
