@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import probes
+import pytest
 import torch
 from gymnax.environments.classic_control.cartpole import CartPole
 from gymnax.environments.spaces import Box
-from running import arrays, main
+from running import arrays, parse
 from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
@@ -374,19 +375,17 @@ def make_faulty(monkeypatch: Any, kind: Any, what: str, value: float) -> None:
     monkeypatch.setattr(kind, "step", faulty_step)
 
 
-def assert_counts_are_checked(
-    name: str, flags: list[str], monkeypatch: Any, capfd: Any, folder: Path
-) -> None:
-    """Counts below the least allowed value are usage errors, and no run folder is created."""
+def assert_counts_are_checked(name: str, flags: list[str], monkeypatch: Any, capfd: Any) -> None:
+    """Counts below the least allowed value are usage errors."""
     monkeypatch.setenv("COLUMNS", "200")  # width of the box around the message
     flags = ["num-envs", "num-steps", "buffer-size", "batch-size", "train-frequency", *flags]
+    messages = {"total-timesteps": (0, "must be at least one iteration")}
     for flag in flags:
         least = 0 if flag in ("learning-starts", "exploration-steps") else 1
-        where = ["--runs-dir", folder, "--run-name", "run"]
-        assert main(name, f"--{flag}", least - 1, *where) == 2
+        messages[flag] = least - 1, f"must be at least {least}"
+    for flag, (value, message) in messages.items():
+        with pytest.raises(SystemExit) as stopped:
+            parse(name, f"--{flag}", value)
         output, errors = capfd.readouterr()
-        assert f"--{flag} must be at least {least}" in errors and "Traceback" not in errors
-        assert output == ""
-    assert main(name, "--total-timesteps", 0) == 2
-    assert "--total-timesteps must be at least one iteration" in capfd.readouterr().err
-    assert not list(folder.iterdir())
+        assert stopped.value.code == 2 and output == ""
+        assert f"--{flag} {message}" in errors and "Traceback" not in errors

@@ -321,9 +321,9 @@ def test_without_exploration_steps_epsilon_is_final_once_learning_starts(
 
 
 @EACH
-def test_counts_below_the_least_are_usage_errors(name, tmp_path, monkeypatch, capfd):
+def test_counts_below_the_least_are_usage_errors(name, monkeypatch, capfd):
     flags = ["target-network-frequency", "learning-starts", "exploration-steps"]
-    dqn.assert_counts_are_checked(name, flags, monkeypatch, capfd, tmp_path)
+    dqn.assert_counts_are_checked(name, flags, monkeypatch, capfd)
 
 
 @EACH

@@ -923,8 +923,8 @@ def assert_steps_are_inside(script, env_id, space):
 
 # === Counts =====================================================================================
 @EACH
-def test_counts_below_the_least_are_usage_errors(name, tmp_path, monkeypatch, capfd):
-    dqn.assert_counts_are_checked(name, ["learning-starts"], monkeypatch, capfd, tmp_path)
+def test_counts_below_the_least_are_usage_errors(name, monkeypatch, capfd):
+    dqn.assert_counts_are_checked(name, ["learning-starts"], monkeypatch, capfd)
 
 
 # === Long runs ==================================================================================
