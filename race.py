@@ -3,7 +3,7 @@
     python race.py ppo_linen.py ppo_torch.py
     python race.py more/sac_linen_gymnasium.py more/sac_torch_gymnasium.py -- mujoco --num-steps 200
     python race.py ppo_linen.py ../before/ppo_linen.py  # the effect of a change
-    python race.py ppo_linen.py "python ../cleanrl/cleanrl/ppo.py @SPS:" --steps 128
+    python race.py ppo_linen.py "python ../cleanrl/cleanrl/ppo.py @SPS:" --steps 512
     python race.py --study studies/control  # the races in its races.toml that races.jsonl lacks
 
 All programs start, compile and are paused. Then they run interleaved: each in turn for a second,

@@ -67,10 +67,11 @@ def interval(estimate: float, low: float, high: float) -> str:
 
 
 def ratio(estimate: float, low: float, high: float) -> str:
-    """Return a ratio with its interval, or "1.02, not significant" if the interval is too wide."""
+    """Return "1.02× [0.98, 1.06]", or "1.02×, not significant" if the interval is too wide."""
     if low <= 1 <= high and high > WIDE * low:
-        return f"{number(estimate)}, {NOT_SIGNIFICANT}"
-    return interval(estimate, low, high)
+        return f"{number(estimate)}×, {NOT_SIGNIFICANT}"
+    text, *ends = interval(estimate, low, high).split(" ", 1)
+    return text if text == "-" else " ".join([f"{text}×", *ends])
 
 
 def is_blurred(values: Sequence[float], decimals: int) -> bool:

@@ -18,7 +18,7 @@ from analysis import figures
 from analysis.schema import clean
 
 # A number, and what may follow it: an interval, a unit.
-NUMBER = re.compile(r"[-+<>~]?\d[\d,.]*(e[-+]?\d+)?[%x]?(\s.*)?", re.IGNORECASE)
+NUMBER = re.compile(r"[-+<>~]?\d[\d,.]*(e[-+]?\d+)?[%x×]?(\s.*)?", re.IGNORECASE)
 SPECIAL = re.compile(
     r"([\\`*<>|~]"  # special everywhere in Markdown,
     r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word,

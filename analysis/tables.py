@@ -34,7 +34,7 @@ def span(prefix: str = "") -> Cell:
     return lambda row: interval(*(float(row[name]) for name in names))
 
 
-def times(prefix: str) -> Cell:
+def multiple(prefix: str = "") -> Cell:
     """Return a function that writes a ratio of durations with its interval, like span()."""
     names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
     return lambda row: ratio(*(float(row[name]) for name in names))
@@ -61,9 +61,10 @@ def table_of(
     return Table(name, caption, frame, pd.DataFrame(kept), note)
 
 
-def texts(frame: pd.DataFrame) -> pd.Series:
-    """Return the estimate and interval of each row as text."""
-    return pd.Series([span()(row) for _, row in frame.iterrows()], frame.index, dtype="str")
+def texts(frame: pd.DataFrame, cell: Cell | None = None) -> pd.Series:
+    """Return the estimate and interval of each row as text, written by `cell` (default span())."""
+    write = cell or span()
+    return pd.Series([write(row) for _, row in frame.iterrows()], frame.index, dtype="str")
 
 
 def across(frame: pd.DataFrame, text: pd.Series, keys: list[str], column: str) -> pd.DataFrame:
@@ -122,19 +123,19 @@ def durations(runs: pd.DataFrame, baseline: str, by: tuple[str, ...] = ("size",)
 DURATIONS = {
     "runs": text("runs"),
     "startup (s)": value("startup"),
-    "iteration (ms)": value("steady", 1000),
-    "time / {baseline} time": times("steady_"),
+    "time per iteration (ms)": value("steady", 1000),
+    "time / {baseline} time": multiple("steady_"),
     "iterations": lambda row: f"{row['length']:,.0f}",
 }
 # Columns for entire trainings, by the column with their durations.
 TRAININGS = {
     "process": {
         "{training} (s)": value("process"),
-        "training time / {baseline} time": times("process_"),
+        "training time / {baseline} time": multiple("process_"),
     },
     "total": {
         "{training} without imports (s)": value("total"),
-        "training time without imports / {baseline} time": times("total_"),
+        "training time without imports / {baseline} time": multiple("total_"),
     },
 }
 WIDE_NOTE = (
@@ -183,8 +184,8 @@ TABLES = {
         {
             "rollout (ms)": value("rollout_steady", 1000),
             "update (ms)": value("update_steady", 1000),
-            "rollout time / {baseline} time": times("rollout_steady_"),
-            "update time / {baseline} time": times("update_steady_"),
+            "rollout time / {baseline} time": multiple("rollout_steady_"),
+            "update time / {baseline} time": multiple("update_steady_"),
         },
     ),
     "compile_modes": Declared(
@@ -192,8 +193,8 @@ TABLES = {
         "Effect of compilation in each framework",
         {
             "compared with": text("compiled"),
-            "steady iteration, ratio": times("steady_"),
-            "iteration 0, ratio": times("first_"),
+            "time / compiled time, steady iteration": multiple("steady_"),
+            "time / compiled time, iteration 0": multiple("first_"),
         },
     ),
     "returns": Declared(
@@ -266,8 +267,8 @@ def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
     frame = pd.DataFrame(rows, columns=["program", "ms", *Interval._fields])
     columns = {
         "program": text("program"),
-        "ms per iteration": value("ms"),
-        f"time / {first} time": lambda row: "1.00" if row["program"] == first else span()(row),
+        "time per iteration (ms)": value("ms"),
+        f"time / {first} time": lambda row: "1.00×" if row["program"] == first else multiple()(row),
     }
     return table_of("race", name, frame, columns)
 
@@ -277,7 +278,7 @@ def contender_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
     """Return a table of ratios between platforms, or between new and old results."""
     columns = {
         "duration": lambda row: TIMES[row["value"]],
-        "ratio": times(""),
+        "ratio": multiple(""),
         "verdict": verdict,
         "blocks": text("blocks"),
     }

@@ -140,7 +140,7 @@ def experiment_of(folder):
 @pytest.mark.parametrize(
     ("study", "name", "row"),
     [
-        ("golden/peers", "answer", "ppo_nnx 10 6.69 82.4 0.99 [0.94, 1.06] 15.1 1.02 [0.97, 1.07]"),
+        ("golden/peers", "answer", "ppo_nnx 10 6.69 82.4 0.99× [0.94, 1.06] 15.1 1.02× [0.97, 1.07]"),
         ("golden/peers", "startup", "ppo_nnx 2.22 1.71 2.76 6.69 0.266 [-0.199, 0.730] 86.8"),
         (
             "golden/peers",
@@ -148,11 +148,11 @@ def experiment_of(folder):
             "ppo_nnx 10 480 500 [419, 500] 13.0 [-26.9, 52.9] 25.0 undecided",
         ),
         ("golden/peers", "targets", "ppo_nnx 475 10 of 10 10.0 [9.2, 11.4]"),
-        ("golden/cpu/sync", "phases", "ppo_nnx 5.87 71.9 1.16 [1.11, 1.21] 1.02 [0.96, 1.08]"),
+        ("golden/cpu/sync", "phases", "ppo_nnx 5.87 71.9 1.16× [1.11, 1.21] 1.02× [0.96, 1.08]"),
         (
             "golden/cpu/gymnasium",
             "cells",
-            "ppo_torch 3 7.10 302 3.53 [3.06, 4.07] 12.9 1.49 [1.42, 1.58]",
+            "ppo_torch 3 7.10 302 3.53× [3.06, 4.07] 12.9 1.49× [1.42, 1.58]",
         ),
         (
             "../studies/dqn",
@@ -160,7 +160,7 @@ def experiment_of(folder):
             "5 497 [491, 502] 0.478 [-5.985, 6.940] 5 500 [500, 500]",
         ),
         ("golden/cpu", "break_even", "medium ppo_torch ppo_torch_compile 25.5 [18.5, 41.3] 43.4"),
-        ("golden/cpu/modes", "compile_modes", "ppo_torch ppo_torch_compile 1.93 0.227"),
+        ("golden/cpu/modes", "compile_modes", "ppo_torch ppo_torch_compile 1.93× 0.227×"),
         ("golden/cpu", "memory", "small ppo_nnx 920"),
     ],
 )

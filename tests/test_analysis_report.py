@@ -77,7 +77,7 @@ def test_a_grid_gives_every_section_and_files_of_its_own(tmp_path):
     assert all((tmp_path / "report" / file).stat().st_size > 20 for file in files)
     answer = section(text, "The answer")
     assert answer.startswith("\nOver 2 environments with the small network, 12 iterations took")
-    assert "| network | script | runs | startup (s) | iteration (ms) |" in answer
+    assert "| network | script | runs | startup (s) | time per iteration (ms) |" in answer
     assert "time / ppo_linen time" in said
     place, _, sentence, *_ = said.splitlines()
     assert place == f"Report: {tmp_path}/report/report.html"
@@ -162,10 +162,10 @@ def test_whiskers_are_explained_if_there_are_some():
 
 
 def test_a_ratio_says_where_its_interval_says_nothing():
-    assert formatting.ratio(1.004, 0.9, 1.1) == "1.004 [0.900, 1.100]"
-    assert formatting.ratio(0.99, 0.01, 5571.9) == "0.990, not significant"
-    assert formatting.ratio(40, 1.5, 900) == "40.0 [1.5, 900.0]"
-    assert formatting.ratio(2.0, float("nan"), float("nan")) == "2.00"
+    assert formatting.ratio(1.004, 0.9, 1.1) == "1.004× [0.900, 1.100]"
+    assert formatting.ratio(0.99, 0.01, 5571.9) == "0.990×, not significant"
+    assert formatting.ratio(40, 1.5, 900) == "40.0× [1.5, 900.0]"
+    assert formatting.ratio(2.0, float("nan"), float("nan")) == "2.00×"
     runs = grid(APART, repeats=2, noise=2.0)
     made = tables.make("answer", only_experiment(runs))
     assert made.note.endswith(

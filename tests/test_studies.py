@@ -87,11 +87,11 @@ def test_a_races_tables(tmp_path):
     listed_race(path, "one, large", a=0.2, c=0.1)
     listed_race(path, "two", a=1.0, b=1.0)
     assert tables.race_table(path, "one, small").cells.to_numpy().tolist() == [
-        ["a", "11.0", "1.00"],
-        ["b", "22.0", "2.00 [2.00, 2.00]"],
+        ["a", "11.0", "1.00×"],
+        ["b", "22.0", "2.00× [2.00, 2.00]"],
     ]
     over = tables.race_table(path, "one, small", "b").cells.iloc[:, -1]
-    assert over.tolist() == ["0.500 [0.500, 0.500]", "1.00"]
+    assert over.tolist() == ["0.500× [0.500, 0.500]", "1.00×"]
     with pytest.raises(SourceError, match="no race 'three'"):
         tables.race_table(path, "three")
 
@@ -119,13 +119,13 @@ def test_simulators_are_compared_by_the_same_way_of_stepping(tmp_path):
     listed_race(path, "SAC, computes 0 µs", Linen=1.0, PyTorch=2.0)
     (row,) = simulators.ppo_table(path).cells.to_dict("records")
     assert row["environment step"] == "waits 3,000 µs"
-    assert row["PyTorch, sync / Linen"] == "1.20 [1.20, 1.20]"
-    assert row["PyTorch, async / Linen"] == "2.00 [2.00, 2.00]"
+    assert row["PyTorch, sync / Linen"] == "1.20× [1.20, 1.20]"
+    assert row["PyTorch, async / Linen"] == "2.00× [2.00, 2.00]"
     (row,) = simulators.async_table(path).cells.to_dict("records")
-    assert [row["Linen"], row["PyTorch"]] == ["2.00 [2.00, 2.00]", "1.20 [1.20, 1.20]"]
+    assert [row["Linen"], row["PyTorch"]] == ["2.00× [2.00, 2.00]", "1.20× [1.20, 1.20]"]
     assert row["Linen, sync (steps/s)"] == "46.5"  # 256 in 5.5 s
     (row,) = simulators.sac_table(path).cells.to_dict("records")
-    assert row["PyTorch / Linen"] == "2.00 [2.00, 2.00]"
+    assert row["PyTorch / Linen"] == "2.00× [2.00, 2.00]"
 
 
 # === Simulators =================================================================================
@@ -287,7 +287,7 @@ def test_the_rest_of_an_update_and_its_times_over_the_products(tmp_path):
     path.write_text("\n".join(json.dumps(x) for x in [{"versions": {}}, *rows]))
     assert limits.read(path)["rest"].tolist() == [3, 3, 6, 6]
     [shown] = limits.floors(path).cells.to_numpy().tolist()
-    assert shown == ["small, 2", "2.25 [2.25, 2.25]", "4.50 [4.50, 4.50]"]
+    assert shown == ["small, 2", "2.25× [2.25, 2.25]", "4.50× [4.50, 4.50]"]
 
 
 # === MinAtar ====================================================================================
@@ -317,7 +317,7 @@ def test_brax_compares_pairs_within_a_round(tmp_path):
                 lines.append(row | {"steps_per_second": steps * speed})
     path.write_text("\n".join(map(json.dumps, lines)))
     cells = brax.many_table(path).cells
-    assert list(cells["ours / library"]) == ["2.00 [2.00, 2.00]", "0.500 [0.500, 0.500]"]
+    assert list(cells["ours / library"]) == ["2.00× [2.00, 2.00]", "0.500× [0.500, 0.500]"]
     assert list(cells["our script (steps/s)"]) == ["1,200", "1,400"]
     assert list(cells["environments"]) == ["64", "2,048"]
     assert brax.speed_table(path).cells.iloc[-1].to_list() == [
@@ -337,7 +337,7 @@ def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
     for network in devices.NETWORKS:
         listed_race(path, network, **seconds)
     gain = devices.gain_table(path)
-    assert gain.cells["two / one"].tolist() == ["0.500 [0.500, 0.500]", "1.00 [1.00, 1.00]"] * 2
+    assert gain.cells["two / one"].tolist() == ["0.500× [0.500, 0.500]", "1.00× [1.00, 1.00]"] * 2
     estimate = devices.estimate_table(path).frame.set_index("network")
     size = ppo_linen.Args(hidden_sizes=devices.NETWORKS["3 x 256"])
     env = ppo_linen.VecEnv(size.env_id, 1)

@@ -18,7 +18,7 @@ from analysis.measures import timed
 from analysis.page import Table
 from analysis.runs import load
 from analysis.schema import SourceError
-from analysis.tables import across, texts
+from analysis.tables import across, multiple, texts
 
 VMAP, SCAN, BESIDE, AFTER = "vmap", "one scan", "side by side", "one after another"
 PROGRAMS = (VMAP, SCAN)  # of all agents
@@ -112,7 +112,7 @@ def ratio_table(table: pd.DataFrame) -> Table:
     frame = pd.concat(parts).replace({"framework": FRAMEWORKS})
     frame = frame.rename(columns={"other": "divided by"})
     shown = frame.assign(agents=frame["agents"].map("{:,.0f}".format))
-    cells = across(shown, texts(frame), ["framework", "way", "divided by"], "agents")
+    cells = across(shown, texts(frame, multiple()), ["framework", "way", "divided by"], "agents")
     cells = cells.rename(columns={"way": "method"})
     return Table("agents_ratios", "Seconds to train N agents, as a ratio", frame, cells)
 

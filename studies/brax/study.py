@@ -8,7 +8,7 @@ import pandas as pd
 from analysis import stats
 from analysis.formatting import interval, number
 from analysis.page import Table, Text
-from analysis.tables import texts
+from analysis.tables import multiple, texts
 
 OTHERS = {  # script -> whose it is, and what it trains
     "brax_ppo": ("brax", "PPO, 2 x 64"),
@@ -50,7 +50,7 @@ def many_table(path: Path) -> Table:
     cells["our script (steps/s)"] = frame["ours"].map(number)
     cells["library"] = frame["other"]
     cells["library (steps/s)"] = frame["others"].map(number)
-    cells["ours / library"] = texts(frame)
+    cells["ours / library"] = texts(frame, multiple())
     return Table("brax_many", "Steps a second in HalfCheetahSpring", frame, cells)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis import figures, races
 from analysis.page import Table
 from analysis.stats import Interval
-from analysis.tables import span, table_of, text, value
+from analysis.tables import multiple, table_of, text, value
 
 LINEN = "Linen"
 TABLES = {"PPO": ("PPO", "PPO beside LeanRL"), "SAC": ("SAC",)}  # the races of each table
@@ -36,7 +36,7 @@ def cost_table(path: Path, title: str) -> Table:
     columns = {
         "program": text("program"),
         "time per step (µs)": value("step"),
-        "time / Linen time": lambda row: "1.00" if row["program"] == LINEN else span()(row),
+        "time / Linen time": lambda row: "1.00×" if row["program"] == LINEN else multiple()(row),
     }
     return table_of("control_cost", title, costs(path, title), columns)
 
@@ -80,8 +80,8 @@ def intel_table(path: Path) -> Table:
     columns = {
         "algorithm": text("algorithm"),
         "program": text("program"),
-        "Intel Xeon: time / Linen time": span("intel_"),
-        "AMD EPYC: time / Linen time": span("amd_"),
+        "Intel Xeon: time / Linen time": multiple("intel_"),
+        "AMD EPYC: time / Linen time": multiple("amd_"),
     }
     return table_of("control_intel", "Processors", pd.DataFrame(rows), columns)
 

@@ -9,7 +9,7 @@ from analysis import races
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.stats import Interval
-from analysis.tables import span, table_of, text, value
+from analysis.tables import multiple, table_of, text, value
 
 NETWORKS = {"2 x 64": (64, 64), "3 x 256": (256, 256, 256)}  # race -> its hidden layers
 SCRIPTS = {"Linen": "ppo_linen_sharded", "PyTorch": "ppo_torch_ddp"}
@@ -34,7 +34,7 @@ def gain_table(path: Path) -> Table:
         "script": text("script"),
         "one device (ms)": value("one"),
         "two devices (ms)": value("two"),
-        "two / one": span(),
+        "two / one": multiple(),
     }
     return table_of("devices_gain", "Two devices", pd.DataFrame(rows, columns=names), columns)
 

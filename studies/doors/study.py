@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from analysis import figures, stats
 from analysis.page import Table
 from analysis.schema import SourceError
-from analysis.tables import span, table_of, text
+from analysis.tables import multiple, table_of, text
 
 LAYOUTS = 225
 SETTLED = 25  # iterations after which the pace is measured
@@ -85,8 +85,8 @@ def contrast_table(source: Path) -> Table:
     columns = {
         "A": text("first"),
         "B": text("second"),
-        "time per step, A / B": span("pace_"),
-        "time of the run, A / B": span("whole_"),
+        "time per step, A / B": multiple("pace_"),
+        "time of the run, A / B": multiple("whole_"),
     }
     frame = contrasts(pd.read_csv(source))
     return table_of("doors_contrasts", "Doors: what a difference costs", frame, columns)

@@ -10,7 +10,7 @@ from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.stats import Interval
-from analysis.tables import span, table_of, text, texts, value
+from analysis.tables import multiple, span, table_of, text, texts, value
 
 # Flags of a script for each network; small is the default.
 FLAGS = {x: f" --hidden-sizes {' '.join(map(str, units))}" for x, units in SIZES.items()}
@@ -93,7 +93,10 @@ def ratio_table(path: Path) -> Table:
             cells = {"environment": env, "network": size}
             cells["ppo_linen (ms)"] = number(times.milliseconds(linen))
             frame = pd.DataFrame(ratios.values())
-            rows.append(cells | dict(zip(map("ppo_{}".format, ratios), texts(frame), strict=True)))
+            rows.append(
+                cells
+                | dict(zip(map("ppo_{}".format, ratios), texts(frame, multiple()), strict=True))
+            )
     frame = pd.DataFrame(found, columns=["env_id", "size", "mode", *Interval._fields])
     return Table("gpu_ratios", "Time / ppo_linen time", frame, pd.DataFrame(rows))
 
@@ -122,8 +125,10 @@ def robot_table(path: Path) -> Table:
         "training": text("what"),
         "time per iteration (ms)": value("ms"),
         "steps/s": value("steps"),
-        "time / Linen time": lambda row: "1.00" if "linen" in row["mode"] else span("linen_")(row),
-        "uncompiled / compiled time": span("eager_"),
+        "time / Linen time": lambda row: (
+            "1.00×" if "linen" in row["mode"] else multiple("linen_")(row)
+        ),
+        "uncompiled / compiled time": multiple("eager_"),
     }
     table = table_of("gpu_robots", "Robots", pd.DataFrame(rows), columns)
     return table._replace(cells=table.cells[["training", "script", *list(columns)[1:]]])
@@ -146,9 +151,9 @@ def agent_table(path: Path) -> Table:
     for name, title in (("linen", "Linen"), ("torch", "PyTorch")):
         columns[f"ppo_{name}_vmap (ms)"] = value(f"{name}_ms")
         columns[f"{title}: time / time of 1 agent"] = lambda row, name=name: (
-            "1.00" if row["agents"] == 1 else span(f"{name}_")(row)
+            "1.00×" if row["agents"] == 1 else multiple(f"{name}_")(row)
         )
-    columns["PyTorch time / Linen time"] = span()
+    columns["PyTorch time / Linen time"] = multiple()
     return table_of("gpu_agents", "Agents in one program", pd.DataFrame(rows), columns)
 
 

@@ -9,7 +9,7 @@ from analysis import figures, races, stats
 from analysis.catalog import SIZES
 from analysis.formatting import number
 from analysis.page import Table
-from analysis.tables import across, span, table_of, text, texts, value
+from analysis.tables import across, multiple, table_of, text, texts, value
 
 # Part -> its name in the table; those of an update begin where products do.
 PARTS = {
@@ -76,7 +76,7 @@ def floors(path: Path) -> Table:
     frame["size"] = pd.Categorical(frame["size"], list(SIZES))
     frame = frame.sort_values(["script", "size", "cores"], kind="stable")
     frame["network and cores"] = frame["size"].astype(str) + ", " + frame["cores"].astype(str)
-    cells = across(frame, texts(frame), ["network and cores"], "script")
+    cells = across(frame, texts(frame, multiple()), ["network and cores"], "script")
     return Table("limits_floors", "Minibatches over their products alone", frame, cells)
 
 
@@ -89,7 +89,7 @@ def cartpole_table(path: Path) -> Table:
         for name in times
     ]
     frame = pd.DataFrame(rows, columns=["mode", "ms", *stats.Interval._fields])
-    columns = {"time per iteration (ms)": value("ms"), "time / ppo_torch time": span()}
+    columns = {"time per iteration (ms)": value("ms"), "time / ppo_torch time": multiple()}
     return table_of("limits_cartpole", "CartPole in PyTorch", frame, columns)
 
 

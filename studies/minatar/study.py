@@ -8,7 +8,7 @@ import pandas as pd
 from analysis import stats
 from analysis.page import Table
 from analysis.runs import load
-from analysis.tables import span, table_of, text
+from analysis.tables import multiple, span, table_of, text
 
 JAX = "dqn_linen"
 NAMES = {
@@ -41,7 +41,7 @@ def frames(source: Path) -> Table:
         row |= dict(zip(stats.Interval._fields, part, strict=True))
         rows.append(row)
     columns = {"implementation": text("way"), "time per frame (ms)": span("frame_")}
-    columns |= {"JAX time / time": span()}
+    columns |= {"JAX time / time": multiple()}
     return table_of("minatar_frames", "A frame of Breakout", pd.DataFrame(rows), columns)
 
 

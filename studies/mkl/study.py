@@ -8,7 +8,7 @@ from analysis import races
 from analysis.formatting import number
 from analysis.page import Table
 from analysis.stats import Interval
-from analysis.tables import span, table_of, text, value
+from analysis.tables import multiple, table_of, text, value
 
 LINE = " --matmul-precision medium"
 # What a race trains -> how its program in Linen begins.
@@ -54,10 +54,10 @@ def race_table(path: Path) -> Table:
             rows.append(cells | {f"gain_{x}": y for x, y in gain._asdict().items()})
     columns = {"training": text("what")}
     columns |= {
-        "high / Linen time": span("without_"),
-        "medium / Linen time": span("with_"),
+        "high / Linen time": multiple("without_"),
+        "medium / Linen time": multiple("with_"),
     }
-    columns |= {"high / medium time": span("gain_")}
+    columns |= {"high / medium time": multiple("gain_")}
     return table_of("mkl_races", "Races", pd.DataFrame(rows), columns)
 
 
@@ -75,7 +75,7 @@ def intel_table(path: Path) -> Table:
     columns = {
         "matmul precision": text("precision"),
         "time per iteration (ms)": value("ms"),
-        "time / Linen time": lambda row: span()(row) if row["precision"] else "1.00",
+        "time / Linen time": lambda row: multiple()(row) if row["precision"] else "1.00×",
     }
     return table_of("mkl_intel", "Intel", pd.DataFrame(rows, columns=names), columns)
 

@@ -8,7 +8,7 @@ from analysis import figures, report, stats, tables
 from analysis.measures import MODES, Experiment, experiments, mode_order, summarize, timed
 from analysis.page import Table
 from analysis.runs import load
-from analysis.tables import span, table_of, text, value
+from analysis.tables import multiple, span, table_of, text, value
 
 LINEN, LIBRARY = "ppo_linen", "sb3"
 PEERS = ("purejaxrl", "rejax", "jaxnasium", "sbx", "skrl_jax")  # in JAX; then those in PyTorch
@@ -39,9 +39,9 @@ def peer_table(source: Path) -> Table:
         "script": text("mode"),
         "runs": text("runs"),
         "startup (s)": value("startup"),
-        "iteration (ms)": value("steady", 1000),
-        f"iteration: time / {LINEN} time": span("steady_"),
-        f"iteration: time / {LIBRARY} time": span("library_"),
+        "time per iteration (ms)": value("steady", 1000),
+        f"time / {LINEN} time": multiple("steady_"),
+        f"time / {LIBRARY} time": multiple("library_"),
         "100 iterations (s)": value("process"),
         "median final return": span("return_"),
     }

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import races
 from analysis.page import Table
 from analysis.stats import Interval
-from analysis.tables import span, table_of, text, value
+from analysis.tables import multiple, table_of, text, value
 
 # How a race ran -> what its file's name ends with.
 WAYS = {
@@ -59,7 +59,7 @@ def pair_table(folder: Path) -> Table:
         "machine": text("way"),
         "initial load": value("load"),
         "rounds": text("turns"),
-        "ppo_torch / ppo_linen time": span(),
+        "ppo_torch / ppo_linen time": multiple(),
     }
     return table_of("race_pair", "Pair", pd.DataFrame(rows, columns=names), columns)
 

@@ -15,7 +15,7 @@ from analysis.measures import Experiment, in_order, summarize
 from analysis.page import Table
 from analysis.runs import load
 from analysis.schema import SourceError
-from analysis.tables import across, texts
+from analysis.tables import across, multiple, texts
 
 BASELINE, LIBRARY = "ppo_rnn_linen", "sb3_recurrent"
 MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"
@@ -43,7 +43,7 @@ def cost_table(source: Path) -> Table:
     for units in ("64", "256"):
         part = shown[shown["size"] == units].set_index("script")
         parts.append((part["steady"] * 1000).map(number).rename(f"{units} units (ms)"))
-        ratios = texts(part.rename(columns=lambda x: x.removeprefix("steady_")))
+        ratios = texts(part.rename(columns=lambda x: x.removeprefix("steady_")), multiple())
         parts.append(ratios.rename(f"{units} units, time / {BASELINE} time"))
     cells = pd.concat(parts, axis=1).fillna("-").reset_index()
     return Table("recurrent_costs", "Time per iteration", frame, cells)

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import figures, races
-from analysis.formatting import interval, number
+from analysis.formatting import number
+from analysis.formatting import ratio as written
 from analysis.page import Table
 from analysis.stats import Interval
 from analysis.tables import table_of, text, value
@@ -65,7 +66,7 @@ def ratio_table(
         shown = {"environment step": f"{what} {row['microseconds']:,} µs"}
         for title, pair in pairs.items():
             if pair[0] in times:
-                shown[title] = interval(*ratio(times, pair))
+                shown[title] = written(*ratio(times, pair))
         for title, (program, steps) in rates.items():
             shown[title] = number(steps / times[program].median())
         cells.append(shown)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import figures, races
-from analysis.formatting import interval, number
+from analysis import figures, formatting, races
+from analysis.formatting import number
 from analysis.page import Table
 
 FIRST = "gymnax scan"
@@ -21,7 +21,9 @@ def table(path: Path) -> Table:
             ratio = races.ratio_of(times[way], times[FIRST])
             row = cells.setdefault(way, {"method": way})
             row[f"{name} (ms)"] = number(1000 * times[way].median())
-            row[f"{name}: time / {FIRST} time"] = "1.00" if way == FIRST else interval(*ratio)
+            row[f"{name}: time / {FIRST} time"] = (
+                "1.00×" if way == FIRST else formatting.ratio(*ratio)
+            )
             rows.append({"name": name, "way": way} | ratio._asdict())
     shown = pd.DataFrame(cells.values()).fillna("-")
     return Table("vectorization", "512 steps of all environments", pd.DataFrame(rows), shown)
