@@ -41,7 +41,7 @@ steps() {
   race breakout 170 "${breakout[@]}"
   runs "CartPole-v1__small" # how long they take to start
   tests training 420 tests/test_training.py \
-    -k "(nothing_compiles_twice or goes_on_from_its_checkpoint) and not gymnasium"
+    -k "(nothing_compiles_twice or resuming_is_exact) and not gymnasium"
   tests resume 300 tests/gpu/test_gpu.py -k resuming
   tests memory 300 tests/gpu/test_handover.py -k memory
   tests robots 400 tests/test_continuous.py tests/test_sac.py \
