@@ -140,7 +140,11 @@ def experiment_of(folder):
 @pytest.mark.parametrize(
     ("study", "name", "row"),
     [
-        ("golden/peers", "answer", "ppo_nnx 10 6.69 82.4 0.99× [0.94, 1.06] 15.1 1.02× [0.97, 1.07]"),
+        (
+            "golden/peers",
+            "answer",
+            "ppo_nnx 10 6.69 82.4 0.99× [0.94, 1.06] 15.1 1.02× [0.97, 1.07]",
+        ),
         ("golden/peers", "startup", "ppo_nnx 2.22 1.71 2.76 6.69 0.266 [-0.199, 0.730] 86.8"),
         (
             "golden/peers",

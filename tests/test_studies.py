@@ -62,7 +62,7 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
     beside = runs.index[runs["mode"].str.endswith(agents.BESIDE)]
     assert len(agents.programs(runs.drop(beside[0]))) == len(agents.programs(runs)) - 1
     save(data._replace(runs=runs[runs["mode"] == "ppo_linen"]), tmp_path)
-    with pytest.raises(SourceError, match="no run is of a program of many agents"):
+    with pytest.raises(SourceError, match="no run trained many agents in one program"):
         agents.costs(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
         info["resumed"] = [40] if name == "resumed" else []
         (run / "run.json").write_text(json.dumps(info))
     doors.update(tmp_path, tmp_path)
-    assert "resumed went on without evaluation" in capsys.readouterr().err
+    assert "resumed ignored: it was resumed" in capsys.readouterr().err
     found = pd.read_csv(tmp_path / "layouts.csv")
     assert found["run"].tolist() == ["doors-64__a"] * 2
     assert found["iteration_seconds"].tolist() == [5, 3]

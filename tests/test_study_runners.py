@@ -294,7 +294,7 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     monkeypatch.setattr(sys, "argv", [*words, "--run-name", "changed"])
     with pytest.raises(SystemExit, match="2"):
         peer.main()
-    assert "no unchanged checkout" in capsys.readouterr().err
+    assert "not an unmodified checkout" in capsys.readouterr().err
 
 
 # === Peers in a race ============================================================================
@@ -317,4 +317,4 @@ def test_anothers_file_becomes_the_process_with_its_flags(tmp_path):
     done = subprocess.run([*words, commit], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "['--no-cuda', '--compile', '--num-envs', '7'] disabled\n"
     done = subprocess.run([*words, "0" * 40], env=env, capture_output=True, text=True)
-    assert done.returncode == 2 and "no unchanged checkout" in done.stderr
+    assert done.returncode == 2 and "not an unmodified checkout" in done.stderr

@@ -1,16 +1,16 @@
-"""Many agents in the shape of PureJaxRL: the whole training is one compiled program.
+"""Train many agents in one compiled program, like PureJaxRL.
 
     python -m studies.agents.one_scan --env-id CartPole-v1 --num-agents 8
 
-It has the flags, functions and folders of more/ppo_linen_vmap.py. They differ in who goes round the
-loop: there Python calls the compiled rollout and update for each iteration; here jax.lax.scan goes
-over all iterations, under one jax.vmap over the agents, and all that and the first weights are
-under one jax.jit. So the program is called once, and returns all metrics at the end.
+It uses the flags, functions and folders of more/ppo_linen_vmap.py. There, Python calls the compiled
+rollout and update in each iteration. Here, jax.lax.scan loops over all iterations, under one
+jax.vmap over the agents, and one jax.jit compiles all of this and the initialization. So the
+program is called once, and returns all metrics at the end.
 
-What that gives up: until the end nothing can be seen, logged or saved, and where it is stopped or
-killed nothing is left. The times of single iterations cannot be known: metrics.jsonl has their
-mean, to which the first adds the seconds of compiling. All metrics are kept on the device until
-the end, and another number of iterations is another program, compiled anew.
+The drawback: nothing can be seen, logged or saved before the end, and a run that is stopped or
+killed leaves nothing. The times of single iterations are unknown, so metrics.jsonl contains their
+mean; the first also includes the time to compile. All metrics stay on the device until the end, and
+another number of iterations requires compiling again.
 """
 
 import signal
@@ -40,8 +40,8 @@ from more.ppo_linen_vmap import (
 def train_all(seeds: jax.Array, env: VecEnv, args: Args) -> tuple[Any, Any, Any, Any]:
     """Train an agent for each seed; return their train_state, obs, env_state and metrics."""
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.PRNGKey(seed), 3))(seeds)
-    # Not under vmap: batched, the threads that make orthogonal matrices share that work among
-    # themselves and wait for each other, on a CPU now and then for ever (jaxlib 0.10.2).
+    # Not under vmap: on a CPU, the batched initialization of orthogonal matrices sometimes
+    # deadlocks (jaxlib 0.10.2).
     make = partial(make_agent, args, env.obs_shape, env.num_actions)
     train_state = jax.lax.map(make, keys[:, 1])
     training = partial(whole_training, env=env, args=args)
@@ -81,7 +81,7 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # there is no iteration to wait for
+        signal.signal(number, signal.SIG_DFL)  # end at once: there are no iterations to wait for
     seeds = np.arange(args.seed, args.seed + args.num_agents, dtype=np.uint32)
     start = time.perf_counter()
     program = jax.jit(partial(train_all, env=env, args=args)).lower(seeds).compile()
@@ -91,10 +91,10 @@ def train(args: Args) -> None:
 
     metrics = jax.device_get(metrics)  # each (num_agents, num_iterations)
     marks = np.linspace(compiled, end, args.num_iterations + 1).tolist()
-    marks[0] = start  # the first iteration has the compiling, as those of the scripts do
+    marks[0] = start  # the first iteration includes compilation, as in the scripts
     for iteration in range(args.num_iterations):
         row = {name: x[:, iteration] for name, x in metrics.items()}
-        # The log asks the clock when an iteration ends, and here all of them have ended.
+        # The log reads the clock at the end of an iteration, but all iterations have already ended.
         with mock.patch.object(time, "perf_counter", return_value=marks[iteration + 1]):
             log.write(iteration, row, marks[iteration])
     save_checkpoints(log, Checkpoint(args.num_iterations, train_state, obs, env_state))
@@ -103,11 +103,11 @@ def train(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """End where a flag asks for what cannot be had of a single compiled program."""
+    """Exit if a flag asks for something that a single compiled program cannot do."""
     usual = Args()
     for name in ("sync_for_timing", "save_every", "resume"):
         if getattr(args, name) != getattr(usual, name):
-            fail(f"--{name.replace('_', '-')}: one compiled program has no such thing")
+            fail(f"--{name.replace('_', '-')}: not possible in a single compiled program")
 
 
 if __name__ == "__main__":

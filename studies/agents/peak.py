@@ -1,10 +1,10 @@
-"""Train by a script, and add the most memory that its process had to what it leaves.
+"""Run a training script, and record the peak memory of its process in the run folder.
 
     python -m studies.agents.peak more/ppo_linen_vmap.py --seed 1 --runs-dir runs --run-name mine
     python -m studies.agents.peak -m studies.agents.one_scan --runs-dir runs --run-name mine
 
-Each run.json in the run's folder gets peak_host_bytes: of many agents, that of their program. Flags
-are the script's.
+Adds peak_host_bytes to each run.json in the run folder. With many agents it is the peak memory of
+the program that trains all of them. All flags are passed to the script.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    del sys.argv[0]  # as if the script had been called
+    del sys.argv[0]  # as if the script had been called directly
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--runs-dir", type=Path, required=True)
     parser.add_argument("--run-name", required=True)
@@ -30,7 +30,7 @@ def main() -> None:
     for path in (args.runs_dir / args.run_name).rglob("run.json"):
         info = json.loads(path.read_text())
         info["peak_host_bytes"] = 1024 * kilobytes
-        part = path.with_name("run.partial")  # run.json is there as a whole, or not at all
+        part = path.with_name("run.partial")  # write run.json atomically
         part.write_text(json.dumps(info, indent=2))
         part.replace(path)
 

@@ -1,10 +1,10 @@
-"""What N agents cost: one program for all of them, or a process for each.
+"""Cost of training N agents in one program, or in one process per agent.
 
-README.md has the four ways. A way of P processes at once, one or as many as there are cores, is
-measured with P agents, and calculated for each N that P divides: the last P take as long as the
-longest of them, those before as long as their mean.
+README.md describes the four methods. A method with P processes at a time (one, or one per core) is
+measured with P agents and extrapolated to each multiple N of P: the last P agents take as long as
+the slowest of them, all others as long as the mean.
 
-Memory is the most that a process had in any repeat, of processes side by side the sum.
+Memory is the peak over all repeats; for processes side by side, the sum over processes.
 """
 
 from pathlib import Path
@@ -21,8 +21,8 @@ from analysis.schema import SourceError
 from analysis.tables import across, multiple, texts
 
 VMAP, SCAN, BESIDE, AFTER = "vmap", "one scan", "side by side", "one after another"
-PROGRAMS = (VMAP, SCAN)  # of all agents
-SCRIPTS = {  # script -> framework and way
+PROGRAMS = (VMAP, SCAN)  # one program trains all agents
+SCRIPTS = {  # script -> framework and method
     "ppo_linen_vmap": ("linen", VMAP),
     "ppo_nnx_vmap": ("nnx", VMAP),
     "ppo_torch_vmap": ("torch", VMAP),
@@ -31,7 +31,11 @@ SCRIPTS = {  # script -> framework and way
     "ppo_nnx": ("nnx", AFTER),
     "ppo_torch_compile": ("torch", AFTER),
 }
-PAIRS = ((VMAP, AFTER), (VMAP, BESIDE), (SCAN, VMAP))  # whose seconds are divided
+PAIRS = (
+    (VMAP, AFTER),
+    (VMAP, BESIDE),
+    (SCAN, VMAP),
+)  # divide the first time by the second
 LOOKS = {
     VMAP: {"color": figures.BLUE, "marker": "o"},
     SCAN: {"color": figures.SKY, "marker": "^"},
@@ -45,12 +49,12 @@ KEYS = ["framework", "way", "agents"]
 def programs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row per program, or per group of processes side by side.
 
-    Its repeat is the block of 1,000 seeds that the seed of its first agent is in.
+    The repeat is the number of the block of 1,000 seeds that contains the seed of the first agent.
     """
     runs = timed(runs).dropna(subset=["process"])
     runs = runs[runs["mode"].str.split(", ").str[0].isin(SCRIPTS)]
     beside = runs["mode"].str.endswith(BESIDE)
-    folder = runs["run"].str.rpartition("/")[0]  # that processes of a group share
+    folder = runs["run"].str.rpartition("/")[0]  # shared by the processes of a group
     rows = []
     for _, part in runs.groupby([runs["run"].where(~beside, folder), "mode"], sort=False):
         one = part.iloc[0]
@@ -75,13 +79,13 @@ def programs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def costs(source: Path) -> pd.DataFrame:
-    """Return what N agents cost in every way and repeat, for each N that a program was run with.
+    """Return the cost of N agents per method and repeat, for each N that a program was run with.
 
-    Raise SourceError if no run is of a program of many.
+    Raise SourceError if no run trained many agents in one program.
     """
     found = programs(load(source).runs)
     if found.empty or not found["way"].isin(PROGRAMS).any():
-        raise SourceError("no run is of a program of many agents, such as ppo_linen_vmap")
+        raise SourceError("no run trained many agents in one program, such as ppo_linen_vmap")
     groups = found.groupby([*KEYS, "repeat"])
     means = groups.mean().assign(megabytes=groups["megabytes"].max()).reset_index()
     whole = means[means["way"].isin(PROGRAMS)]
@@ -95,9 +99,9 @@ def costs(source: Path) -> pd.DataFrame:
 
 # === Tables =====================================================================================
 def ratio_table(table: pd.DataFrame) -> Table:
-    """How many times as long one way takes as another: a column per N, by repeats of both.
+    """Return the ratios of the times of two methods, paired by repeat: a column per N.
 
-    Raise SourceError if no two ways are there.
+    Raise SourceError if no pair of methods was run.
     """
     names = ["framework", "agents", "repeat"]
     seconds = table.pivot(index=names, columns="way", values="seconds")
@@ -108,7 +112,7 @@ def ratio_table(table: pd.DataFrame) -> Table:
             found = stats.of_groups(ratio, names[:2], "ratio", stats.geometric_mean)
             parts.append(found.assign(way=way, other=other))
     if not parts:
-        raise SourceError("no two ways were run, so there is no ratio")
+        raise SourceError("no pair of methods was run, so there are no ratios")
     frame = pd.concat(parts).replace({"framework": FRAMEWORKS})
     frame = frame.rename(columns={"other": "divided by"})
     shown = frame.assign(agents=frame["agents"].map("{:,.0f}".format))
@@ -118,10 +122,10 @@ def ratio_table(table: pd.DataFrame) -> Table:
 
 
 def rate_table(table: pd.DataFrame) -> Table:
-    """A row per framework, and a column per way, of the N with the most steps per second."""
+    """Return the maximum of steps per second over N: a row per framework, a column per method."""
     thousands = table.assign(thousands=table["rate"] / 1000)
     frame = stats.of_groups(thousands, KEYS, "thousands", stats.geometric_mean)
-    # Processes have the same rate for every N, but for rounding: the smallest N is shown.
+    # Except for rounding, processes have the same rate for every N: show the smallest N.
     rates = frame.sort_values("agents")["estimate"].round(6)
     frame = frame.loc[rates.groupby([frame["framework"], frame["way"]], sort=False).idxmax()]
     frame = frame.replace({"framework": FRAMEWORKS})
@@ -135,9 +139,9 @@ def rate_table(table: pd.DataFrame) -> Table:
 def draw(table: pd.DataFrame) -> Figure:
     """Plot seconds and memory against the number of agents, two panels per framework."""
     seconds = stats.of_groups(table, KEYS, "seconds", stats.geometric_mean)
-    seconds["panel"] = seconds["framework"].map(FRAMEWORKS) + ": seconds to the end"
+    seconds["panel"] = seconds["framework"].map(FRAMEWORKS) + ": duration (s)"
     memory = table.groupby(KEYS, as_index=False)["megabytes"].max()
-    memory["panel"] = memory["framework"].map(FRAMEWORKS) + ": MB of the host"
+    memory["panel"] = memory["framework"].map(FRAMEWORKS) + ": host memory (MB)"
     points = pd.concat([seconds, memory.rename(columns={"megabytes": "estimate"})])
     points = points.rename(columns={"way": "mode", "agents": "x"})
     return figures.bands(points, LOOKS, "agents", "", log=True)

@@ -4,15 +4,16 @@
     python -m studies.brax.measure 10 > studies/brax/speed.jsonl
     python -m studies.brax.measure 3 --many --peers > studies/brax/many.jsonl
 
-The first argument is the number of iterations after the first one. A line is a run:
-"start_seconds" is all but these iterations, so imports, the pool of starts and what is compiled;
-"steps_per_second" is the median of these iterations, updates among them; "cpu_seconds" are those of
-all threads in the whole run. Times are by the clock: on a busy machine they say little.
+The first argument is the number of iterations after the first one. Each line is a run:
+"start_seconds" is everything before these iterations: imports, the pool of initial states and
+compilation; "steps_per_second" is the median of these iterations, including updates; "cpu_seconds"
+is the CPU time of all threads in the entire run. The other times are wall-clock times, which mean
+little on a busy machine.
 
-Without --many it is more/ppo_continuous_linen.py in several robots, with 64 steps in each
-environment. With --many it is our PPO and SAC in HalfCheetahSpring alone, with 64 to 2,048
-environments and 32 steps in each. With --peers, brax's own PPO and SAC run beside ours, in an
-environment that uv makes. Their seconds are the library's own, without its evaluations. With
+Without --many, train more/ppo_continuous_linen.py in several robots, with 64 steps per environment.
+With --many, train our PPO and SAC in HalfCheetahSpring only, with 64 to 2,048 environments and 32
+steps per environment. With --peers, the PPO and SAC of brax also run, in an environment that uv
+creates. Their durations are reported by the library and exclude its evaluations. With
 --purejaxrl ../purejaxrl, PureJaxRL's PPO follows, and ours with the same networks;
 studies/brax/peers/jax_purejaxrl.py says how to get it.
 """
@@ -42,7 +43,7 @@ RUNS = [
 ]
 MANY = (64, 256, 1_024, 2_048)
 MANY_STEPS = 32
-# As jax_brax.py has them: 8 minibatches, whatever the number of environments, and 10 epochs.
+# As in jax_brax.py: 8 minibatches, independent of the number of environments, and 10 epochs.
 PPO = ["more/ppo_continuous_linen.py", "--num-minibatches", "8"]
 SAC = ["more/sac_linen.py", "mujoco", "--train-frequency", "8", "--buffer-size", "102400"]
 
@@ -55,7 +56,7 @@ def cpu_seconds() -> float:
 def measure(
     script: list[str], env_id: str, num_envs: int, num_steps: int, iterations: int, first: int = 1
 ) -> dict[str, Any]:
-    """Train with a script of ours; its first iterations, where it compiles, belong to the start."""
+    """Train with one of our scripts; its first iterations, which compile, count as start-up."""
     steps = num_envs * num_steps
     words = [sys.executable, *script, "--env-id", env_id]
     words += ["--num-envs", str(num_envs), "--num-steps", str(num_steps)]
@@ -80,7 +81,7 @@ def measure(
 
 
 def measure_peer(command: list[str], num_envs: int, iterations: int) -> dict[str, Any]:
-    """Train with a peer's own agent; the command says which."""
+    """Train with another library, using this command."""
     words = [*command, "--num-envs", str(num_envs), "--num-steps", str(MANY_STEPS)]
     words += ["--iterations", str(iterations)]
     start, cpu_start = time.perf_counter(), cpu_seconds()
@@ -108,9 +109,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.brax.measure")
     parser.add_argument("iterations", type=int)
     parser.add_argument("--many", action="store_true", help="up to 2,048 HalfCheetahSpring")
-    parser.add_argument("--peers", action="store_true", help="with --many: brax's own agents, too")
-    parser.add_argument("--uv", default="uv run --script", help="what runs the others' agents")
-    parser.add_argument("--purejaxrl", help="a checkout of it, to measure it with --many, too")
+    parser.add_argument("--peers", action="store_true", help="with --many: also the agents of brax")
+    parser.add_argument("--uv", default="uv run --script", help="command for the other libraries")
+    parser.add_argument("--purejaxrl", help="with --many: a checkout of PureJaxRL")
     args = parser.parse_args()
     say({"cpu": cpu(), "cores": os.cpu_count()})
     env_id = "envs.brax:HalfCheetahSpring"
@@ -125,13 +126,13 @@ def main() -> None:
         if args.peers:
             say(measure_peer([*brax, "ppo"], num_envs, args.iterations))
     steps = MANY[0] * MANY_STEPS
-    # SAC's first iteration acts at random, and compiles the update as well.
+    # The first iteration of SAC acts at random, and also compiles the update.
     sac = [*SAC, "--learning-starts", str(steps)]
     say(measure(sac, env_id, MANY[0], MANY_STEPS, args.iterations, first=2))
     if args.peers:
         say(measure_peer([*brax, "sac"], MANY[0], args.iterations))
     if args.purejaxrl:
-        wide = [*PPO, "--hidden-sizes", "256", "256"]  # the only networks that it has
+        wide = [*PPO, "--hidden-sizes", "256", "256"]  # the only network size of PureJaxRL
         say(measure(wide, env_id, MANY[1], MANY_STEPS, args.iterations))
         purejaxrl = [*uv, "studies/brax/peers/jax_purejaxrl.py", "--checkout", args.purejaxrl]
         say(measure_peer(purejaxrl, MANY[1], args.iterations))

@@ -10,7 +10,7 @@ from analysis.formatting import interval, number
 from analysis.page import Table, Text
 from analysis.tables import multiple, texts
 
-OTHERS = {  # script -> whose it is, and what it trains
+OTHERS = {  # script -> library, and what it trains
     "brax_ppo": ("brax", "PPO, 2 x 64"),
     "brax_sac": ("brax", "SAC, 2 x 256"),
     "purejaxrl_ppo": ("PureJaxRL", "PPO, 2 x 256"),
@@ -19,9 +19,9 @@ KEYS = ["training", "num_envs", "other"]
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a row per pair: our steps a second, and those of the other, which ran right after.
+    """Return a row per pair: steps per second of our script and of the library that ran next.
 
-    A round of measure.py begins with a line that names the processor.
+    A round of measure.py starts with a line that names the processor.
     """
     pairs = []
     number_of_round = 0
@@ -40,7 +40,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def many_table(path: Path) -> Table:
-    """A row per training and number of environments: both, and how many times as many are ours."""
+    """Return steps per second, ours and of the library, per training and number of environments."""
     pairs = read(path)
     pairs["ratio"] = pairs["ours"] / pairs["others"]
     frame = stats.of_groups(pairs, KEYS, "ratio", stats.geometric_mean)
@@ -51,11 +51,11 @@ def many_table(path: Path) -> Table:
     cells["library"] = frame["other"]
     cells["library (steps/s)"] = frame["others"].map(number)
     cells["ours / library"] = texts(frame, multiple())
-    return Table("brax_many", "Steps a second in HalfCheetahSpring", frame, cells)
+    return Table("brax_many", "Steps per second in HalfCheetahSpring", frame, cells)
 
 
 def gain(path: Path) -> Text:
-    """Say what the largest number of environments brings, beside the smallest."""
+    """Return a sentence on the gain from the fewest to the most environments."""
     pairs = read(path)
     pairs = pairs[(pairs["training"] == "PPO, 2 x 64") & (pairs["other"] == "brax")]
     fewest, most = pairs["num_envs"].min(), pairs["num_envs"].max()
@@ -70,14 +70,14 @@ def gain(path: Path) -> Text:
 
 
 def speed_table(path: Path) -> Table:
-    """A row per robot and number of environments, of our PPO."""
+    """Return the speed of our PPO, a row per robot and number of environments."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     frame = pd.DataFrame([row for row in rows if "script" in row])
     cells = pd.DataFrame({"robot": frame["env_id"].str.replace("envs.", "")})
     cells["environments"] = frame["num_envs"].map("{:,}".format)
     cells["startup (s)"] = frame["start_seconds"].map(number)
     cells["steps/s"] = frame["steps_per_second"].map(number)
-    return Table("brax_speed", "Steps a second in other robots", frame, cells)
+    return Table("brax_speed", "Steps per second in other robots", frame, cells)
 
 
 BLOCKS = {"brax_many": many_table, "brax_gain": gain, "brax_speed": speed_table}

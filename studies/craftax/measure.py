@@ -1,12 +1,12 @@
-"""Time Craftax with random actions: the package's own environment, ours, and one without restarts.
+"""Time Craftax with random actions: the environment of the package, ours, and one without resets.
 
     pip install craftax==1.6.1
     python -m studies.craftax.measure 32 3 > studies/craftax/speed.jsonl
 
-The arguments are the number of environments and of rounds. In a round each way makes 64 steps in
-one jitted scan, whose results are used; the ways take turns, and the first round, which is not
-counted, comes after compiling. A line is one scan: "seconds" by the clock, and "cpu_seconds" of all
-threads, which is the fairer one where others want the same cores.
+The arguments are the numbers of environments and of rounds. In a round, each variant makes 64 steps
+in one jitted scan, whose results are used. The variants are interleaved, and the first round after
+compilation is discarded. Each line is one scan: "seconds" is wall-clock time, and "cpu_seconds" the
+CPU time of all threads, which is fairer if other programs use the same cores.
 """
 
 import json
@@ -29,7 +29,7 @@ num_envs, rounds = map(int, sys.argv[1:])
 package = partial(make_craftax_env_from_name, "Craftax-Symbolic-v1")
 ways: dict[str, Any] = {
     "package, restarts": package(auto_reset=True),
-    "package, never restarts": package(auto_reset=False),  # what a step alone takes
+    "package, never restarts": package(auto_reset=False),  # the cost of a step without resets
     "ours, 1,024 worlds": CraftaxSymbolic(),
     "ours, endless worlds": CraftaxSymbolicEndless(),
 }
@@ -45,7 +45,7 @@ def since(start: tuple[float, float]) -> dict[str, float]:
 
 
 def scan(state, key, env):
-    """Take NUM_STEPS random steps; return the state and sums of what they gave."""
+    """Take NUM_STEPS random steps; return the state and the sums of all results."""
 
     def step(state, key):
         *keys, action_key = jax.random.split(key, num_envs + 1)

@@ -11,16 +11,16 @@ from analysis.page import Table
 from analysis.stats import Interval
 from analysis.tables import multiple, table_of, text, value
 
-NETWORKS = {"2 x 64": (64, 64), "3 x 256": (256, 256, 256)}  # race -> its hidden layers
+NETWORKS = {"2 x 64": (64, 64), "3 x 256": (256, 256, 256)}  # name of the race -> hidden layers
 SCRIPTS = {"Linen": "ppo_linen_sharded", "PyTorch": "ppo_torch_ddp"}
-MINIBATCHES = 10 * 8  # of an iteration: epochs, and minibatches in each
-# Assumed of two GPUs that a fast link joins: an all-reduce's start, and bytes in a second.
+MINIBATCHES = 10 * 8  # per iteration: epochs times minibatches
+# Assumed for two GPUs with a fast link: latency of an all-reduce, and bytes per second.
 LATENCY = 20e-6
 BANDWIDTH = 100e9
 
 
 def gain_table(path: Path) -> Table:
-    """A row per network and script: the iteration on one device, and how two multiply its time."""
+    """Return the time per iteration on one and on two devices, a row per network and script."""
     rows = []
     for network, race in races.named(path).items():
         times = race.times()
@@ -40,10 +40,11 @@ def gain_table(path: Path) -> Table:
 
 
 def estimate_table(path: Path) -> Table:
-    """A row per network: bytes to reduce, the time estimated for it, and what must take longer.
+    """Return, per network, the bytes to reduce, the estimated time, and the break-even step time.
 
-    At best two devices halve a minibatch's step, and add the all-reduce. So they gain where the
-    step on one takes more than twice the all-reduce. The measured step counts the rollout in.
+    At best, two devices halve the time of a minibatch step and add the all-reduce. So they are
+    faster if a step on one device takes more than twice as long as the all-reduce. The measured
+    step time includes the rollout.
     """
     rows = []
     for network, race in races.named(path).items():
@@ -61,7 +62,7 @@ def estimate_table(path: Path) -> Table:
 
 
 def gradient_bytes(hidden_sizes: tuple[int, ...]) -> int:
-    """Of actor and critic in CartPole, in float32."""
+    """Return the size of actor and critic in CartPole, in float32."""
     total = 0
     for num_outputs in (2, 1):
         sizes = (4, *hidden_sizes, num_outputs)

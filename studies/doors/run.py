@@ -22,7 +22,7 @@ import numpy as np
 from envs.doors_gymnasium import LIMIT, DoorsGymnasium, all_layouts, optimal_steps
 
 EVERY = 5  # iterations
-# With these settings, agents solve all layouts in 640,000 steps. --env-id is added.
+# With these settings, agents solve all layouts within 640,000 steps. --env-id is added.
 SETTINGS = """
     --total-timesteps 640000 --learning-rate 3e-4 --num-envs 64 --num-steps 80 --gamma 0.95
     --buffer-size 102400 --train-frequency 32 --learning-starts 5120 --target-network-frequency 20

@@ -1,6 +1,6 @@
-"""The table and the figure of the study of Doors, from runs of studies.doors.run.
+"""Table and figure of the Doors study, from runs of studies.doors.run.
 
-layouts.csv has what complete runs measured, a row for each time that an agent was evaluated.
+layouts.csv contains the results of complete runs, a row per evaluation.
 """
 
 import json
@@ -17,10 +17,10 @@ from analysis.schema import SourceError
 from analysis.tables import multiple, table_of, text
 
 LAYOUTS = 225
-SETTLED = 25  # iterations after which the pace is measured
+SETTLED = 25  # iterations after which the time per step is measured
 MODES = ("dqn_linen", "dqn_linen_gymnasium", "dqn_torch", "dqn_torch_gymnasium")
-# The first and the second run of a contrast, each by its cell and script. A cell is the first part
-# of a run's name: the settings, and how many environments.
+# Cell and script of the first run, and of the second. A cell is the first part of the name of a
+# run: the settings and the number of environments.
 CONTRASTS = (
     ("doors-64", "dqn_torch_gymnasium", "doors-1024", "dqn_linen"),
     ("doors-public-64", "dqn_torch_gymnasium", "doors-public-1024", "dqn_linen"),
@@ -31,9 +31,9 @@ CONTRASTS = (
 
 
 def gather(folder: Path) -> pd.DataFrame:
-    """Return a row for each time that a complete run was evaluated.
+    """Return a row per evaluation of a complete run.
 
-    iteration_seconds is the median of the iterations since the time before.
+    iteration_seconds is the median over the iterations since the previous evaluation.
     """
     parts = []
     for path in sorted(folder.glob("*/layouts.jsonl")):
@@ -42,7 +42,7 @@ def gather(folder: Path) -> pd.DataFrame:
         if info["status"] != "completed":
             continue
         if info["resumed"]:
-            print(f"{run} went on without evaluation: left out", file=sys.stderr)
+            print(f"{run} ignored: it was resumed, which skips the evaluations", file=sys.stderr)
             continue
         measured = pd.read_json(path, lines=True)
         log = pd.read_json(run / "metrics.jsonl", lines=True)
@@ -61,10 +61,10 @@ def gather(folder: Path) -> pd.DataFrame:
 
 
 def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how many times as long the first of two takes: of a step (pace) and the run (whole).
+    """Return the ratio of the times of two runs, per step (pace) and of the entire run (whole).
 
-    Runs pair by seed, as those of a seed follow each other; the intervals are of the geometric mean
-    of their ratios.
+    Runs are paired by seed, because the runs of a seed follow each other. The intervals are
+    those of the geometric mean of the ratios.
     """
     settled = rows[rows["iteration"] > SETTLED]
     keys = ["cell", "script", "seed"]

@@ -1,9 +1,9 @@
-"""Time products of matrices as large as the large network's, in JAX and in PyTorch.
+"""Time matrix products of the shapes in the large network, in JAX and in PyTorch.
 
     python -m studies.gpu.products products.json
 
-They are of float32 numbers, by TF32 where the device has it, as the scripts compute by default.
-study.py says how many of them an iteration has.
+The matrices are float32, multiplied in TF32 if the device supports it, which is also the default of
+the scripts. study.py defines how many products an iteration has.
 """
 
 import json
@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import torch
 
 WIDTH = 1024
-ROWS = (32, 1024, 16384)  # of a step, of a minibatch, and of a rollout's obs and next_obs
+ROWS = (32, 1024, 16384)  # in a step, in a minibatch, and in obs and next_obs of a rollout
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COUNT = 200 if DEVICE == "cuda" else 1  # of products, each of the one before and the weights
+COUNT = 200 if DEVICE == "cuda" else 1  # products, each of the previous result and the weights
 
 
 def jax_products(rows: int):
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     found = []
     for name, products in (("jax", jax_products), ("torch", torch_products)):
         for rows in ROWS:
-            # The fastest of six counts; JAX compiles in the first.
+            # Keep the fastest of six repetitions; JAX compiles in the first.
             seconds = min(repeat(products(rows), number=1, repeat=6)) / COUNT
             found.append({"framework": name, "rows": rows, "seconds": seconds})
             print(f"{name}, {rows} rows: {2e-12 * rows * WIDTH**2 / seconds:.3g} TFLOP/s")

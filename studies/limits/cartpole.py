@@ -1,8 +1,8 @@
-"""ppo_torch.py with CartPole-v1 in compiled PyTorch: what does it lose by stepping JAX's?
+"""ppo_torch.py with CartPole-v1 in compiled PyTorch, to time the cost of an environment in JAX.
 
     python race.py ppo_torch.py studies/limits/cartpole.py
 
-Everything but the environment is ppo_torch.py's own: its train and its RunLog.
+Everything except the environment comes from ppo_torch.py, including train and RunLog.
 """
 
 import math
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ["JAX_DISABLE_JIT"] = "1"  # jax.jit(env.step) is env.step then
+os.environ["JAX_DISABLE_JIT"] = "1"  # so that jax.jit(env.step) is env.step
 sys.path.append(str(Path(__file__).parents[2]))
 
 import torch
@@ -20,7 +20,7 @@ import ppo_torch
 
 
 class State(NamedTuple):
-    """Of N environments, shape (N,) each, except physics (N, 4)."""
+    """State of N environments; each field has shape (N,), except physics (N, 4)."""
 
     physics: torch.Tensor  # position, speed, angle, angular speed
     time: torch.Tensor
@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 class VecEnv:
-    """CartPole-v1 (Barto, Sutton and Anderson 1983), as gymnax has it: N at once."""
+    """CartPole-v1 (Barto, Sutton and Anderson 1983), vectorized, with the rules of gymnax."""
 
     num_actions, obs_shape, obs_dim = 2, (4,), 4
 

@@ -1,11 +1,11 @@
-"""Measure where an iteration goes: its parts alone, and the products that no framework can spare.
+"""Time the parts of an iteration, and the matrix products that every framework has to compute.
 
     python -m studies.limits.measure > studies/limits/measured.jsonl
 
-A part is a call of the script's own function where there is one, and otherwise the same operations
-alone, at the same shapes, as often as in an iteration. A repetition is one fresh process for each
-script, size and number of cores. In it the parts take turns, and a part's seconds are the median of
-its rounds. The first line of JSON has versions and machine, each other one a part.
+A part is a call of a function of the script if there is one, and otherwise the same operations in
+isolation, with the same shapes and as often as in an iteration. A repetition is one fresh process
+per script, size and number of cores. In it the parts are interleaved, and the time of a part is the
+median over rounds. The first line of JSON records versions and machine, each further line a part.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from analysis.catalog import SIZES
 from bench.machine import describe, git_commit
 
 ROUNDS = {"small": 10, "medium": 5, "large": 2}
-EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten of the others would take hours
+EPOCHS = {"small": 10, "medium": 1, "large": 1}  # ten epochs of medium or large would take hours
 WARM_UP = 2  # rounds
 PROCESSES = {"small": 5, "medium": 3, "large": 3}
 # Script, size and cores of each process.
@@ -52,7 +52,7 @@ CELLS = (
     ("ppo_linen", "large", 2),
     ("ppo_torch", "large", 2),
 )
-# What an iteration logs: its length is that of ppo_linen.py's.
+# As many metrics per iteration as ppo_linen.py logs.
 METRICS = ("charts/episodes", "charts/episodic_return", *(f"losses/{i}" for i in range(12)))
 OF_ALL_SIZES = ("update", "values", "products")
 
@@ -61,7 +61,7 @@ Parts = dict[str, Callable[[], Any]]
 
 # === Products ===================================================================================
 def make_layers(args: Any, env: Any) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Input (B, i), weight (i, o) and the output's gradient (B, o) of each layer, actor's first."""
+    """Return input (B, i), weight (i, o) and output gradient (B, o) of each layer, actor first."""
     rng = np.random.default_rng(1)
     layers = []
     for num_outputs in (env.num_actions, 1):
@@ -73,27 +73,27 @@ def make_layers(args: Any, env: Any) -> list[tuple[np.ndarray, np.ndarray, np.nd
 
 
 def products(layers, obs_dim: int) -> list:
-    """What a step multiplies, in any framework: forwards, for the weights, and for the inputs."""
+    """Compute the products of a step in any framework: forward, and both gradients."""
     found = []
     for x, weight, gradient in layers:
         found += [x @ weight, x.T @ gradient]
-        if x.shape[1] != obs_dim:  # nothing lies before the first layer
+        if x.shape[1] != obs_dim:  # the first layer needs no gradient of its input
             found.append(gradient @ weight.T)
     return found
 
 
 def hidden(layers, obs_dim: int) -> list:
-    """Input and gradient, each (B, i), of each hidden layer's tanh."""
+    """Return input and gradient, each (B, i), of the tanh of each hidden layer."""
     return [(x, x + 1) for x, _, _ in layers if x.shape[1] != obs_dim]
 
 
 def repeat_in_xla(function: Callable, steps: int) -> Callable:
-    """Compile steps calls of a function of arrays: one loop, whose last results are returned."""
+    """Compile a loop with `steps` calls of a function of arrays; return the last results."""
 
     def run(operands):
         def step(carry, i):
             operands, _ = carry
-            # Operands that seem to change with i, or XLA would compute them once, before the loop.
+            # Make the operands depend on i; otherwise XLA would move the products out of the loop.
             operands, _ = jax.lax.optimization_barrier((operands, i))
             return (operands, function(operands)), None
 
@@ -106,14 +106,14 @@ def repeat_in_xla(function: Callable, steps: int) -> Callable:
 
 # === Parts ======================================================================================
 def make_args(script: Any, size: str, **given: Any) -> Any:
-    # A learning rate that stays, since a round's update is one of many thousands.
+    # A constant learning rate, because a round stands for one of many thousand updates.
     return script.Args(
         hidden_sizes=SIZES[size], update_epochs=EPOCHS[size], anneal_lr=False, **given
     )
 
 
 def single_row_args(script: Any, size: str) -> Any:
-    """Those of an update whose minibatches have one row: nearly all of it is calls."""
+    """Return arguments for minibatches of one row, whose updates consist almost only of calls."""
     return make_args(script, size, num_envs=8, num_steps=1)
 
 
@@ -287,7 +287,7 @@ def torch_parts(script: Any, size: str) -> Parts:
         "calls": partial(few_update, few_storage),
         "log": make_log(script, size),
     }
-    if script.__name__ == "ppo_torch":  # compiled, Adam is a part of the step's one graph
+    if script.__name__ == "ppo_torch":  # in compiled scripts, Adam is part of the graph of the step
         optimizer, _ = learning
 
         def optimize():
@@ -313,14 +313,14 @@ def make_log(script: Any, size: str) -> Callable:
         log = script.RunLog(args, 0, packages=[])
 
     def write():
-        with contextlib.redirect_stdout(io.StringIO()):  # stdout is for JSON
+        with contextlib.redirect_stdout(io.StringIO()):  # stdout is reserved for JSON
             log.write(0, metrics, 0.0, 0.5)
 
     return write
 
 
 def make_update(script: Any, agent: Any, learning: list[Any], args: Any) -> Callable:
-    """A function of a storage; learning is what make_agent returns beside the agent."""
+    """Return a function of a storage; `learning` is what make_agent returns besides the agent."""
     if script.__name__ != "ppo_torch":
         step = partial(script.minibatch_step, agent, *learning, args=args)
         step = script.compile_graph(step, torch.device("cpu"))
@@ -340,7 +340,7 @@ def measure(name: str, size: str, cores: int, process: int) -> None:
     for _ in range(WARM_UP + ROUNDS[size]):
         for part, call in parts.items():
             start = time.perf_counter()
-            jax.block_until_ready(call())  # sync; torch's tensors are there already
+            jax.block_until_ready(call())  # sync; torch is synchronous on a CPU
             seconds[part].append(time.perf_counter() - start)
     for part, found in seconds.items():
         row = {"script": name, "size": size, "cores": cores, "process": process, "part": part}
@@ -361,7 +361,7 @@ def main() -> None:
     versions["python"] = platform.python_version()
     commit = git_commit(Path(__file__))
     print(json.dumps({"versions": versions, "git_commit": commit, **describe()}), flush=True)
-    # The scripts set these before they import NumPy and torch, which comes first here.
+    # The scripts set these before they import NumPy and torch, but this file imports both first.
     threads = os.environ | {"OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
     for process in range(max(PROCESSES.values())):
         for name, size, cores in CELLS:

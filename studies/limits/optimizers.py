@@ -1,11 +1,11 @@
-"""Measure what torch.optim would cost where PyTorch's update is compiled, against Adam written out.
+"""Compare torch.optim with our hand-written Adam in compiled PyTorch updates.
 
     OMP_NUM_THREADS=1 python -m studies.limits.optimizers > studies/limits/optimizers.jsonl
 
 A compiled gradient and a compiled torch.optim.Adam.step, whose lr is a tensor, are two graphs; the
-scripts' own update is one. Both take steps on one batch in turn, in one process. A line of JSON is
-a round: seconds of CPU time of a step of each. The last line has the ratio's geometric mean and its
-95% interval by Student's t over the rounds.
+update of the scripts is a single graph. Both train on one batch, interleaved in one process. Each
+line of JSON is a round: the CPU seconds of a step of each. The last line contains the geometric
+mean of the ratio, with Student's 95% interval over rounds.
 """
 
 import json
@@ -28,11 +28,11 @@ CPU = torch.device("cpu")
 
 
 def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) -> Callable:
-    """A step by two compiled graphs: the gradient of loss_fn(), clipped, and torch.optim's Adam."""
+    """Return a step of two compiled graphs: clipped gradient of loss_fn(), and torch.optim.Adam."""
 
     def gradient():
         grads = torch.autograd.grad(loss_fn(), params)
-        if clip == 0:  # DQN's is not clipped
+        if clip == 0:  # DQN does not clip
             return grads
         norm = torch.cat([x.flatten() for x in grads]).norm()
         scale = (clip / (norm + 1e-6)).clip(max=1.0)
@@ -51,7 +51,7 @@ def second_graph(params: list[Any], loss_fn: Callable, clip: float, eps: float) 
 
 
 def of_ppo() -> tuple[Callable, Callable]:
-    """CartPole's minibatch step: written out, and with torch.optim."""
+    """Return the PPO minibatch step in CartPole: hand-written, and with torch.optim."""
     args = ppo.Args()
     size = args.minibatch_size
     action = torch.randint(2, (size,)).int()
@@ -69,7 +69,7 @@ def of_ppo() -> tuple[Callable, Callable]:
 
 
 def of_dqn() -> tuple[Callable, Callable]:
-    """CartPole's update: written out, and with torch.optim."""
+    """Return the DQN update in CartPole: hand-written, and with torch.optim."""
     args = dqn.Args()
     size = args.batch_size
     action = torch.randint(2, (size,)).int()
@@ -111,7 +111,7 @@ def main() -> None:
         mean = np.mean(logs)
         half = stats.t.ppf(0.975, ROUNDS - 1) * stats.sem(logs)
         low, middle, high = np.exp([mean - half, mean, mean + half]).round(3).tolist()
-        found = {"script": name, "times as long": middle, "low": low, "high": high}
+        found = {"script": name, "time ratio": middle, "low": low, "high": high}
         print(json.dumps(found))
         print(found, file=sys.stderr)
 

@@ -1,9 +1,9 @@
-"""Measure the parts of a step of SAC in Linen: acting, the environment, the replay, the update.
+"""Time the parts of an SAC step in Linen: acting, environment, replay buffer and update.
 
     taskset --cpu-list 0 python -m studies.limits.sac > studies/limits/sac.jsonl    # a minute
 
-It takes HalfCheetah-v5 by the preset mujoco: two layers of 256 units, and an update of 256
-transitions after each step. A line of JSON is a part: the median of its calls, in microseconds.
+It uses HalfCheetah-v5 and the configuration mujoco: two layers of 256 units, and an update of 256
+transitions after each step. Each line of JSON is a part: the median over calls, in microseconds.
 "products" are the matrix products of an update alone, and "gradient" is the update without Adam and
 the target critics.
 """
@@ -29,15 +29,21 @@ WIDTH, BATCH = 256, 256
 
 
 def products(obs_dim: int, action_dim: int) -> Counter[tuple[int, int, int]]:
-    """How many products of (m, k) with (k, n) an update has."""
+    """Return the number of products of (m, k) with (k, n) in an update."""
     actor = [(obs_dim, WIDTH), (WIDTH, WIDTH), (WIDTH, 2 * action_dim)]
     critic = [(obs_dim + action_dim, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
     found: Counter[tuple[int, int, int]] = Counter()
-    # Networks, forward passes, backward passes to the weights, and to the inputs: all layers' or
-    # all but the first's.
+    # Network, forward passes, gradients of the weights, and gradients of the inputs: of all layers
+    # or of all except the first.
     for layers, forward, weights, inputs, inputs_first in (
-        (actor, 2, 1, 1, 0),  # next_obs and obs; the actor's loss trains it at obs
-        (critic, 2 * 3, 2, 2 * 2, 2),  # target, loss and actor's loss, which goes on to the action
+        (actor, 2, 1, 1, 0),  # next_obs and obs; the actor loss trains it at obs
+        (
+            critic,
+            2 * 3,
+            2,
+            2 * 2,
+            2,
+        ),  # target, critic loss, actor loss (down to the action)
     ):
         for number, (k, n) in enumerate(layers):
             found[BATCH, k, n] += forward
@@ -47,12 +53,12 @@ def products(obs_dim: int, action_dim: int) -> Counter[tuple[int, int, int]]:
 
 
 def run_products(inputs: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
-    """All products, one after the other; each pair has as many of them as its first axis says."""
+    """Compute all products in sequence; the first axis of each pair is their number."""
     return [jax.lax.map(lambda pair: pair[0] @ pair[1], pair) for pair in inputs]
 
 
 def median(run: Callable[[], Any]) -> float:
-    """Microseconds of a call, after some that do not count."""
+    """Return the microseconds of a call, after some warm-up calls."""
     seconds = []
     for _ in range(CALLS):
         start = time.perf_counter()

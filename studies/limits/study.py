@@ -1,4 +1,4 @@
-"""Tables and a figure of where an iteration goes, from what measure.py measured."""
+"""Tables and figure on the parts of an iteration, from the results of measure.py."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from analysis.formatting import number
 from analysis.page import Table
 from analysis.tables import across, multiple, table_of, text, texts, value
 
-# Part -> its name in the table; those of an update begin where products do.
+# Part -> its name in the table; the parts of an update start at products.
 PARTS = {
     "iteration": "iteration",
     "rollout": "rollout",
@@ -36,11 +36,11 @@ KEYS = ["script", "size", "cores", "process"]
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a row per script, size, cores and process, with a part's seconds in each column."""
+    """Return the seconds of each part (columns), a row per script, size, cores and process."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     measured = pd.DataFrame([line for line in lines if "part" in line])
     table = measured.pivot(index=KEYS, columns="part", values="seconds")
-    table = table.reindex(columns=list(PARTS))  # what was not measured is NaN
+    table = table.reindex(columns=list(PARTS))  # NaN if not measured
     table["rest"] = table["update"] - table[list(OF_UPDATE)].sum(axis=1)
     return table.reset_index()
 
@@ -59,13 +59,13 @@ def parts(path: Path) -> Table:
     one_core = frame["cores"].map({1: ", one core", 2: ""})
     frame["title"] = frame["script"] + one_core + " (ms)"
     cells = across(frame, frame["estimate"].map(number), ["part"], "title")
-    return Table("limits_parts", "Where an iteration goes", frame, cells)
+    return Table("limits_parts", "Time of the parts of an iteration", frame, cells)
 
 
 def floors(path: Path) -> Table:
-    """Return the time of an update's minibatches over that of their products alone in XLA.
+    """Return the time of the minibatches of an update, divided by that of their products in XLA.
 
-    The pass for values is left out: it is one in ten epochs, and would weigh more in fewer.
+    The pass for values is excluded: there is one per ten epochs, so it would weigh more in one.
     """
     table = read(path)
     keys = ["size", "cores", "process"]
@@ -81,7 +81,7 @@ def floors(path: Path) -> Table:
 
 
 def cartpole_table(path: Path) -> Table:
-    """ppo_torch.py, and cartpole.py over it, by a race."""
+    """Return the times of ppo_torch.py and cartpole.py in a race, and their ratio."""
     (race,) = races.read(path)
     times, ratios = race.times(), race.ratios()
     rows = [
@@ -94,7 +94,7 @@ def cartpole_table(path: Path) -> Table:
 
 
 def sac_table(path: Path) -> Table:
-    """A row per part of a step of SAC in Linen: its microseconds."""
+    """Return the microseconds of each part of an SAC step in Linen."""
     rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
     columns = {"part of an SAC step": text("part"), "time (µs)": value("microseconds")}
     return table_of("limits_sac", "A step of SAC in Linen", rows, columns)

@@ -1,4 +1,4 @@
-"""Evaluate the long runs of the study minatar: greedy, at epsilon 0.05, and all at random.
+"""Evaluate the long runs of the study minatar: greedy, at epsilon 0.05, and at random.
 
     python -m studies.minatar.evaluate_long_runs runs
 
@@ -18,7 +18,7 @@ FILES = {
 
 
 def is_long(run: Path) -> bool:
-    """Is it complete, and one of those that save checkpoints?"""
+    """Return whether this run is complete and saved checkpoints."""
     info = json.loads((run / "run.json").read_text())
     return info["status"] == "completed" and info["args"]["save_every"] > 0
 

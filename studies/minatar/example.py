@@ -1,6 +1,6 @@
-"""Time MinAtar's own DQN, unchanged, beside ours: its ms per learning frame as a line of JSON.
+"""Time MinAtar's unmodified DQN example: print its ms per learning frame as a line of JSON.
 
-    git clone https://github.com/kenjyoung/MinAtar ../MinAtar  # at 4241f24; GPL: none is here
+    git clone https://github.com/kenjyoung/MinAtar ../MinAtar  # at 4241f24; GPL, so not included
     python studies/minatar/example.py ../MinAtar/examples 20000 1
 
 The arguments are its folder, the frames and the seed. The first 5,000 frames are random play; the

@@ -1,4 +1,4 @@
-"""A frame of Breakout in JAX, over PyTorch's on Gymnasium and over MinAtar's own example."""
+"""Time per frame of Breakout in JAX, in PyTorch with Gymnasium, and in MinAtar's example."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from analysis.tables import multiple, span, table_of, text
 
 JAX = "dqn_linen"
 NAMES = {
-    "dqn_torch_gymnasium --compile": "PyTorch with Gymnasium",  # of runs until 990f22a
+    "dqn_torch_gymnasium --compile": "PyTorch with Gymnasium",  # name in runs before 990f22a
     "dqn_torch_compile": "PyTorch",
     "example": "MinAtar's example",
     JAX: "JAX",
@@ -20,7 +20,7 @@ NAMES = {
 
 
 def milliseconds(source: Path) -> pd.DataFrame:
-    """Return the milliseconds of a learning frame: a row per seed, a column per way."""
+    """Return the milliseconds of a learning frame: a row per seed, a column per implementation."""
     runs = load(source).runs
     runs["milliseconds"] = 1000 * runs["steady"] / runs["batch_size"]
     table = runs.pivot(index="seed", columns="mode", values="milliseconds")
@@ -30,7 +30,7 @@ def milliseconds(source: Path) -> pd.DataFrame:
 
 
 def frames(source: Path) -> Table:
-    """Return a row per way, with JAX's part of it, paired by seed: the runs took turns."""
+    """Return a row per implementation: its time, and JAX time / time, paired by seed."""
     table = milliseconds(source)
     rows = []
     for way in [x for x in NAMES if x in table]:

@@ -1,4 +1,4 @@
-"""Does this machine have it? Time float32 products in PyTorch, with and without the line.
+"""Time float32 products in PyTorch, with matmul precision high and medium.
 
     taskset --cpu-list 0 python studies/mkl/products.py > products.csv
 
@@ -19,7 +19,7 @@ for rows in (64, 256, 1024):
         exact = x.double() @ weight.double()
         times, errors = [], []
         for precision in ("high", "medium"):
-            torch.set_float32_matmul_precision(precision)  # the line
+            torch.set_float32_matmul_precision(precision)
             errors.append(float((x @ weight - exact).abs().mean() / exact.abs().mean()))
             names = {"x": x, "weight": weight}
             seconds = min(timeit.repeat("x @ weight", number=100, repeat=7, globals=names)) / 100

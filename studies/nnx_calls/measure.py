@@ -1,15 +1,15 @@
-"""Measure what one call costs in six ways of compiling an update of Flax NNX objects.
+"""Time a call in six variants of compiling an update of Flax NNX objects.
 
     python -m studies.nnx_calls.measure > studies/nnx_calls/measured.jsonl
     OTHER/bin/python -m studies.nnx_calls.measure >> studies/nnx_calls/measured.jsonl
 
-It needs jax, flax, optax and numpy alone, so that any environment with them can run it.
+It only needs jax, flax, optax and numpy, so any environment with these packages can run it.
 
-An iteration is 80 steps of Adam on a small network, PPO's 10 epochs of 8 minibatches, in 80 calls
-or in fewer, each of which scans over its share. The network is so small that the calls themselves
-are most of what is timed. A repetition is one fresh process, in which the six ways take turns; what
-it says of a way is the median of its iterations. The first line of JSON has the versions and the
-machine, the others a measurement each.
+An iteration is 80 steps of Adam on a small network, like the 10 epochs of 8 minibatches in PPO, in
+80 calls or in fewer calls that scan over several minibatches each. The network is so small that the
+calls take most of the time. A repetition is one fresh process, in which the six variants are
+interleaved; the time of a variant is the median over iterations. The first line of JSON records
+versions and machine, each further line a measurement.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from flax import nnx
 
 from bench.machine import describe, git_commit
 
-STEPS = 80  # of Adam, in an iteration
-SIZE = 8  # of a layer, and of a minibatch
-WARM_UP = 2  # iterations: the first compiles, and the second may find other caches empty
-# Parameter arrays, which are a kernel and a bias in each layer, and calls per iteration. PPO's two
-# networks of two hidden layers have 12 arrays.
+STEPS = 80  # of Adam, per iteration
+SIZE = 8  # units of a layer, and rows of a minibatch
+WARM_UP = 2  # iterations: the first compiles, and the second may still fill other caches
+# Parameter arrays (kernel and bias per layer), and calls per iteration. The two networks of PPO,
+# with two hidden layers each, have 12 arrays.
 CELLS = ((2, 80), (12, 80), (30, 80), (60, 80), (12, 10), (12, 1))
 TX = optax.adam(1e-3)
 
@@ -58,7 +58,7 @@ def loss_of(network, batch):
 
 
 def update(network, optimizer, batches):
-    """Train on one minibatch after another, in place; return the losses. For all modes of NNX."""
+    """Train on the minibatches in sequence, in place; return the losses. Used in all NNX modes."""
     graphdef, state = nnx.split((network, optimizer))
 
     def step(state, batch):
@@ -72,31 +72,31 @@ def update(network, optimizer, batches):
     return losses
 
 
-# === Six ways ===================================================================================
+# === Six variants ================================================================================
 # Each returns a function that takes minibatches, trains the network on them and returns the losses.
 def jit(network, optimizer):
-    """Graph mode, which is the default: each call takes the objects apart and puts them back."""
+    """Graph mode, the default: each call splits and merges the objects."""
     return partial(nnx.jit(update, graph=True, graph_updates=True), network, optimizer)
 
 
 def jit_tree(network, optimizer):
-    """Tree mode: each call flattens the objects as JAX does every pytree."""
+    """Tree mode: each call flattens the objects as a pytree."""
     return partial(nnx.jit(update, graph=False), network, optimizer)
 
 
 def cached_partial(network, optimizer):
-    """Graph mode, where the objects are taken apart once, here."""
+    """Graph mode, in which the objects are split only once, here."""
     graph_jit = nnx.jit(update, graph=True, graph_updates=True)
     return nnx.cached_partial(graph_jit, network, optimizer)
 
 
 def jit_partial(network, optimizer):
-    """Tree mode, where the objects are flattened once, here."""
+    """Tree mode, in which the objects are flattened only once, here."""
     return nnx.jit_partial(update, network, optimizer, graph=False)
 
 
 def split_and_merge(network, optimizer):
-    """jax.jit, to which the objects go as arrays; network and optimizer keep their old ones."""
+    """jax.jit with the arrays of the objects; network and optimizer keep their old arrays."""
     graphdef, state = nnx.split((network, optimizer))
 
     @jax.jit
@@ -114,7 +114,7 @@ def split_and_merge(network, optimizer):
 
 
 def plain(network, optimizer):
-    """jax.jit of plain arrays, without Flax: what the call itself costs in JAX."""
+    """jax.jit with plain arrays, without Flax: the cost of the call itself in JAX."""
     params = [{"kernel": x.kernel[...], "bias": x.bias[...]} for x in network.layers]
     train_state = (params, TX.init(params))
 
@@ -159,14 +159,14 @@ def make_objects(num_arrays: int) -> tuple[Network, nnx.Optimizer]:
 
 
 def make_batches(num_calls: int) -> list[tuple[jax.Array, jax.Array]]:
-    """The minibatches of each call: x and y, each (STEPS / num_calls, SIZE, SIZE)."""
+    """Return the minibatches of each call: x and y, each (STEPS / num_calls, SIZE, SIZE)."""
     numbers = np.random.default_rng(1).normal(size=(2, STEPS, SIZE, SIZE)).astype(np.float32)
     x, y = numbers.reshape(2, num_calls, -1, SIZE, SIZE)
     return [(jax.device_put(a), jax.device_put(b)) for a, b in zip(x, y, strict=True)]
 
 
 def seconds_of(call: Callable, batches: list[tuple[jax.Array, jax.Array]]) -> float:
-    """The seconds of one iteration."""
+    """Return the seconds of one iteration."""
     start = time.perf_counter()
     losses = None
     for batch in batches:
@@ -176,7 +176,7 @@ def seconds_of(call: Callable, batches: list[tuple[jax.Array, jax.Array]]) -> fl
 
 
 def measure(cells: Iterable[tuple[int, int]], iterations: int) -> None:
-    """Print a line of JSON for each way in each cell, in this process."""
+    """Print a line of JSON for each variant in each cell, in this process."""
     for num_arrays, num_calls in cells:
         batches = make_batches(num_calls)
         calls = {way: bind(*make_objects(num_arrays)) for way, bind in WAYS.items()}
@@ -194,8 +194,10 @@ def measure(cells: Iterable[tuple[int, int]], iterations: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, default=5, help="0: measure in this one")
-    parser.add_argument("--iterations", type=int, default=10, help="of each way in a process")
+    parser.add_argument("--processes", type=int, default=5, help="0: measure in this process")
+    parser.add_argument(
+        "--iterations", type=int, default=10, help="iterations of each variant per process"
+    )
     args = parser.parse_args()
     if args.processes == 0:
         measure(CELLS, args.iterations)

@@ -1,4 +1,4 @@
-"""Tables and a figure of what one call costs, from what measure.py measured."""
+"""Tables and figure on the cost of a call, from the results of measure.py."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from analysis.formatting import pluralize
 from analysis.page import Table
 from analysis.tables import across, texts
 
-# Way -> hue of the figure: graph mode, tree mode, or JAX alone.
+# Variant -> hue in the figure: graph mode, tree mode, or JAX only.
 HUES = {
     "nnx.jit": "graph",
     "nnx.cached_partial": "graph",
@@ -19,12 +19,12 @@ HUES = {
     "jax.jit, split and merge": "jax",
     "jax.jit, plain arrays": "jax",
 }
-MOST_CALLS = 80  # one for each minibatch: what the figure is about
-PPO_ARRAYS = 12  # what the table is about
+MOST_CALLS = 80  # one per minibatch; shown in the figure
+PPO_ARRAYS = 12  # shown in the table
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a row per version of Flax, way and cell: a call's microseconds, with the interval."""
+    """Return the microseconds of a call, a row per version of Flax, variant and cell."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     measured = pd.DataFrame([line for line in lines if "way" in line])
     measured["microseconds"] = 1e6 * measured["seconds"] / measured["calls"]
@@ -36,7 +36,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def iterations(path: Path) -> Table:
-    """Return the milliseconds of an iteration, by the number of calls, with the first Flax."""
+    """Return the milliseconds per iteration, by number of calls, with the first Flax version."""
     frame = read(path)
     frame = frame[(frame["arrays"] == PPO_ARRAYS) & (frame["flax"] == frame["flax"].iloc[0])]
     for name in ("estimate", "low", "high"):

@@ -1,4 +1,4 @@
-"""What the peers share that run a file of another repository, from the user's own checkout."""
+"""Find and record a file of another repository, in a checkout of the user."""
 
 import argparse
 import subprocess
@@ -8,7 +8,7 @@ from peer import RunLog, fail
 
 
 def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> Path:
-    """Return the file in the checkout that args name, at this commit and unchanged, or end.
+    """Return the file in the checkout of args, at this commit and unmodified, or exit.
 
     args lose the checkout: it is no setting of the algorithm's.
     """
@@ -19,14 +19,14 @@ def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> P
 
 
 def unchanged(checkout: Path, repository: str, commit: str, file: str) -> Path:
-    """Return the file in the checkout, at this commit and unchanged, or end."""
+    """Return the file in the checkout, at this commit and unmodified, or exit."""
     checkout = checkout.absolute()
     git = ["git", "-C", str(checkout)]
     done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", file]).returncode
     if done.stdout.strip() != commit or changed:
         fail(
-            f"{checkout} is no unchanged checkout of {commit[:9]}. To make one:\n"
+            f"{checkout} is not an unmodified checkout of {commit[:9]}. To create one:\n"
             f"  git clone https://github.com/{repository} {checkout}\n"
             f"  git -C {checkout} checkout {commit}"
         )
@@ -34,5 +34,5 @@ def unchanged(checkout: Path, repository: str, commit: str, file: str) -> Path:
 
 
 def record(log: RunLog, repository: str, commit: str) -> None:
-    """Keep in run.json whose file it was, as the version of a package."""
+    """Record the repository and commit in run.json, like the version of a package."""
     log.info["versions"][repository] = commit

@@ -1,6 +1,6 @@
-"""What all peers need: flags, and a run's folder as our scripts leave it.
+"""Flags and run folders of other libraries, compatible with our scripts.
 
-It runs in a peer's own environment, and imports nothing of this repository and of no library.
+Runs in the environment of each library, so it only imports the standard library.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
-# By ppo_torch.py's names, so that the analysis knows what to compare. What a library does not do in
-# the same way (SBX, for one, never clips the value loss) is in README.md.
+# Named as in ppo_torch.py, so that the analysis can compare runs. README.md lists the differences
+# of each library; for example, SBX never clips the value loss.
 SETTINGS: dict[str, Any] = {
     "learning_rate": 2.5e-4,
     "anneal_lr": True,
@@ -45,19 +45,19 @@ def fail(reason: str) -> NoReturn:
     sys.exit(2)
 
 
-def parse_args(script: str, **own: tuple[Any, str]) -> argparse.Namespace:
+def parse_args(script: str, **extra: tuple[Any, str]) -> argparse.Namespace:
     """Return the flags that benchmark.sh passes, and the SETTINGS.
 
-    own are flags of a peer's own, each with what it is if not given, and what it means.
+    `extra` maps the name of each further flag to its default and its help text.
     """
     parser = argparse.ArgumentParser(prog=f"ppo_{script}.py")
-    parser.add_argument("--env-id", default="CartPole-v1", help="as the library knows it")
+    parser.add_argument("--env-id", default="CartPole-v1", help="name in the library")
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[64, 64])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=100 * BATCH_SIZE)
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--run-name")
-    for name, (usual, meaning) in own.items():
+    for name, (usual, meaning) in extra.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=type(usual), default=usual, help=meaning)
     args = parser.parse_args()
@@ -74,7 +74,7 @@ def num_iterations(args: argparse.Namespace) -> int:
 
 
 def describe(returns: Sequence[float], lengths: Sequence[float]) -> dict[str, Any]:
-    """Return what metrics.jsonl says of the episodes that ended in an iteration."""
+    """Return the metrics of the episodes that finished in an iteration, as in metrics.jsonl."""
     charts: dict[str, Any] = {"charts/episodes": len(returns)}
     for name, values in {"return": returns, "length": lengths}.items():
         for suffix, of in {"": fmean, "_min": min, "_max": max}.items():
@@ -113,7 +113,7 @@ class RunLog:
         self.start = time.perf_counter()
 
     def write(self, charts: dict[str, Any], end: float | None = None) -> None:
-        """End an iteration, now unless its end is given."""
+        """End an iteration, by default now."""
         end = time.perf_counter() if end is None else end
         row = {
             "iteration": self.iteration,

@@ -1,4 +1,4 @@
-"""What the peers with Stable-Baselines3's training loop share: environments and a callback."""
+"""Environments and a callback for libraries that use Stable-Baselines3's training loop."""
 
 import argparse
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def train(
     make_model: Callable[[Any], Any],
     make_env: Callable[[], Any] | None = None,
 ) -> None:
-    """Train what make_model makes of the environments, for whole iterations.
+    """Train the model that make_model creates, for complete iterations.
 
     make_env makes an environment, if env_id does not name it.
     """
@@ -25,7 +25,7 @@ def train(
 
 
 class Callback(BaseCallback):
-    """Ends an iteration of the log after train(), where the library calls nothing.
+    """Callback that ends an iteration of the log after train(), where the library has no hook.
 
     That is at the start of the next rollout, or at the end of training.
     """
@@ -33,7 +33,7 @@ class Callback(BaseCallback):
     def __init__(self, log: RunLog) -> None:
         super().__init__()
         self.log = log
-        self.episodes: list[dict[str, float]] = []  # those that end in this iteration
+        self.episodes: list[dict[str, float]] = []  # finished in this iteration
 
     def _on_rollout_start(self) -> None:
         if self.num_timesteps:

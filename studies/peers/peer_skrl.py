@@ -1,4 +1,4 @@
-"""What skrl's two peers share: environments with a log, and settings."""
+"""Environments with a log, and settings, for skrl in JAX and in PyTorch."""
 
 import argparse
 from typing import Any
@@ -9,9 +9,9 @@ from peer import RunLog, describe, num_iterations
 
 
 class Envs(RecordEpisodeStatistics):
-    """Environments as in skrl's examples: an episode's end costs each a step that restarts it.
+    """Environments as in skrl's examples, in which a reset takes an extra step.
 
-    They end an iteration of the log at the first step of the next one, or at write().
+    An iteration of the log ends at the first step of the next one, or at write().
     """
 
     def __init__(self, args: argparse.Namespace, log: RunLog) -> None:
@@ -43,7 +43,7 @@ class Envs(RecordEpisodeStatistics):
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what a PPO_CFG takes."""
+    """Return the arguments of PPO_CFG."""
     return {
         "rollouts": args.num_steps,
         "learning_epochs": args.update_epochs,

@@ -11,20 +11,20 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: CleanRL's ppo.py itself, from your own checkout, with our sizes by its own flags.
+"""Run CleanRL's unmodified ppo.py from your checkout, with our sizes, set by its flags.
 
     git clone https://github.com/vwxyzjn/cleanrl ../cleanrl
     git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb
     uv run studies/peers/ppo_cleanrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: a truncation counts as a termination, and the learning rate falls per
+Differences from our script: a truncation counts as a termination, and the learning rate decays per
 iteration.
 
-The file runs as it is, in this process. What it
-prints is read as it comes: an iteration lasts from one "SPS:" to the next, and the first also has
-its imports and setup. Its events for TensorBoard are written into the run's folder. It takes
-Gymnasium 0.29, hence NumPy 1; PyTorch is that of our scripts, not 2.4.1 as in its own list.
+The unmodified file runs in this process, and its output is read line by line: an iteration lasts
+from one "SPS:" to the next, and the first also includes imports and setup. Its TensorBoard events
+are written to the run folder. It needs Gymnasium 0.29, and so NumPy 1; PyTorch has the version of
+our scripts, not 2.4.1 as in CleanRL's requirements.
 """
 
 import io
@@ -38,7 +38,7 @@ from peer import BATCH_SIZE, RunLog, describe, num_iterations, parse_args
 
 REPOSITORY = "vwxyzjn/cleanrl"
 COMMIT = "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
-# Settings that have a flag of the same name there; the others are the same by default.
+# Settings whose flags have the same name in CleanRL; all others have the same default.
 FLAGS = (
     *("learning_rate", "num_envs", "num_steps", "gamma", "gae_lambda", "num_minibatches"),
     *("update_epochs", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm"),
@@ -46,7 +46,7 @@ FLAGS = (
 
 
 class Output(io.TextIOBase):
-    """Reads what CleanRL prints: an episode's return as it ends, and SPS after each update."""
+    """Stream that parses the output of CleanRL: episodic returns, and SPS after each update."""
 
     def __init__(self, log: RunLog) -> None:
         self.log = log

@@ -3,16 +3,16 @@
 # dependencies = ["jaxnasium[algs]==0.1.1", "jax==0.10.2", "equinox==0.13.8", "optax==0.2.8",
 #   "distrax==0.1.9", "numpy==2.4.6", "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""A peer: jaxnasium's PPO and its own environments, used as its documentation says, with our sizes.
+"""Train jaxnasium's PPO in its environments, set up as in its documentation, with our sizes.
 
     uv run studies/peers/ppo_jaxnasium.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: Adam's epsilon is 1e-4, and one step warms up.
+Differences from our script: Adam's epsilon is 1e-4, and there is one warm-up step.
 
-The whole training is one compiled call. The library calls its log_function once per iteration, with
-what the rollout gave; an iteration lasts from one such call to the next. The first iteration has
-the compiling, as in our scripts.
+The entire training is one compiled call. The library calls its log_function once per iteration,
+with the results of the rollout; an iteration lasts from one such call to the next. The first
+iteration includes compilation, as in our scripts.
 """
 
 import jax

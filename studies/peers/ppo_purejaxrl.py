@@ -4,20 +4,20 @@
 #   "gymnasium==1.3.0", "brax==0.14.2", "mujoco==3.3.7", "mujoco-mjx==3.3.7", "navix==0.7.4",
 #   "numpy==2.4.6", "six==1.17.0", "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""A peer: PureJaxRL's ppo.py itself, from your own checkout, with our sizes in its config.
+"""Run PureJaxRL's unmodified ppo.py from your checkout, with our sizes in its config.
 
     git clone https://github.com/luchris429/purejaxrl ../purejaxrl
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
     uv run studies/peers/ppo_purejaxrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: a truncation counts as a termination, and the learning rate falls per
+Differences from our script: a truncation counts as a termination, and the learning rate decays per
 iteration.
 
-The whole training is one compiled call, which says nothing until its end. It is compiled, then
-called once, and an iteration is said to last the call's time divided by their number; the first has
-the compiling besides, as in our scripts. The file takes gymnax before version 1.0, and imports brax
-and navix, which its CartPole does not use.
+The entire training is one compiled call, which reports nothing before its end. It is compiled, then
+called once. The time of an iteration is the time of the call divided by the number of iterations;
+the first also includes compilation, as in our scripts. The file needs gymnax before version 1.0,
+and imports brax and navix, which CartPole does not use.
 """
 
 import runpy

@@ -4,18 +4,19 @@
 #   "gymnax==0.0.9", "gymnasium==1.3.0", "numpy==2.4.6", "six==1.17.0",
 #   "tfp-nightly==0.26.0.dev20261027"]
 # ///
-"""A peer: rejax's PPO, used as its documentation says, with our sizes.
+"""Train rejax's PPO, set up as in its documentation, with our sizes.
 
     uv run studies/peers/ppo_rejax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: a truncation counts as a termination; each gradient is clipped, and not their
-norm; Adam's epsilon is 1e-8; actor and critic have an optimizer each; weights are not orthogonal.
+Differences from our script: a truncation counts as a termination; gradients are clipped by value
+instead of by norm; Adam's epsilon is 1e-8; actor and critic have separate optimizers; the
+initialization of weights is not orthogonal.
 
-The whole training is one compiled call. The library's eval_callback runs once per iteration, and
-calls Python with JAX's io_callback, as its documentation shows; an iteration lasts from one such
-call to the next. Nothing is evaluated. The first iteration has the compiling, as in our scripts.
-rejax takes gymnax before version 1.0.
+The entire training is one compiled call. The eval_callback of the library runs once per iteration
+and calls Python through jax.experimental.io_callback, as its documentation shows; an iteration
+lasts from one such call to the next. Nothing is evaluated. The first iteration includes
+compilation, as in our scripts. rejax needs gymnax before version 1.0.
 """
 
 from typing import Any, NamedTuple
@@ -32,12 +33,12 @@ from rejax import PPO
 
 class State(NamedTuple):
     inner: Any
-    now: jax.Array  # (2,), of the episode under way: its return and length
-    ended: jax.Array  # (3,), of all that ended: how many, and the sums of returns and lengths
+    now: jax.Array  # (2,): return and length of the current episode
+    ended: jax.Array  # (3,): number, and sums of returns and lengths, of finished episodes
 
 
 class Counted:
-    """A gymnax environment whose state has sums over its episodes, which rejax does not keep."""
+    """A gymnax environment that also sums over its episodes, which rejax does not do."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -71,7 +72,10 @@ def main() -> None:
         log.write(charts)
 
     def eval_callback(algo, state, rng):
-        params = state.actor_ts.params, state.critic_ts.params  # so it comes after the update
+        params = (
+            state.actor_ts.params,
+            state.critic_ts.params,
+        )  # so the callback runs after the update
         io_callback(report, None, state.env_state.ended.sum(0), params, ordered=True)
         return ()
 

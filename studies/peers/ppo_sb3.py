@@ -11,13 +11,13 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: Stable-Baselines3's PPO, used as its documentation says, with our sizes.
+"""Train Stable-Baselines3's PPO, set up as in its documentation, with our sizes.
 
     uv run studies/peers/ppo_sb3.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: a value loss without the factor 1/2, of the clipped error alone, and a learning
-rate that falls per iteration.
+Differences from our script: the value loss has no factor 1/2 and uses only the clipped error; the
+learning rate decays per iteration.
 """
 
 import torch

@@ -12,13 +12,13 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: PPO of SBX, Stable-Baselines3 in JAX, used as its documentation says, with our sizes.
+"""Train the PPO of SBX (Stable-Baselines3 in JAX), as in its documentation, with our sizes.
 
     uv run studies/peers/ppo_sbx.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: a value loss without the factor 1/2, which is not clipped, since SBX does not
-read its clip_range_vf, and a learning rate that falls per iteration.
+Differences from our script: the value loss has no factor 1/2 and is not clipped, because SBX
+ignores clip_range_vf; the learning rate decays per iteration.
 """
 
 import flax.linen as nn

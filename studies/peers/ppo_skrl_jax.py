@@ -3,18 +3,18 @@
 # dependencies = ["skrl==2.1.1", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnasium==1.3.0",
 #   "numpy==2.4.6"]
 # ///
-"""A peer: skrl's PPO in JAX, used as its documentation says, with our sizes.
+"""Train skrl's PPO in JAX, set up as in its documentation, with our sizes.
 
     uv run studies/peers/ppo_skrl_jax.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: the clipped value error alone; advantages normalised over the batch; an epsilon
-of 1e-8; a learning rate that falls per epoch; an episode's end costs a step; no entropy bonus;
-actor and critic clipped apart.
+Differences from our script: the value loss uses only the clipped error; advantages are normalized
+over the batch; Adam's epsilon is 1e-8; the learning rate decays per epoch; a reset takes an extra
+step; there is no entropy bonus; the gradients of actor and critic are clipped separately.
 
-In JAX, skrl reads a policy's entropy from its standard deviation, which a Categorical one has not:
-an entropy_loss_scale would change no gradient, so none is given here. Its GAE unrolls the loop over
-steps: the first iteration compiles for long.
+In JAX, skrl computes the entropy of a policy from its standard deviation, which a categorical
+policy does not have. So entropy_loss_scale would have no effect, and is not set. The GAE of skrl
+unrolls the loop over steps, so the first iteration takes long to compile.
 """
 
 import math
@@ -34,7 +34,7 @@ from skrl.utils import set_seed
 
 
 def mlp(x, outputs: int, hidden_sizes: tuple[int, ...], output_scale: float):
-    """For a module's compact __call__."""
+    """Return the initializers for a module's compact __call__."""
     for size in hidden_sizes:
         x = nn.tanh(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
     return nn.Dense(outputs, kernel_init=orthogonal(output_scale))(x)
@@ -67,9 +67,9 @@ class Value(DeterministicMixin, Model):
 
 
 def linear_decay(iterations: int, steps: int, epochs: int) -> Callable[[int], float]:
-    """Return what skrl multiplies the learning rate with after an epoch: it falls to 0 at the end.
+    """Return the learning-rate multiplier after an epoch, which decays to 0 at the end.
 
-    skrl calls it with the number of the rollout's last step, from 0.
+    skrl passes the number of the last step of the rollout, from 0.
     """
 
     def factor(timestep: int) -> float:

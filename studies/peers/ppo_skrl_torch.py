@@ -10,13 +10,14 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: skrl's PPO in PyTorch, used as its documentation says, with our sizes.
+"""Train skrl's PPO in PyTorch, set up as in its documentation, with our sizes.
 
     uv run studies/peers/ppo_skrl_torch.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-It differs in these: the clipped value error alone; advantages normalised over the batch; an epsilon
-of 1e-8; a learning rate that falls per epoch; an episode's end costs a step.
+Differences from our script: the value loss uses only the clipped error; advantages are normalized
+over the batch; Adam's epsilon is 1e-8; the learning rate decays per epoch; a reset takes an extra
+step.
 """
 
 import math
@@ -87,7 +88,7 @@ def main() -> None:
     cfg = PPO_CFG(
         **settings(args),
         entropy_loss_scale=args.ent_coef,
-        learning_rate_scheduler=torch.optim.lr_scheduler.LinearLR,  # which skrl steps in each epoch
+        learning_rate_scheduler=torch.optim.lr_scheduler.LinearLR,  # stepped once per epoch
         learning_rate_scheduler_kwargs=decay,
     )
     policy = Policy(args.hidden_sizes, **spaces)

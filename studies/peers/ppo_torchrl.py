@@ -10,13 +10,13 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: TorchRL's PPO, put together as its tutorial and its own ppo_mujoco.py do, with our sizes.
+"""Train TorchRL's PPO, set up as in its tutorial and its ppo_mujoco.py, with our sizes.
 
     uv run studies/peers/ppo_torchrl.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers
 
-TorchRL's documentation has the training loop written by its user. Its examples compute advantages
-anew in each epoch, and here they are computed once.
+With TorchRL, users write the training loop. Its examples recompute advantages in each epoch; here
+they are computed once.
 """
 
 import math
@@ -35,7 +35,7 @@ from torchrl.objectives.value import GAE
 
 
 def make_env(args) -> TransformedEnv:
-    manual = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}  # which TorchRL prefers
+    manual = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}  # as TorchRL prefers
     envs = gymnasium.make_vec(args.env_id, args.num_envs, "sync", vector_kwargs=manual)
     env = GymWrapper(envs, categorical_action_encoding=True)
     return TransformedEnv(env, Compose(RewardSum(), StepCounter()))
@@ -94,7 +94,7 @@ def main() -> None:
         with torch.no_grad():
             gae(data)
         for _ in range(args.update_epochs):
-            buffer.extend(data.reshape(-1))  # which the sampler begins anew with
+            buffer.extend(data.reshape(-1))  # restarts the sampler
             for batch in buffer:
                 losses = loss_module(batch)
                 loss = losses["loss_objective"] + losses["loss_entropy"] + losses["loss_critic"]
@@ -103,7 +103,7 @@ def main() -> None:
                 torch.nn.utils.clip_grad_norm_(loss_module.parameters(), args.max_grad_norm)
                 optimizer.step()
                 decay.step()
-        last = data["next"][data["next", "done"].squeeze(-1)]  # the steps that ended an episode
+        last = data["next"][data["next", "done"].squeeze(-1)]  # the last steps of episodes
         returns = last["episode_reward"].flatten().tolist()
         log.write(describe(returns, last["step_count"].flatten().tolist()))
     collector.shutdown()

@@ -1,9 +1,9 @@
-"""Run a peer in the environment that uv makes of its file's first lines.
+"""Run another library in the environment that uv creates from the first lines of its file.
 
     python -m studies.peers.run install studies/peers
     python -m studies.peers.run studies/peers/ppo_sb3.py --seed 1
 
-The first makes the environments of a folder's peers, which a timed run must find.
+The first command creates the environments of all files in a folder, so that timed runs find them.
 """
 
 import os
@@ -15,11 +15,16 @@ from pathlib import Path
 from studies.peers.peer import fail
 
 RUN = ["uv", "run", "--quiet", "--offline", "--script"]
-SYNC = ["uv", "sync", "--quiet", "--compile-bytecode"]  # which is no part of a first start
+SYNC = [
+    "uv",
+    "sync",
+    "--quiet",
+    "--compile-bytecode",
+]  # so that the first start need not compile bytecode
 
 
 def peers(folder: Path) -> list[Path]:
-    """Its files that name what they need in their first lines."""
+    """Return the files in a folder that list their dependencies in their first lines."""
     files = sorted(folder.glob("*.py"))
     return [file for file in files if file.read_text().startswith("# /// script\n")]
 
@@ -30,9 +35,9 @@ def is_installed(file: str) -> bool:
 
 
 def install(file: str) -> None:
-    """Make the environment of a peer; PyTorch's index for CPUs saves CUDA's gigabytes."""
+    """Create the environment of a file; PyTorch's CPU index avoids downloading CUDA."""
     print(
-        f"uv installs what {file} names; the first time, this takes a minute and 1 GB", flush=True
+        f"uv installs the dependencies of {file}: 1 GB, about a minute the first time", flush=True
     )
     once = os.environ | {"UV_HTTP_RETRIES": "0"}
     if subprocess.run([*SYNC, "--script", file], env=once, capture_output=True).returncode == 0:
@@ -44,7 +49,7 @@ def install(file: str) -> None:
 
 
 def find_links() -> list[str]:
-    """Those of pip, whose settings uv does not read."""
+    """Return the find-links of pip, whose settings uv ignores."""
     pip = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
     asked = subprocess.run(pip, capture_output=True, text=True)
     return (os.environ.get("PIP_FIND_LINKS") or asked.stdout).split()
@@ -52,19 +57,19 @@ def find_links() -> list[str]:
 
 def main() -> None:
     if not shutil.which("uv"):
-        fail("the peers need uv, which makes an environment for each: pip install uv")
+        fail("The other libraries need uv, which creates an environment for each: pip install uv")
     os.environ["UV_PYTHON"] = sys.executable
     if sys.argv[1:2] != ["install"]:
         os.execvp("uv", [*RUN, *sys.argv[1:]])
     files = [str(x) for folder in sys.argv[2:] for x in peers(Path(folder))]
     if not files:
-        fail(f"install: there is no peer in '{' '.join(sys.argv[2:])}'")
+        fail(f"install: no library to install in '{' '.join(sys.argv[2:])}'")
     for file in files:
         if not is_installed(file):
             try:
                 install(file)
             except subprocess.CalledProcessError:
-                fail(f"uv could not install what {file} names, as it says above.")
+                fail(f"uv could not install the dependencies of {file}; see its message above.")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def order(experiment: Experiment) -> list[str]:
 
 
 def peers(experiment: Experiment) -> pd.DataFrame:
-    """Return a row per script: its times, its iteration over two others', and its final return."""
+    """Return a row per script: its times, the ratios to two others, and the final return."""
     frame = summarize(experiment.runs, ("startup", "steady", "process"), LINEN).set_index("mode")
     others = summarize(experiment.runs, ("steady",), LIBRARY).set_index("mode")
     runs = timed(experiment.runs)

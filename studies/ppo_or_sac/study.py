@@ -1,4 +1,4 @@
-"""PPO or SAC for a robot: what each returns after so many seconds on one core."""
+"""Returns of PPO and SAC on robots by training time on one core."""
 
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from analysis.page import Table
 from analysis.runs import load
 
 SECONDS = (60, 120, 180, 270)  # from the start of the process
-WINDOW = 20  # seconds before, whose episodes count
+WINDOW = 20  # seconds over which returns are averaged
 COLOURS = {"ppo": figures.BLUE, "sac": figures.ORANGE}
 KEYS = ["env_id", "algorithm", "seed"]
 
 
 def read(source: Path) -> pd.DataFrame:
-    """Return a row per iteration in which an episode ended: KEYS, steps, seconds, its episodes."""
+    """Return a row per iteration in which an episode finished: KEYS, steps, seconds, episodes."""
     data = load(source)
     rows = data.iterations.merge(data.runs[["run", *KEYS, "imports"]], on="run")
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
@@ -30,7 +30,7 @@ def read(source: Path) -> pd.DataFrame:
 
 
 def return_at(run: pd.DataFrame, second: float) -> float:
-    """Return the mean return of the episodes that ended in the WINDOW before."""
+    """Return the mean return of the episodes that finished in the last WINDOW seconds."""
     recent = run[(run["seconds"] > second - WINDOW) & (run["seconds"] <= second)]
     if recent.empty:
         return np.nan
@@ -38,7 +38,7 @@ def return_at(run: pd.DataFrame, second: float) -> float:
 
 
 def table(source: Path) -> Table:
-    """A row per robot and algorithm: its steps a second, and the return after so many seconds."""
+    """Return steps per second and returns by training time, a row per robot and algorithm."""
     rows = []
     found: dict[tuple[str, str], dict[int, np.ndarray]] = {}
     for _, group in read(source).groupby(["env_id", "algorithm"]):
@@ -60,7 +60,7 @@ def table(source: Path) -> Table:
             row[f"after {second} s"] = interval(*stats.welch(ppo, sac))
         rows.append(row)
     cells = pd.DataFrame(rows).sort_values("robot", kind="stable")
-    return Table("ppo_or_sac", "Return after so many seconds", cells, cells)
+    return Table("ppo_or_sac", "Return by training time", cells, cells)
 
 
 @figures.styled

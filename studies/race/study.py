@@ -11,7 +11,7 @@ from analysis.page import Table
 from analysis.stats import Interval
 from analysis.tables import multiple, table_of, text, value
 
-# How a race ran -> what its file's name ends with.
+# Condition -> suffix of the file name.
 WAYS = {
     "idle, two cores": "quiet",
     "idle, one core": "quiet_one_core",
@@ -48,7 +48,7 @@ def copies_table(folder: Path) -> Table:
 
 
 def pair_table(folder: Path) -> Table:
-    """A row per way and race: the ratio and its interval."""
+    """Return the ratio and its interval, a row per condition and race."""
     rows = []
     for way, name in WAYS.items():
         for race in races.read(folder / f"pair_{name}.jsonl"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Race a script against copies of itself, and a pair, on a machine that is idle or has other work
+# Race copies of a script, and two different scripts, on an idle or a busy machine
 #
 #   studies/race/validate.sh quiet 4    # four rounds, 20 minutes on two cores
 #   studies/race/validate.sh busy 4     # 40 minutes, beside two processes that multiply matrices

@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-STEPS, BATCH = 256, 4  # a minibatch of the scripts
+STEPS, BATCH = 256, 4  # shape of a minibatch in the scripts
 
 
 def count(size: int) -> int:
     gru = torch.nn.GRU(size, size)
     x = torch.randn(STEPS, BATCH, size)
-    gru(x)[0].sum().backward()  # makes the gradients
+    gru(x)[0].sum().backward()  # computes the gradients
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         gru(x)[0].sum().backward()
     named = [event for event in seen.events() if event.name.startswith("aten::")]
-    return sum(not event.cpu_children for event in named)  # those that call no other
+    return sum(not event.cpu_children for event in named)  # operators that call no other operator
 
 
 def main() -> None:

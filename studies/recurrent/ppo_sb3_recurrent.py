@@ -11,12 +11,12 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: sb3-contrib's RecurrentPPO, used as its documentation says, with our sizes.
+"""Train sb3-contrib's RecurrentPPO, set up as in its documentation, with our sizes.
 
     uv run studies/recurrent/ppo_sb3_recurrent.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh recurrent
 
-README.md says where it is not the same algorithm.
+README.md lists the differences from our algorithm.
 """
 
 import sys
@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).parents[1] / "peers"))
 from peer import RunLog, parse_args
 from peer_sb3 import train
 
-MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"  # which imports JAX, so it is made here
+MASKED_CARTPOLE = "envs.masked_cartpole:MaskedCartPole"  # imports JAX, so it is reimplemented here
 
 
 def make_masked_cartpole() -> gymnasium.Env:
@@ -44,7 +44,7 @@ def make_masked_cartpole() -> gymnasium.Env:
 
 
 class Encoder(BaseFeaturesExtractor):
-    """The layer before the memory."""
+    """The layer before the LSTM."""
 
     def __init__(self, space: gymnasium.spaces.Box, size: int) -> None:
         super().__init__(space, size)
@@ -83,7 +83,7 @@ def main() -> None:
                 "features_extractor_class": Encoder,
                 "features_extractor_kwargs": {"size": args.hidden_sizes[0]},
                 "lstm_hidden_size": args.gru_hidden_size,
-                "shared_lstm": True,  # for actor and critic; by default, each has one of its own
+                "shared_lstm": True,  # of actor and critic; by default, each has its own
                 "enable_critic_lstm": False,
                 "net_arch": [],
                 "optimizer_kwargs": {"eps": args.adam_eps},

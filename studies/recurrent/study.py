@@ -1,7 +1,7 @@
 """Cost and benefit of recurrent PPO: tables and the figure of ./benchmark.sh recurrent.
 
-Recurrent scripts have further arguments, for which the analysis would not compare them with others.
-Here the size of a run is the number of units of its hidden layers, which the GRU also has.
+Recurrent scripts have more arguments, so the analysis would not compare them with other scripts.
+Here the size of a run is the number of units per layer, which is also that of the GRU.
 """
 
 from pathlib import Path

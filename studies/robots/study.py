@@ -1,4 +1,4 @@
-"""What continuous PPO and SAC learn in robots, and what running statistics bring."""
+"""Returns of continuous PPO and SAC on robots, and the effect of running statistics."""
 
 import json
 from pathlib import Path
@@ -18,14 +18,14 @@ ABLATIONS = {
     "norm_obs": "observations not normalized",
     "norm_reward": "rewards not scaled",
 }
-ABLATED = {  # environment -> the script in which the switches were tried
+ABLATED = {  # environment -> script of the ablation
     "Pendulum-v1": "ppo_continuous_linen",
     "HalfCheetah-v5": "ppo_continuous_linen_gymnasium",
 }
 
 
 def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
-    """Return a row per run, with what it returned and its two switches, which SAC has not."""
+    """Return a row per run, with its return and the two ablated flags, which SAC does not have."""
     runs = load(source).runs
     runs = runs[runs["algorithm"] == algorithm].copy()
     settings = runs["settings"].map(json.loads)
@@ -35,12 +35,12 @@ def read(source: Path, algorithm: str = "ppo") -> pd.DataFrame:
 
 
 def order(name: str) -> str:
-    """What a name is sorted by: environments as above, scripts by their names."""
+    """Return the sort key of a name: environments as above, scripts by name."""
     return str(ENVIRONMENTS.index(name)) if name in ENVIRONMENTS else name
 
 
 def learning_table(source: Path) -> Table:
-    """A row per script, and a column per environment: the mean over seeds, and each worst seed."""
+    """Return the mean and minimum over seeds, a row per script and a column per environment."""
     runs = read(source)
     runs = runs[runs["norm_obs"] & runs["norm_reward"]]
     keys = ["env_id", "mode"]
@@ -52,7 +52,7 @@ def learning_table(source: Path) -> Table:
 
 
 def sac_table(source: Path) -> Table:
-    """A row per script and environment: what each seed's agent returns when it explores no more."""
+    """Return the greedy return of each seed, a row per script and environment."""
     runs = read(source, "sac")
     runs["steps"] = runs["num_iterations"] * runs["batch_size"]
     keys = ["env_id", "steps", "mode"]
@@ -62,7 +62,7 @@ def sac_table(source: Path) -> Table:
     cells["steps"] = frame["steps"].map("{:,.0f}".format)
     cells["greedy return, by seed"] = frame["greedy_return"].map(listed)
     cells["return in the last training iteration, by seed"] = frame["final_return"].map(listed)
-    return Table("robots_sac", "What SAC's agents return", frame, cells)
+    return Table("robots_sac", "Returns of SAC agents", frame, cells)
 
 
 def listed(values: list[float]) -> str:
@@ -70,7 +70,7 @@ def listed(values: list[float]) -> str:
 
 
 def ablation_table(source: Path) -> Table:
-    """A row per environment and switch: the return with and without, and Welch's interval."""
+    """Return the effect of each flag with Welch's interval, a row per environment and flag."""
     runs = read(source)
     rows = []
     for env_id, script in ABLATED.items():
@@ -90,7 +90,7 @@ def ablation_table(source: Path) -> Table:
 
 
 def compiled_table(source: Path) -> Table:
-    """A row per environment: what five seeds return uncompiled and compiled, and the difference."""
+    """Return the returns of five seeds per environment: uncompiled, compiled and difference."""
     runs = load(source).runs
     rows = []
     for env_id, here in runs.groupby("env_id"):
@@ -109,7 +109,7 @@ def compiled_table(source: Path) -> Table:
 
 
 def curves(source: Path) -> pd.DataFrame:
-    """Return points of PPO in PANELS as figures.bands takes them: mean returns by steps."""
+    """Return the mean returns of PPO in PANELS by steps, as points for figures.bands."""
     parts = []
     for experiment in experiments(load(source)):
         settings = experiment.runs["settings"].map(json.loads)

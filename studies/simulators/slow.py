@@ -1,10 +1,10 @@
-"""Simulators whose step takes as many microseconds as their name says: Slow300-v0, Sleep1000-v0.
+"""Simulators with a fixed step time in microseconds: Slow300-v0, Sleep1000-v0.
 
     python more/ppo_continuous_linen_gymnasium.py --env-id studies.simulators.slow:Slow300-v0
 
-Their observations and actions have the shapes of HalfCheetah-v5's. A step moves 17 numbers, which
-takes a few microseconds. Slow then computes until the microseconds are over, and Sleep waits, as
-for a simulator that runs elsewhere. What they learn does not matter here.
+Observations and actions have the shapes of those of HalfCheetah-v5. A step updates 17 numbers,
+which takes a few microseconds. Then Slow computes, and Sleep waits, for the rest of the time; the
+latter stands for a simulator on another machine. These environments are not meant for learning.
 """
 
 import time
@@ -20,7 +20,7 @@ EPISODE = 1_000  # steps
 
 
 class Slow(gymnasium.Env):
-    """Each number keeps most of its value; the actions push the first ones and are its price."""
+    """State decays; actions are added to its first numbers."""
 
     def __init__(self, microseconds: float, waits: bool) -> None:
         self.seconds = microseconds * 1e-6
@@ -41,7 +41,7 @@ class Slow(gymnasium.Env):
         if self.waits:
             time.sleep(self.seconds)
             return obs, reward, False, False, {}
-        # Counted from here, so that a step takes longer than one of Slow0 by just that.
+        # Start the clock here, so that a step takes exactly this much longer than one of Slow0.
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
             pass

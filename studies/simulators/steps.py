@@ -1,10 +1,10 @@
-"""Measure what a step of Gymnasium's robots takes, by random actions.
+"""Time the steps of Gymnasium's robots, with random actions.
 
     pip install "gymnasium[mujoco]==1.3.0"
     python -m studies.simulators.steps > studies/simulators/steps.jsonl    # a minute
 
-A line of JSON is one of five rounds of an environment: the seconds of its steps by the clock, with
-the resets after them, divided by their number.
+Each line of JSON is one of five rounds of an environment: the wall-clock time of its steps and
+resets, divided by the number of steps.
 """
 
 import json
@@ -25,7 +25,7 @@ STEPS = 2_000
 
 
 def measure(env_id: str, seed: int) -> float:
-    """Return microseconds of a step."""
+    """Return the microseconds per step."""
     env = gymnasium.make(env_id)
     env.action_space.seed(seed)
     actions = [env.action_space.sample() for _ in range(STEPS)]

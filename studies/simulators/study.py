@@ -18,9 +18,9 @@ from analysis.tables import table_of, text, value
 
 LINEN, COMPILED, TORCH = "Linen", "compiled PyTorch", "PyTorch"
 ASYNC = ", async"
-NUM_STEPS = 8 * 32  # of an iteration of PPO
+NUM_STEPS = 8 * 32  # per iteration of PPO
 SAC_STEPS = 50
-# What a figure's line shows: how long a first program takes, over a second.
+# Lines of the figure: the time of the first program / that of the second.
 OVER_LINEN = {
     "PyTorch, sync": (TORCH, LINEN),
     "PyTorch, async": (TORCH + ASYNC, LINEN + ASYNC),
@@ -33,7 +33,7 @@ COLOURS = {LINEN: figures.BLUE, TORCH: figures.RED, COMPILED: figures.ORANGE}
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return a row per race: its algorithm, whether the simulator waits, its step, its times."""
+    """Return a row per race: algorithm, whether the simulator waits, step time, and times."""
     rows = []
     for name, race in races.named(path).items():
         words = name.removeprefix("SAC, ").split()
@@ -53,9 +53,9 @@ def ratio_table(
     pairs: dict[str, tuple[str, str]],
     rates: dict[str, tuple[str, int]],
 ) -> Table:
-    """A row per step of the simulator: ratios of two programs, and one program's steps a second.
+    """Return ratios of two programs and steps per second, a row per step time of the simulator.
 
-    A rate is by a program, and by the environment steps of its iteration.
+    A rate is defined by a program and the environment steps of its iteration.
     """
     frame = read(path)
     frame = frame[frame["algorithm"] == algorithm]
@@ -90,7 +90,7 @@ def sac_table(path: Path) -> Table:
 
 
 def steps_table(path: Path) -> Table:
-    """A row per environment: the microseconds of a step, the median of the rounds."""
+    """Return the microseconds per step, the median over rounds, a row per environment."""
     rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
     by_env = rows.groupby("env_id", sort=False, as_index=False)
     frame = by_env.agg(microseconds=("microseconds", "median")).sort_values("microseconds")
@@ -100,7 +100,7 @@ def steps_table(path: Path) -> Table:
 
 @figures.styled
 def draw(path: Path) -> Figure:
-    """Plot PPO's ratios against the step of the simulator, and what async brings."""
+    """Plot the ratios of PPO, and the speedup by async, against the step time of the simulator."""
     frame = read(path)
     frame = frame[(frame["algorithm"] == "PPO") & (frame["microseconds"] > 0)]
     titles = ["PyTorch time / Linen time", "Speedup from async"]

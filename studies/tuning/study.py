@@ -1,4 +1,4 @@
-"""A table and a figure of what tune.py found, from the best.json that each study leaves."""
+"""Table and figure on the results of tune.py, from the best.json of each study."""
 
 import json
 from pathlib import Path
@@ -16,18 +16,18 @@ CLAIM, SEED = "#cc3311", "#4477aa"
 
 
 def verdicts(folder: Path) -> pd.DataFrame:
-    """Return of each study the script's own settings, the best trial's, and what those gain.
+    """Return the defaults, the best trial and their difference, for each study.
 
-    Beside the value that a trial had in the study stand the returns of fresh seeds. Raise
-    SourceError if there is none.
+    Each row contains the value in the search and the returns of held-out seeds. Raise SourceError
+    if there is no study.
     """
     rows = []
     paths = sorted(folder.glob("*/best.json"))
     if not paths:
-        raise SourceError(f"{folder} has no */best.json, which tune.py leaves")
+        raise SourceError(f"{folder} contains no */best.json, which tune.py writes")
     for path in paths:
         best = json.loads(path.read_text())
-        # The script's own settings may have been no trial.
+        # The defaults may not have been a trial.
         own = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
         claim = best["value_in_study"]
         parts = (
@@ -59,7 +59,7 @@ def verdict_table(folder: Path) -> Table:
 
 @figures.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """A panel per study: the returns of fresh seeds, their means, and what the study claimed."""
+    """Plot the returns of held-out seeds, their means and the value in the search, per study."""
     studies = list(frame["study"].unique())
     figure, panels = figures.make_panels(studies, len(studies), 3.6, figures.WIDTH, False)
     for axes, study in zip(panels, studies, strict=True):

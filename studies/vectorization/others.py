@@ -1,7 +1,7 @@
-"""Two more ways to step CartPole in NumPy, by the VecEnv of ppo_linen_gymnasium.py.
+"""Two more methods of stepping CartPole, with the VecEnv of ppo_linen_gymnasium.py.
 
-vector is Gymnasium's own CartPole, all environments in one array; envpool is EnvPool's, in C++.
-Both restart environments in their own way, so a class for each gives them Gymnasium's reset_mask.
+vector is the vectorized CartPole of Gymnasium, in NumPy; envpool is that of EnvPool, in C++. Each
+has a wrapper that adds Gymnasium's reset_mask.
 """
 
 import warnings
@@ -16,7 +16,7 @@ CARTPOLE = "CartPole-v1"
 
 
 class Vector:
-    """Gymnasium's CartPoles, which can start all anew only: the others get their state back."""
+    """Gymnasium's vectorized CartPole, which only resets all environments: restore the others."""
 
     def __init__(self, num_envs: int) -> None:
         mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
@@ -38,12 +38,12 @@ class Vector:
 
 
 class EnvPool:
-    """EnvPool's CartPoles, whose reset returns the obs of those that start anew."""
+    """EnvPool's CartPole, whose reset only returns the observations of the reset environments."""
 
     def __init__(self, num_envs: int, seed: Any) -> None:
-        import envpool  # large, so for those who ask for it: pip install envpool==1.2.5
+        import envpool  # optional, because it is large: pip install envpool==1.2.5
 
-        warnings.filterwarnings("ignore", ".*precision lowered")  # of the limits in its spaces
+        warnings.filterwarnings("ignore", ".*precision lowered")  # for the bounds of its spaces
         self.envs: Any = envpool.make_gymnasium(CARTPOLE, num_envs=num_envs, seed=seed)
         self.close = self.envs.close
 
@@ -61,10 +61,10 @@ class EnvPool:
 
 
 class OtherVecEnv(VecEnv):
-    """A VecEnv of CartPole-v1 that steps as how says: vector or envpool."""
+    """A VecEnv of CartPole-v1 that is stepped by `how`: vector or envpool."""
 
     def __init__(self, how: str, num_envs: int, seed: int) -> None:
-        super().__init__(CARTPOLE, 1, "sync", seed)  # whose one environment nobody steps
+        super().__init__(CARTPOLE, 1, "sync", seed)  # creates one environment, which is not used
         self.num_envs = num_envs
         self.how = how
 

@@ -1,17 +1,17 @@
-"""Step CartPole-v1 by random actions in one way, and print a line after every 512 steps.
+"""Step CartPole-v1 with random actions by one method, and print a line after every 512 steps.
 
     python -m studies.vectorization.step sync 64    # 64 environments, until it is stopped
 
-The ways, by the scripts' own VecEnv (others.py has that of vector and envpool):
+The methods, with the VecEnv of the scripts (that of vector and envpool is in others.py):
 
-    sync, async, vector  Gymnasium: one after the other, a process each, CartPole's own in NumPy
+    sync, async, vector  Gymnasium: in sequence, in a process each, or vectorized in NumPy
     envpool              EnvPool, in C++, if it is installed: pip install envpool==1.2.5
-    gymnax step          a jitted call for each step, whose observations come back to the host
+    gymnax step          a jitted call per step, which returns the observations to the host
     gymnax scan          one jitted call for all steps, whose observations and rewards are summed up
 
-Nothing goes unread: of a compiled loop whose results nobody reads the compiler leaves nothing. Yet
-the scan only sums observations up, so the compiler need not write them to memory, as training must:
-its seconds are a lower bound.
+All results are used, because the compiler would remove a loop whose results are not. But the scan
+only sums observations, so the compiler need not write them to memory, as training must: its time is
+a lower bound.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SEED = 1
 
 
 def in_gymnasium(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None]:
-    """Return what takes all steps, of environments outside JAX."""
+    """Return a function that makes all steps, with environments outside JAX."""
     from more.ppo_linen_gymnasium import VecEnv
     from studies.vectorization.others import OtherVecEnv
 
@@ -47,7 +47,7 @@ def in_gymnasium(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], N
 
 
 def in_gymnax(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None]:
-    """Return what takes all steps, of environments in JAX."""
+    """Return a function that makes all steps, with environments in JAX."""
     import jax
 
     from ppo_linen import VecEnv
@@ -63,7 +63,7 @@ def in_gymnax(how: str, num_envs: int, actions: np.ndarray) -> Callable[[], None
 
 
 def step_by_step(step_fn: Callable, state: Any, actions: Any) -> Any:
-    """A call for each step, as where something outside JAX chooses the actions."""
+    """Make one call per step, as if the actions were chosen outside JAX."""
     for action in actions:
         obs, state, _ = step_fn(state, action)
         np.asarray(obs)  # sync
@@ -71,7 +71,7 @@ def step_by_step(step_fn: Callable, state: Any, actions: Any) -> Any:
 
 
 def scan(env: Any, state: Any, actions: Any) -> tuple[Any, Any]:
-    """All steps in one compiled loop; return the state, and the sum of all that came out."""
+    """Make all steps in one compiled loop; return the state, and the sums of all results."""
     import jax
 
     def step(state, action):

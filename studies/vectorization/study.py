@@ -12,7 +12,7 @@ FIRST = "gymnax scan"
 
 
 def table(path: Path) -> Table:
-    """Return a row for each way, and two columns for each number of environments."""
+    """Return a row per method, and two columns per number of environments."""
     cells: dict[str, dict[str, str]] = {}
     rows = []
     for name, race in races.named(path).items():

@@ -3,19 +3,19 @@
 # dependencies = ["brax==0.14.2", "jax==0.7.2", "flax==0.12.0", "optax==0.2.6", "mujoco==3.3.7",
 #   "mujoco-mjx==3.3.7"]
 # ///
-"""A peer: brax's own PPO and SAC in its HalfCheetah with spring physics, by our settings.
+"""Train the PPO or SAC of brax in its HalfCheetah with spring physics, with our settings.
 
     uv run --script studies/brax/peers/jax_brax.py ppo --num-envs 256
 
-It prints a line of JSON. "first" is the seconds of the first iteration, which compiles;
-"iteration" is the median of the later ones. They are the library's own seconds of training:
-evaluations, which SAC cannot do without, are not in them. brax 0.14.2 calls a function that JAX
-took out after 0.9, so it has an older JAX than ours.
+Prints a line of JSON. "first" is the duration of the first iteration in seconds, which compiles;
+"iteration" is the median of the later ones. Both are reported by the library and exclude its
+evaluations, which SAC cannot switch off. brax 0.14.2 calls a function that JAX removed after 0.9,
+so it needs an older JAX than our scripts.
 
-PPO differs in these: a minibatch has whole rollouts of some environments; rewards are not scaled;
-the learning rate stays; actions are squashed by tanh; values are not clipped; Adam's epsilon is
-1e-8. SAC differs in these: the replay holds float32 rows of all environments alike; an iteration
-is ended by an evaluation.
+Differences of PPO from ours: a minibatch consists of entire rollouts of some environments; rewards
+are not scaled; the learning rate is constant; actions are squashed by tanh; values are not clipped;
+Adam's epsilon is 1e-8. Differences of SAC from ours: the replay buffer stores float32 transitions;
+each iteration ends with an evaluation.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from brax.training.agents.sac import train as sac
 
 EPISODE = 1_000
 MINIBATCHES, EPOCHS = 8, 10
-TRAIN_FREQUENCY = 8  # environment steps from one of SAC's updates to the next
+TRAIN_FREQUENCY = 8  # environment steps per update of SAC
 
 
 def train_ppo(args: argparse.Namespace, progress_fn) -> None:
@@ -39,7 +39,7 @@ def train_ppo(args: argparse.Namespace, progress_fn) -> None:
     ppo.train(
         environment=envs.get_environment("halfcheetah", backend="spring"),
         num_timesteps=steps * (args.iterations + 1),
-        num_evals=args.iterations + 2,  # an iteration before each, but for the first
+        num_evals=args.iterations + 2,  # an iteration precedes each evaluation except the first
         run_evals=False,
         episode_length=EPISODE,
         num_envs=args.num_envs,
@@ -92,8 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("algorithm", choices=["ppo", "sac"])
     parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--num-steps", type=int, default=32, help="of each environment, in one")
-    parser.add_argument("--iterations", type=int, default=3, help="after the first")
+    parser.add_argument("--num-steps", type=int, default=32, help="steps of each environment")
+    parser.add_argument("--iterations", type=int, default=3, help="iterations after the first")
     args = parser.parse_args()
     if args.num_envs < 1 or args.num_envs % MINIBATCHES:
         parser.error(f"--num-envs must be a multiple of {MINIBATCHES}")
@@ -101,7 +101,7 @@ def main() -> None:
     seconds = []
 
     def progress(_, metrics):
-        if "training/sps" in metrics:  # not of the evaluation before all training
+        if "training/sps" in metrics:  # absent from the evaluation before training
             seconds.append(steps / float(metrics["training/sps"]))
 
     train = train_ppo if args.algorithm == "ppo" else train_sac

@@ -3,19 +3,19 @@
 # dependencies = ["jax==0.7.2", "flax==0.12.0", "optax==0.2.6", "distrax==0.1.7", "gymnax==0.0.9",
 #   "brax==0.14.2", "navix==0.7.4", "mujoco==3.3.7", "mujoco-mjx==3.3.7"]
 # ///
-"""A peer: PureJaxRL's ppo_continuous_action.py itself, from your own checkout, by our sizes.
+"""Train PureJaxRL's unmodified ppo_continuous_action.py from your checkout, with our sizes.
 
     git clone https://github.com/luchris429/purejaxrl ../purejaxrl
     git -C ../purejaxrl checkout 31756b197773a52db763fdbe6d635e4b46522a73
     uv run --script studies/brax/peers/jax_purejaxrl.py --checkout ../purejaxrl --num-envs 256
 
-It trains in brax's HalfCheetah. The file has no other environments than brax's, and always their
-positional physics; here its wrapper's default is set to spring. Its networks have two layers of
-256 units, which cannot be changed, so ours beside it needs --hidden-sizes 256 256. It differs in
-these: a truncation counts as a termination; statistics are merged at each step.
+Trains in brax's HalfCheetah. The file supports only brax environments, always with positional
+physics; here the default of its wrapper is set to spring. Its networks always have two layers of
+256 units, so run our script with --hidden-sizes 256 256. Differences from our script: a truncation
+counts as a termination; running statistics are updated at each step.
 
-It prints a line of JSON. The whole training is one compiled call, whose time is divided by the
-number of iterations; "first" is the compiling.
+Prints a line of JSON. The entire training is one compiled call, whose time is divided by the number
+of iterations; "first" is the time to compile.
 """
 
 import argparse
@@ -33,12 +33,14 @@ FILE = "purejaxrl/ppo_continuous_action.py"
 
 
 def find(checkout: Path) -> Path:
-    """Return the file in an unchanged checkout of COMMIT, or end."""
+    """Return the file in an unmodified checkout of COMMIT, or exit."""
     git = ["git", "-C", str(checkout)]
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True).returncode
     if head.stdout.strip() != COMMIT or changed:
-        print(f"--checkout: {checkout} is no unchanged checkout of {COMMIT[:9]}", file=sys.stderr)
+        print(
+            f"--checkout: {checkout} is not an unmodified checkout of {COMMIT[:9]}", file=sys.stderr
+        )
         sys.exit(2)
     return checkout / FILE
 

@@ -1,4 +1,4 @@
-"""What the peers share that are files of another repository, in the user's own checkout."""
+"""Run a file from a checkout of another repository."""
 
 import argparse
 import os
@@ -14,9 +14,9 @@ import foreign
 def become(
     args: argparse.Namespace, repository: str, commit: str, file: str, words: list[str]
 ) -> NoReturn:
-    """Go on as the unchanged file, with these flags and those of args, on the CPU.
+    """Replace this process by the unmodified file, with these flags and those of args, on the CPU.
 
-    It then runs in a process of its own, as its users run it; nothing of it is patched.
+    The file runs exactly as its users run it; nothing is patched.
     """
     settings = vars(args)
     path = foreign.unchanged(Path(settings.pop("checkout")), repository, commit, file)
@@ -24,6 +24,6 @@ def become(
         words = [*words, f"--{name.replace('_', '-')}", str(value)]
     os.environ["PYTHONPATH"] = str(path.parents[1])  # CleanRL's SAC imports cleanrl_utils
     os.environ["WANDB_MODE"] = "disabled"  # LeanRL always calls W&B
-    # Its bar is drawn at each report alone: in PPO after 10 iterations, in SAC after 100 steps.
+    # Draw the progress bar only at each report: every 10 iterations in PPO, every 100 steps in SAC.
     os.environ["TQDM_MININTERVAL"] = "1e9"
     os.execv(sys.executable, [sys.executable, str(path), "--no-cuda", *words])

@@ -1,10 +1,10 @@
-"""The peers' flags, and the lines that race.py counts. It imports nothing of this repository."""
+"""Flags of the other libraries. Imports nothing from this repository."""
 
 import argparse
 
 
 def ppo(env_id: str = "HalfCheetah-v5") -> argparse.ArgumentParser:
-    """What continuous PPO is told; the defaults learn best in HalfCheetah."""
+    """Return the parser for continuous PPO; the defaults learn best in HalfCheetah."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env-id", default=env_id)
     parser.add_argument("--total-timesteps", type=int, default=20_480)
@@ -16,10 +16,10 @@ def ppo(env_id: str = "HalfCheetah-v5") -> argparse.ArgumentParser:
 
 
 def sac(env_id: str = "HalfCheetah-v5") -> argparse.ArgumentParser:
-    """What SAC is told; an update follows each step after the random ones."""
+    """Return the parser for SAC, which updates after each step, except the initial random steps."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env-id", default=env_id)
     parser.add_argument("--total-timesteps", type=int, default=1_000)
-    parser.add_argument("--learning-starts", type=int, default=500, help="random steps before")
+    parser.add_argument("--learning-starts", type=int, default=500, help="initial random steps")
     parser.add_argument("--seed", type=int, default=1)
     return parser

@@ -4,11 +4,11 @@ from typing import Any
 
 import gymnasium
 
-STEPS = 100  # of SAC, from one line to the next
+STEPS = 100  # SAC steps per progress line
 
 
 class Lines(gymnasium.Wrapper):
-    """A line after every STEPS steps."""
+    """Print a line after every STEPS steps."""
 
     count = 0
 
@@ -20,7 +20,7 @@ class Lines(gymnasium.Wrapper):
 
 
 class VectorLines(gymnasium.vector.VectorWrapper):
-    """A line after every so many steps of all environments."""
+    """Print a line after every num_steps steps of the vector environment."""
 
     def __init__(self, env: gymnasium.vector.VectorEnv, num_steps: int) -> None:
         super().__init__(env)

@@ -11,16 +11,17 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: CleanRL's ppo_continuous_action.py itself, from your checkout, by the shared settings.
+"""Run CleanRL's unmodified ppo_continuous_action.py from your checkout, with shared settings.
 
     git clone https://github.com/vwxyzjn/cleanrl ../cleanrl
     git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb
     uv run studies/control/peers/ppo_cleanrl.py --total-timesteps 20480
 
-It differs in these: a truncation counts as a termination; a learning rate that falls per iteration;
-each environment has wrappers and running statistics of its own, which change at each step. It takes
-Gymnasium 0.29, which has HalfCheetah-v4 and not v5, the same robot; PyTorch and MuJoCo are
-those of the other peers, not those of its own list. It writes for TensorBoard into ./runs.
+Differences from our script: a truncation counts as a termination; the learning rate decays per
+iteration; each environment has its own wrappers and running statistics, which change at each step.
+It needs Gymnasium 0.29, which has HalfCheetah-v4 (the same robot) instead of v5. PyTorch and MuJoCo
+have the versions used for the other libraries, not those in CleanRL's requirements. It writes
+TensorBoard events to ./runs.
 """
 
 import checkout
@@ -33,7 +34,7 @@ FILE = "cleanrl/ppo_continuous_action.py"
 
 def main() -> None:
     parser = flags.ppo(env_id="HalfCheetah-v4")
-    parser.add_argument("--checkout", default="../cleanrl", help="of CleanRL at the commit")
+    parser.add_argument("--checkout", default="../cleanrl", help="checkout of CleanRL")
     checkout.become(parser.parse_args(), REPOSITORY, COMMIT, FILE, [])
 
 

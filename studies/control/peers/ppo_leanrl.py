@@ -11,18 +11,18 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: LeanRL's continuous PPO itself, from your checkout, by the shared settings.
+"""Run LeanRL's unmodified continuous PPO from your checkout, with the shared settings.
 
     git clone https://github.com/meta-pytorch/LeanRL ../leanrl
     git -C ../leanrl checkout 8dbb6336b7f6cc65cdbbeb2e86637c38867e2677
     uv run studies/control/peers/ppo_leanrl.py --total-timesteps 20480 --compile
 
-Without --compile it is ppo_continuous_action.py, with it ppo_continuous_action_torchcompile.py.
-It differs in these: a truncation counts as a termination; a learning rate that falls per iteration;
-each environment has wrappers and running statistics of its own, which change at each step. CUDA
-graphs are off, since there is no GPU, and W&B is disabled. Both files take Gymnasium 0.29, which
-has HalfCheetah-v4 and not v5, the same robot, and the TensorDict of their time: with a newer one
-the file that compiles fails.
+Runs ppo_continuous_action.py, or ppo_continuous_action_torchcompile.py with --compile. Differences
+from our script: a truncation counts as a termination; the learning rate decays per iteration; each
+environment has its own wrappers and running statistics, which change at each step. CUDA graphs are
+off, because there is no GPU, and W&B is disabled. Both files need Gymnasium 0.29, which has
+HalfCheetah-v4 (the same robot) instead of v5, and a TensorDict version of their time, because the
+compiled file fails with newer ones.
 """
 
 import checkout
@@ -36,8 +36,8 @@ COMPILED = "leanrl/ppo_continuous_action_torchcompile.py"
 
 def main() -> None:
     parser = flags.ppo(env_id="HalfCheetah-v4")
-    parser.add_argument("--checkout", default="../leanrl", help="of LeanRL at the commit")
-    parser.add_argument("--compile", action="store_true", help="the file that compiles")
+    parser.add_argument("--checkout", default="../leanrl", help="checkout of LeanRL")
+    parser.add_argument("--compile", action="store_true", help="run the compiled version")
     args = parser.parse_args()
     compiled = vars(args).pop("compile")
     file = COMPILED if compiled else EAGER

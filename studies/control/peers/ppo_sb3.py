@@ -11,12 +11,12 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: Stable-Baselines3's PPO with VecNormalize, by the shared settings.
+"""Train Stable-Baselines3's PPO with VecNormalize and the shared settings.
 
     uv run studies/control/peers/ppo_sb3.py --total-timesteps 20480
 
-It differs in these: a value loss without the factor 1/2, of the clipped error alone; a learning
-rate that falls per iteration; statistics of observations that change at each step.
+Differences from our script: the value loss has no factor 1/2 and uses only the clipped error; the
+learning rate decays per iteration; observation statistics change at each step.
 """
 
 import flags
@@ -45,7 +45,7 @@ def main() -> None:
         device="cpu",
         verbose=1,
     )
-    model.learn(args.total_timesteps, log_interval=1)  # a line an iteration, for race.py
+    model.learn(args.total_timesteps, log_interval=1)  # a line per iteration, for race.py
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: PPO of SBX, Stable-Baselines3 in JAX, with VecNormalize, by the settings that all have.
+"""Train the PPO of SBX (Stable-Baselines3 in JAX) with VecNormalize and the shared settings.
 
     uv run studies/control/peers/ppo_sbx.py --total-timesteps 20480
 
-It differs in these: a value loss without the factor 1/2, which is not clipped, since SBX does not
-read its clip_range_vf; a learning rate that falls per iteration; statistics of observations that
-change at each step.
+Differences from our script: the value loss has no factor 1/2 and is not clipped, because SBX
+ignores clip_range_vf; the learning rate decays per iteration; observation statistics change at each
+step.
 """
 
 import flags
@@ -52,7 +52,7 @@ def main() -> None:
         device="cpu",
         verbose=1,
     )
-    model.learn(args.total_timesteps, log_interval=1)  # a line an iteration, for race.py
+    model.learn(args.total_timesteps, log_interval=1)  # a line per iteration, for race.py
 
 
 if __name__ == "__main__":

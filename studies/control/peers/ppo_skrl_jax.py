@@ -3,13 +3,14 @@
 # dependencies = ["skrl==2.1.1", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8",
 #   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6"]
 # ///
-"""A peer: skrl's PPO in JAX, put together as its documentation does, by the shared settings.
+"""Train skrl's PPO in JAX, set up as in its documentation, with the shared settings.
 
     uv run studies/control/peers/ppo_skrl_jax.py --total-timesteps 20480
 
-It differs in these: the clipped value error alone; advantages normalised over the batch; an epsilon
-of 1e-8; a learning rate that stays; an episode's end costs a step; actions whose density is taken
-after clipping; values standardised in place of rewards scaled; actor and critic clipped apart.
+Differences from our script: the value loss uses only the clipped error; advantages are normalized
+over the batch; Adam's epsilon is 1e-8; the learning rate is constant; a reset takes an extra step;
+log-probabilities are those of the clipped actions; values are standardized instead of scaling
+rewards; the gradients of actor and critic are clipped separately.
 """
 
 import math
@@ -31,7 +32,7 @@ from skrl.utils import set_seed
 
 
 def mlp(x, outputs: int, output_scale: float):
-    """For a module's compact __call__."""
+    """Return the initializers for a module's compact __call__."""
     for _ in range(2):
         x = nn.tanh(nn.Dense(64, kernel_init=orthogonal(math.sqrt(2)))(x))
     return nn.Dense(outputs, kernel_init=orthogonal(output_scale))(x)
@@ -98,7 +99,7 @@ def main() -> None:
         cfg=cfg,
         **spaces,
     )
-    steps = args.total_timesteps // args.num_envs  # of each environment
+    steps = args.total_timesteps // args.num_envs  # per environment
     trainer_cfg = {"timesteps": steps, "headless": True, "disable_progressbar": True}
     SequentialTrainer(env=env, agents=agent, cfg=trainer_cfg).train()
 

@@ -11,13 +11,14 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: skrl's PPO in PyTorch, put together as its documentation does, by the shared settings.
+"""Train skrl's PPO in PyTorch, set up as in its documentation, with the shared settings.
 
     uv run studies/control/peers/ppo_skrl_torch.py --total-timesteps 20480
 
-It differs in these: the clipped value error alone; advantages normalised over the batch; an epsilon
-of 1e-8; a learning rate that falls per epoch; an episode's end costs a step; actions whose
-density is taken after clipping; values standardised in place of rewards scaled.
+Differences from our script: the value loss uses only the clipped error; advantages are normalized
+over the batch; Adam's epsilon is 1e-8; the learning rate decays per epoch; a reset takes an extra
+step; log-probabilities are those of the clipped actions; values are standardized instead of scaling
+rewards.
 """
 
 import math
@@ -80,7 +81,7 @@ def main() -> None:
         "action_space": env.action_space,
         "device": env.device,
     }
-    steps = args.total_timesteps // args.num_envs  # of each environment
+    steps = args.total_timesteps // args.num_envs  # per environment
     epochs = steps // args.num_steps * EPOCHS
     cfg = PPO_CFG(
         rollouts=args.num_steps,
@@ -89,7 +90,7 @@ def main() -> None:
         discount_factor=0.99,
         gae_lambda=0.95,
         learning_rate=3e-4,
-        learning_rate_scheduler=torch.optim.lr_scheduler.LinearLR,  # which skrl steps in each epoch
+        learning_rate_scheduler=torch.optim.lr_scheduler.LinearLR,  # stepped once per epoch
         learning_rate_scheduler_kwargs={
             "start_factor": 1.0,
             "end_factor": 0.0,

@@ -11,16 +11,17 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: CleanRL's sac_continuous_action.py itself, from your checkout, by the shared settings.
+"""Run CleanRL's unmodified sac_continuous_action.py from your checkout, with shared settings.
 
     git clone https://github.com/vwxyzjn/cleanrl ../cleanrl
     git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb
     uv run studies/control/peers/sac_cleanrl.py --total-timesteps 1000
 
-It differs in these: at every second step the actor is updated twice, and not once at each; learning
-rates of critics and alpha are 1e-3. It takes Gymnasium 0.29, since under 1.x it fails at the first
-truncation; that has HalfCheetah-v4 and not v5, the same robot. PyTorch and MuJoCo are those of the
-other peers, not those of its own list. It writes for TensorBoard into ./runs.
+Differences from our script: the actor is updated twice at every second step instead of once per
+step; the learning rates of critics and alpha are 1e-3. It needs Gymnasium 0.29, because it fails at
+the first truncation with 1.x; that version has HalfCheetah-v4 (the same robot) instead of v5.
+PyTorch and MuJoCo have the versions used for the other libraries, not those in CleanRL's
+requirements. It writes TensorBoard events to ./runs.
 """
 
 import checkout
@@ -33,7 +34,7 @@ FILE = "cleanrl/sac_continuous_action.py"
 
 def main() -> None:
     parser = flags.sac(env_id="HalfCheetah-v4")
-    parser.add_argument("--checkout", default="../cleanrl", help="of CleanRL at the commit")
+    parser.add_argument("--checkout", default="../cleanrl", help="checkout of CleanRL")
     checkout.become(parser.parse_args(), REPOSITORY, COMMIT, FILE, [])
 
 

@@ -12,17 +12,18 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: LeanRL's SAC itself, from your checkout, by the shared settings.
+"""Run LeanRL's unmodified SAC from your checkout, with the shared settings.
 
     git clone https://github.com/meta-pytorch/LeanRL ../leanrl
     git -C ../leanrl checkout 8dbb6336b7f6cc65cdbbeb2e86637c38867e2677
     uv run studies/control/peers/sac_leanrl.py --total-timesteps 1000 --compile
 
-Without --compile it is sac_continuous_action.py, with it sac_continuous_action_torchcompile.py.
-It differs in these: at every second step the actor is updated twice, and not once at each; learning
-rates of critics and alpha are 1e-3. CUDA graphs are off, since there is no GPU, and W&B is
-disabled. Both files take Gymnasium 0.29, which has HalfCheetah-v4 and not v5, the same robot. They
-take the TensorDict and TorchRL of their time: with newer ones the file that compiles fails.
+Runs sac_continuous_action.py, or sac_continuous_action_torchcompile.py with --compile. Differences
+from our script: the actor is updated twice at every second step instead of once per step; the
+learning rates of critics and alpha are 1e-3. CUDA graphs are off, because there is no GPU, and W&B
+is disabled. Both files need Gymnasium 0.29, which has HalfCheetah-v4 (the same robot) instead of
+v5, and TensorDict and TorchRL versions of their time, because the compiled file fails with newer
+ones.
 """
 
 import checkout
@@ -36,8 +37,8 @@ COMPILED = "leanrl/sac_continuous_action_torchcompile.py"
 
 def main() -> None:
     parser = flags.sac(env_id="HalfCheetah-v4")
-    parser.add_argument("--checkout", default="../leanrl", help="of LeanRL at the commit")
-    parser.add_argument("--compile", action="store_true", help="the file that compiles")
+    parser.add_argument("--checkout", default="../leanrl", help="checkout of LeanRL")
+    parser.add_argument("--compile", action="store_true", help="run the compiled version")
     args = parser.parse_args()
     compiled = vars(args).pop("compile")
     file = COMPILED if compiled else EAGER

@@ -11,12 +11,12 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: Stable-Baselines3's SAC, by its own settings, which are the shared ones.
+"""Train Stable-Baselines3's SAC with its default settings, which are the shared settings.
 
     uv run studies/control/peers/sac_sb3.py --total-timesteps 1000
 
-Two layers of 256 units, batches of 256, a replay of a million, and an update for each step are its
-defaults. It updates alpha, critics and actor one after the other.
+The defaults are two layers of 256 units, batches of 256, a replay buffer of a million transitions
+and an update per step. It updates alpha, critics and actor in this order.
 """
 
 import flags

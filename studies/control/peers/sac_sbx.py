@@ -12,12 +12,12 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: SAC of SBX, Stable-Baselines3 in JAX, by its own settings, which are the shared ones.
+"""Train the SAC of SBX (Stable-Baselines3 in JAX) with its defaults, the shared settings.
 
     uv run studies/control/peers/sac_sbx.py --total-timesteps 1000
 
-Two layers of 256 units, batches of 256, a replay of a million, and an update for each step are its
-defaults. It updates critics, actor and alpha one after the other.
+The defaults are two layers of 256 units, batches of 256, a replay buffer of a million transitions
+and an update per step. It updates critics, actor and alpha in this order.
 """
 
 import flags

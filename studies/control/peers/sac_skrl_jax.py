@@ -3,13 +3,13 @@
 # dependencies = ["skrl==2.1.1", "jax==0.10.2", "flax==0.12.8", "optax==0.2.8",
 #   "gymnasium[mujoco]==1.3.0", "mujoco==4.0.0", "numpy==2.4.6"]
 # ///
-"""A peer: skrl's SAC in JAX, put together as its documentation does, by the shared settings.
+"""Train skrl's SAC in JAX, set up as in its documentation, with the shared settings.
 
     uv run studies/control/peers/sac_skrl_jax.py --total-timesteps 1000
 
-It differs in these: skrl has no squashed Gaussian, so the mean is the tanh of the network's output,
-the standard deviation depends on no observation, and actions are clipped; a replay of 10,000, for
-skrl copies all of it at each step in JAX.
+Differences from our script: skrl has no squashed Gaussian, so the mean is the tanh of the network
+output, the standard deviation does not depend on the observation, and actions are clipped; the
+replay buffer holds 10,000 transitions, because skrl copies all of it at each step in JAX.
 """
 
 import flags
@@ -29,7 +29,7 @@ CRITICS = ("critic_1", "critic_2", "target_critic_1", "target_critic_2")
 
 
 def mlp(x, outputs: int):
-    """For a module's compact __call__."""
+    """Return the initializers for a module's compact __call__."""
     for _ in range(2):
         x = nn.relu(nn.Dense(256)(x))
     return nn.Dense(outputs)(x)

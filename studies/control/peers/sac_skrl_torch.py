@@ -11,13 +11,14 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""A peer: skrl's SAC in PyTorch, put together as its documentation does, by the shared settings.
+"""Train skrl's SAC in PyTorch, set up as in its documentation, with the shared settings.
 
     uv run studies/control/peers/sac_skrl_torch.py --total-timesteps 1000
 
-It differs in these: skrl has no squashed Gaussian, so the mean is the tanh of the network's output,
-the standard deviation depends on no observation, and actions are clipped; a replay of 10,000, for
-each batch is drawn without replacement from a permutation of it; a critic loss with the factor 1/2.
+Differences from our script: skrl has no squashed Gaussian, so the mean is the tanh of the network
+output, the standard deviation does not depend on the observation, and actions are clipped; the
+replay buffer holds 10,000 transitions, because each batch is drawn without replacement from a
+permutation of it; the critic loss has the factor 1/2.
 """
 
 import flags
