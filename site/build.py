@@ -1,10 +1,10 @@
-"""Build the page that shows the scripts side by side, their idioms, and which one is done first.
+"""Build the website: scripts side by side, idioms, and an estimate of training times.
 
     python site/build.py    # writes report/site.html, one file, which makes no network requests
 
-It is page.html with page.css, page.js, the scripts that scripts.toml names, notes.toml,
-idioms.toml and the studies in it: Jinja fills it in, and escapes whatever is not Markup. A line
-that scripts share is held once. The page itself compares scripts and counts seconds.
+Jinja fills page.html with page.css, page.js, the scripts in scripts.toml, notes.toml, idioms.toml
+and data from the studies, and escapes everything that is not Markup. Lines that scripts share are
+stored once. JavaScript in the page compares scripts and estimates times.
 """
 
 import argparse
@@ -41,8 +41,8 @@ except ModuleNotFoundError as error:
     print(f"site: {error}: ./setup.sh && source .venv/bin/activate installs it", file=sys.stderr)
     sys.exit(2)
 
-HEAD = "Docstring and imports"  # what stands above the first banner
-# A kind of token -> its letter in the page, which has a colour for it; all others are plain.
+HEAD = "Docstring and imports"  # everything above the first banner
+# Token type -> CSS class in the page, which sets its color; all others are plain.
 LETTERS = {
     Token.Comment: "c",
     Token.Literal.String: "s",
@@ -54,13 +54,13 @@ LETTERS = {
     Token.Name.Decorator: "d",
 }
 PLAIN = "p"
-BETWEEN = "¦"  # tokens of a line; no script has it
+BETWEEN = "¦"  # separates the tokens of a line; occurs in no script
 BREAK = re.compile(r"(?<=[(\[=])|(?=\.[a-z_])")  # after a bracket, and before a dot
-Line = list[tuple[str, str]]  # letters and texts
+Line = list[tuple[str, str]]  # CSS classes and texts
 
 
 class BuildError(Exception):
-    """Says what the page would need and does not find."""
+    """Something that the page needs is missing."""
 
 
 # === Scripts ====================================================================================
@@ -70,7 +70,7 @@ def letter_of(kind: _TokenType) -> str:
 
 @cache  # many scripts have the same section
 def highlight(code: str) -> list[Line]:
-    """Return code as lines of tokens; neighbours of one letter are one token."""
+    """Return code as lines of tokens; adjacent tokens of one class are merged."""
     lines: list[Line] = [[]]
     for kind, text in PythonLexer(stripnl=False).get_tokens(code):
         letter = letter_of(kind)
@@ -85,7 +85,7 @@ def highlight(code: str) -> list[Line]:
 
 
 def split(text: str) -> Iterator[tuple[str, int, str]]:
-    """Yield each section's title, the number of its first line, and its code."""
+    """Yield the title, the first line number and the code of each section."""
     parts = BANNER.split(text)
     start = 1
     for title, code in zip([HEAD, *parts[1::2]], parts[::2], strict=True):
@@ -95,7 +95,7 @@ def split(text: str) -> Iterator[tuple[str, int, str]]:
 
 
 def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return every script's sections as numbers of lines, and the lines that these number."""
+    """Return the sections of all scripts as line ids, and the lines by id."""
     numbers: dict[str, int] = {}
     scripts = {}
     for name, row in SCRIPTS.items():
@@ -116,10 +116,10 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def add_notes(root: Path, scripts: dict[str, Any]) -> None:
-    """Give each section what its framework asks for, from notes.toml.
+    """Add the notes in notes.toml to sections.
 
-    A note is for the scripts in whose names and frameworks are all words of its table's name; that
-    with most words counts.
+    A table applies to the scripts whose name and framework contain all words of its name. If
+    several tables apply, the one with the most words wins.
     """
     notes = tomllib.loads((root / "site/notes.toml").read_text())
     unused = {(name, title) for name, own in notes.items() for title in own}
@@ -136,15 +136,15 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
 
 
 def prose(text: str) -> Markup:
-    """Return a sentence of this project's own as HTML, with its `code`."""
+    """Return a sentence from a file of this project as HTML, with `code`."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 # === Idioms =====================================================================================
 def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[dict[str, Any]]:
-    """Return what idioms.html shows of a framework: excerpts, each with a link to its file.
+    """Return the excerpts of a framework for idioms.html, with links to their files.
 
-    Of excerpts that follow each other from one place, the last has the link.
+    Only the last of several successive excerpts from one function has a link.
     """
     shown = []
     for i, source in enumerate(sources):
@@ -159,9 +159,9 @@ def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[
 
 
 def line_of(line: Line) -> dict[str, Any]:
-    """Return a line, how far it is indented, and its tokens with places to break them at.
+    """Return a line with its indentation, and its tokens split where lines may break.
 
-    They are never within a name.
+    Names are never split.
     """
     text = "".join(text for _, text in line)
     tokens = [(letter, BREAK.split(part)) for letter, part in line]
@@ -169,7 +169,7 @@ def line_of(line: Line) -> dict[str, Any]:
 
 
 def idioms_of(root: Path, link: str) -> list[dict[str, Any]]:
-    """Return what idioms.html shows: each idiom, in every framework."""
+    """Return all idioms for idioms.html, in every framework."""
     shown = []
     for idiom in read_idioms(root):
         cells = {title: read_excerpts(root, idiom[x], link) for x, title in FRAMEWORKS.items()}
@@ -179,14 +179,14 @@ def idioms_of(root: Path, link: str) -> list[dict[str, Any]]:
 
 # === Studies ====================================================================================
 class Cell(NamedTuple):
-    """Runs that were measured in turn: of one study, machine, environment, network and length."""
+    """Runs that can be compared: one study, machine, environment, network and length."""
 
-    study: str  # its folder, from the project's root on
+    study: str  # its folder, relative to the project
     runs: pd.DataFrame
 
 
 def read_cells(root: Path) -> list[Cell]:
-    """Return what the studies have measured of single trainings of PPO, the largest first."""
+    """Return the cells of PPO runs in all studies, the largest first."""
     cells = []
     for path in sorted((root / "studies").rglob("runs.*")):
         if path.name not in runs.TABLES:
@@ -196,8 +196,8 @@ def read_cells(root: Path) -> list[Cell]:
             every = measures.timed(experiment.runs).dropna(subset=["steady", "process"])
             alone = every["num_agents"].isna() & ~every["mode"].str.contains("side by side")
             every = every[alone & ~every["sync"] & (every["algorithm"] == "ppo")]
-            every = every[~every["env_id"].str.contains(":")]  # an environment of a study's own
-            every = every.drop(measures.under_load(every).index)  # their seconds are of no use
+            every = every[~every["env_id"].str.contains(":")]  # exclude custom environments
+            every = every.drop(measures.under_load(every).index)  # exclude runs under load
             for _, part in every.groupby(["env_id", "size"]):
                 part = stats.of_length(part)
                 if part["mode"].nunique() > 1:
@@ -207,18 +207,18 @@ def read_cells(root: Path) -> list[Cell]:
 
 
 def is_part(cell: Cell, other: Cell) -> bool:
-    """Return whether another study has all of the cell's runs, too."""
+    """Return whether another study contains all runs of the cell."""
     keys = ["mode", "env_id", "size", "platform", "repeat", "process", "steady"]
     return len(cell.runs.merge(other.runs[keys], on=keys)) == len(cell.runs)
 
 
 def text(value: object) -> str:
-    """Return a study's text as HTML that shows it as it is, in one line."""
+    """Return a text from a study as escaped HTML, in one line."""
     return str(escape(page.one_line(value)))
 
 
 def pack(cell: Cell, link: str) -> dict[str, Any]:
-    """Return a cell for the page, its texts as HTML."""
+    """Return a cell for the page, with its texts as HTML."""
     first = cell.runs.iloc[0]
     modes = []
     for mode, part in cell.runs.groupby("mode", sort=False):
@@ -242,10 +242,9 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
 
 
 def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
-    """Return a cell per algorithm and network of a simulator outside JAX whose steps are free.
+    """Return a cell per algorithm and network, measured in a very fast simulator outside JAX.
 
-    The page adds what a step of the reader's own environment takes. Without the measurement there
-    is none.
+    The page adds the step time of the reader's environment. Empty without the study simulators.
     """
     study = "studies/simulators"
     if not (root / study / "runs.csv").exists():
@@ -263,7 +262,7 @@ def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
 
 # === The page ===================================================================================
 def build(root: Path, link: str) -> str:
-    """Return the page; link leads to the project's root, where files are."""
+    """Return the page; `link` is the URL of the root folder of the project."""
     scripts, lines = read_scripts(root)
     add_notes(root, scripts)
     cells = [pack(x, link) for x in read_cells(root)]
@@ -275,7 +274,7 @@ def build(root: Path, link: str) -> str:
         "lines": lines,
         "cells": cells,
         "outside": outside,
-        # Student's quantiles by degrees of freedom, from 1 on.
+        # Quantiles of Student's t distribution by degrees of freedom, from 1.
         "t": [round(float(student.ppf((1 + stats.CONFIDENCE) / 2, x)), 4) for x in range(1, most)],
         "farthest": measures.FARTHEST,
     }
@@ -297,16 +296,16 @@ def build(root: Path, link: str) -> str:
 
 
 def templates() -> Environment:
-    """Return what makes pages of the files beside this one."""
+    """Return a Jinja environment for the templates in this folder."""
     found = page.templates(HERE)
-    # The order of scripts and of lines stays, and no space is spent.
+    # Keep the order of scripts and lines, and write compact JSON.
     options = {"ensure_ascii": False, "separators": (",", ":"), "sort_keys": False}
     found.policies["json.dumps_kwargs"] = options
     return found
 
 
 def digest(code: str) -> str:
-    """Return what a Content-Security-Policy calls a style or a script by."""
+    """Return the hash of a style or script for the Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
 
 

@@ -1,9 +1,9 @@
-// What is compared and counted in the page. Part 1: the answer. Part 2: side by side.
+// Part 1: estimate training times. Part 2: compare scripts side by side.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const DATA = JSON.parse($("data").textContent);
-// There, one script's lines stand above the other's, and all is folded at first.
+// In narrow windows the lines of one script are above those of the other, and everything is folded.
 const NARROW = matchMedia("(max-width: 719px)");
 
 function element(tag, attributes = {}, ...children) {
@@ -13,7 +13,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Notes and text from studies are HTML already: the build escapes them.
+// Notes and texts from studies are HTML that the build has escaped.
 function prose(tag, html, attributes = {}) {
   const made = element(tag, attributes);
   made.innerHTML = html;
@@ -24,12 +24,12 @@ function prose(tag, html, attributes = {}) {
 const STEPS = [51200, 102400, 204800, 409600, 819200, 1638400, 3276800, 6553600, 13107200];
 const COSTS = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((x) => x * 1e-6); // seconds
 
-// The one formula. A run is [repeat, iteration, whole training], in seconds; what its iterations
-// leave of the whole is spent once: imports, compiling, first iterations that take longer.
+// A run is [repeat, seconds per iteration, seconds of the entire run]. The time beyond its iterations
+// is overhead: imports, compilation, slower first iterations.
 const once = (run, cell) => run[2] - cell.iterations * run[1];
 const seconds = (run, cell, steps, cost) => once(run, cell) + (steps / cell.batch) * run[1] + steps * cost;
 
-// Geometric mean, and Student's 95% interval of the logarithms; without repeats no interval.
+// Geometric mean with Student's 95% interval of the logarithms; no interval without repeats.
 function geometric(values) {
   const logs = values.map(Math.log);
   const mean = logs.reduce((a, b) => a + b, 0) / logs.length;
@@ -39,8 +39,7 @@ function geometric(values) {
   return { mean: Math.exp(mean), low: Math.exp(mean - half), high: Math.exp(mean + half) };
 }
 
-// Each script of a cell by its seconds, the first one first, with its ratio to that one: runs of
-// one repeat are paired.
+// The scripts of a cell, fastest first, with their ratios to the fastest; runs are paired by repeat.
 function count(cell, secondsOf) {
   const rows = cell.modes.map((mode) => {
     const values = new Map(mode.runs.map((run) => [run[0], secondsOf(run)]));
@@ -68,40 +67,40 @@ function duration(s) {
 
 const inWords = (names) => names.join(", ").replace(/, ([^,]*)$/, " or $1");
 
-// JAX, PyTorch, or the library that a script is of.
+// JAX, PyTorch, or the library of a script.
 const LIBRARIES = { sb3: "Stable-Baselines3", sbx: "SBX" };
 function familyOf({ name, framework }) {
   if (framework === "torch") return "PyTorch";
   return framework === "other" ? LIBRARIES[name.split(" ")[0]] || name : "JAX";
 }
 
-// Says first what JAX and PyTorch take, then which script is first.
+// A sentence with the times of JAX and PyTorch, then the fastest script.
 function sentenceOf(rows, steps, cell) {
   const families = Map.groupBy(rows, (row) => familyOf(row.mode));
-  const parts = [...families].map(([family, own]) => {
-    const ends = own.map((x) => duration(x.time.mean));
+  const parts = [...families].map(([family, scripts]) => {
+    const ends = scripts.map((x) => duration(x.time.mean));
     const span = ends[0] === ends.at(-1) ? ends[0] : `${ends[0].replace(/ s$/, "")} to ${ends.at(-1)}`;
-    return `<b class="${family === "JAX" ? "linen" : own[0].mode.framework}">${family}</b> <b>${span}</b>`;
+    return `<b>${span}</b> in <b class="${family === "JAX" ? "linen" : scripts[0].mode.framework}">${family}</b>`;
   });
   const text = `${steps.toLocaleString("en")} steps of ${cell.env} take ${parts.join(", ")}.`;
-  if (!rows.some((x) => x.known)) return `${text} <small>Each ran once, so no difference is claimed.</small>`;
+  if (!rows.some((x) => x.known)) return `${text} <small>Each ran with one seed: no conclusion about which is faster.</small>`;
   const alike = rows.filter((x) => x === rows[0] || (x.known && !x.apart)).map((x) => `<code>${x.mode.name}</code>`);
   const other = rows.find((x) => familyOf(x.mode) !== familyOf(rows[0].mode));
-  const first = alike.length > 1 ? `First are ${inWords(alike)}, which cannot be told apart.` : `First is ${alike[0]}.`;
-  const times = other && other.apart ? ` ${familyOf(other.mode)} takes ${timesOf(other)} times as long.` : "";
+  const first = alike.length > 1 ? `No significant difference between the fastest: ${inWords(alike)}.` : `${alike[0]} is the fastest.`;
+  const times = other && other.apart ? ` ${familyOf(other.mode)} takes ${timesOf(other)} as long.` : "";
   return `${text} <small>${first}${times}</small>`;
 }
 
-// "2.32 [2.24, 2.40]", with more digits where rounding would move a number onto 1.
+// "2.32× [2.24, 2.40]", with more digits if rounding would turn a number into 1.
 function timesOf({ ratio: { mean, low, high } }) {
   const values = Number.isFinite(low) ? [mean, low, high] : [mean];
   let digits = 2;
   while (digits < 5 && values.some((x) => Number(x.toFixed(digits)) === 1)) digits++;
   const [first, ...ends] = values.map((x) => x.toFixed(digits));
-  return ends.length ? `${first} [${ends.join(", ")}]` : first;
+  return ends.length ? `${first}× [${ends.join(", ")}]` : `${first}×`;
 }
 
-// A bar for each row; its full part is what is spent once.
+// A bar per row; its dark part is overhead.
 function bars(figure, rows) {
   const longest = Math.max(...rows.map((x) => x.time.high || x.time.mean));
   const percent = (x, of = longest) => `${((100 * x) / of).toFixed(2)}%`;
@@ -120,8 +119,8 @@ function bars(figure, rows) {
     const line = figure.appendChild(element("div", { class: "row" }));
     line.append(prose("span", row.mode.name, { class: "name" }), track);
     line.append(element("span", { class: "value" }, duration(mean)));
-    const doubt = row.known ? ": cannot be told apart" : ", no interval";
-    const verdict = row === rows[0] ? "first" : `${timesOf(row)} times${row.apart ? "" : doubt}`;
+    const doubt = row.known ? ", not significant" : ", no interval";
+    const verdict = row === rows[0] ? "fastest" : `${timesOf(row)}${row.apart ? "" : doubt}`;
     line.append(element("span", { class: "verdict" }, verdict));
   }
 }
@@ -142,22 +141,22 @@ function showAnswer() {
   const cell = DATA.cells[$("cell").value];
   const env = cell ? cell.env : "a measured one";
   $("steps-text").textContent = steps.toLocaleString("en");
-  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}'s` : `as much as ${env}'s`;
+  $("cost-text").innerHTML = cost ? `${Math.round(cost * 1e6)} µs more than ${env}` : `as in ${env}`;
   for (const id of ["steps", "cost"]) $(id).setAttribute("aria-valuetext", $(`${id}-text`).textContent);
 
   const isFar = cell && steps > DATA.farthest * cell.iterations * cell.batch;
   for (const id of ["counted", "formula", "measured-box"]) $(id).hidden = !cell || isFar;
   if (!cell || isFar) {
-    const why = `That is over ${DATA.farthest} times as long as what was measured with this network, so nothing is claimed.`;
+    const why = `This is more than ${DATA.farthest}x the measured length with this network, too far to extrapolate.`;
     const elsewhere = [...new Set(DATA.cells.filter((x) => x.size === size).map((x) => x.device))];
     const missing = $("device").value === "none"
-      ? `On an NVIDIA H100 iterations were measured, but not entire runs: see <a href="${DATA.link}/studies/gpu">studies/gpu</a>.`
+      ? `On an NVIDIA H100, only iterations were measured, not entire runs: see <a href="${DATA.link}/studies/gpu">studies/gpu</a>.`
       : elsewhere.length
-      ? `No study has measured this yet on this device. This network was measured on ${elsewhere.join("; ")}.`
-      : "No study has measured this yet.";
-    $("sentence").innerHTML = `${isFar ? why : missing} <small>This command measures it on your machine:
+      ? `Not measured yet on this device. This network was measured on ${elsewhere.join("; ")}.`
+      : "Not measured yet.";
+    $("sentence").innerHTML = `${isFar ? why : missing} <small>To measure it on your machine:
       <code>./benchmark.sh --sizes ${size} --repeats 5 --runs-dir runs/mine &amp;&amp; python -m analysis pack runs/mine
-      studies/mine</code>. Send in the result, and this page will answer.</small>`;
+      studies/mine</code>. If you contribute the result, this page will show it.</small>`;
     return;
   }
   const rows = count(cell, (run) => seconds(run, cell, steps, cost));
@@ -167,7 +166,7 @@ function showAnswer() {
   $("study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit}`;
   bars($("measured"), count(cell, (run) => run[2]));
   const measured = (cell.iterations * cell.batch).toLocaleString("en");
-  $("measured-text").innerHTML = `Whole trainings of ${measured} steps in ${cell.env}, ${cell.study}. At this length the formula gives the same, by definition.`;
+  $("measured-text").innerHTML = `Entire training runs of ${measured} steps in ${cell.env}, ${cell.study}. At this length the formula reproduces these times by definition.`;
 }
 
 function cellName(cell) {
@@ -176,15 +175,15 @@ function cellName(cell) {
   return `${cell.env}: ${cell.modes.length} programs, ${seeds} of ${cell.iterations} iterations (${cell.study})`;
 }
 
-// Outside JAX: the same formula, from runs in an environment whose own steps take almost nothing.
+// Outside JAX: the same formula, from runs in an environment with very fast steps.
 function showOutside() {
   const cell = DATA.outside[$("outside-cell").value];
   const steps = STEPS[$("steps").value];
   const microseconds = Math.max(0, Number($("microseconds").value));
   const rows = count(cell, (run) => seconds(run, cell, steps, microseconds * 1e-6));
-  const env = `an environment outside JAX with ${microseconds.toLocaleString("en")} µs a step`;
-  const own = duration(steps * microseconds * 1e-6);
-  $("outside-sentence").innerHTML = `${sentenceOf(rows, steps, { env })} <small>The environment itself takes ${own} of it.</small>`;
+  const env = `an environment outside JAX with ${microseconds.toLocaleString("en")} µs per step`;
+  const share = duration(steps * microseconds * 1e-6);
+  $("outside-sentence").innerHTML = `${sentenceOf(rows, steps, { env })} <small>The environment takes ${share} of it.</small>`;
   bars($("outside-bars"), rows);
   for (const id of ["batch", "measured"]) $(`outside-${id}`).textContent = cell[id].toLocaleString("en");
   $("outside-study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit} on ${cell.device}`;
@@ -206,12 +205,12 @@ function startAnswer() {
   showAnswer();
 }
 
-// === Side by side: what is the same ============================================================
+// === Side by side: alignment ===================================================================
 const textOf = DATA.lines.map((line) => line.split("¦").map((x) => x.slice(1)).join(""));
 const wordsOf = textOf.map((text) => text.match(/\w+|\s+|[^\w\s]/g) || []);
 const namesOf = textOf.map((text) => new Set(text.match(/\w+/g)));
 
-// Longest common subsequence of weights: pairs [i, j] in order; what has no partner has null.
+// Weighted longest common subsequence: pairs [i, j] in order, with null for a missing partner.
 function align(a, b, weigh) {
   const width = b.length + 1;
   const best = new Float32Array((a.length + 1) * width);
@@ -233,21 +232,21 @@ function align(a, b, weigh) {
   return pairs;
 }
 
-// How many of two lines' words are in both, from 0 to 1 (Dice).
+// Fraction of words that two lines have in common, from 0 to 1 (Dice coefficient).
 function likeness(a, b) {
   const common = [...namesOf[a]].filter((x) => namesOf[b].has(x)).length;
   return (2 * common) / (namesOf[a].size + namesOf[b].size || 1);
 }
 
-const ALIKE = 0.4; // lines less alike than that only stand side by side
+const ALIKE = 0.4; // do not align lines that are less similar
 function weighLines(a, b) {
-  if (a === b) return wordsOf[a].length > 1 ? 4 : 0.5; // blank lines and brackets decide nothing
+  if (a === b) return wordsOf[a].length > 1 ? 4 : 0.5; // blank lines and brackets carry little weight
   if (!wordsOf[a].length || !wordsOf[b].length) return 0;
   const alike = likeness(a, b);
   return alike >= ALIKE ? 2 * alike : 0.01;
 }
 
-// Which characters of line a are not in line b: a flag each.
+// A flag per character of line a: whether it is not in line b.
 function marks(a, b) {
   const flags = [];
   const pairs = align(wordsOf[a], wordsOf[b], (x, y) => (x === y ? x.length : 0));
@@ -257,10 +256,10 @@ function marks(a, b) {
     const changed = word.trim() !== "" && (j === null || word !== wordsOf[b][j]);
     for (let k = 0; k < word.length; k++) flags.push(changed);
   }
-  return flags.map((x, k) => x || (flags[k - 1] && flags[k + 1])); // one mark over jax.Array
+  return flags.map((x, k) => x || (flags[k - 1] && flags[k + 1])); // a single mark for jax.Array
 }
 
-// Rows of lines, as many columns as scripts: each is {at, ids, same}: places, or null.
+// Rows {at, ids, same} with a column per script: positions and line ids, or null.
 function rowsOf(columns) {
   const [first, ...others] = columns;
   const partners = others.map(() => new Array(first.length).fill(null));
@@ -286,15 +285,15 @@ function rowsOf(columns) {
   return rows;
 }
 
-// === Side by side: shown =======================================================================
-// A line's tokens, with what line `other` has not got marked.
+// === Side by side: display =====================================================================
+// The tokens of a line; those that are not in line `other` are marked.
 function tokensOf(id, other) {
   const flags = other === null || other === id || likeness(id, other) < ALIKE ? [] : marks(id, other);
   const shown = [];
   let at = 0;
   for (const token of DATA.lines[id].split("¦")) {
     const text = token.slice(1);
-    const indent = at ? 0 : text.search(/\S|$/); // of its own, so that a narrow window can drop it
+    const indent = at ? 0 : text.search(/\S|$/); // a separate element, which narrow windows hide
     if (indent) shown.push(element("span", { class: "indent" }, text.slice(0, indent)));
     for (let k = indent, start = indent; k < text.length; start = k) {
       const marked = Boolean(flags[at + start]);
@@ -312,7 +311,7 @@ function tokensOf(id, other) {
 function cellOf(row, k, parts) {
   const id = row.ids[k];
   if (id === null) return element("td", { class: "none" });
-  // Marked against the first script's line, and the first script's against the next that differs.
+  // Marked relative to the first script; the first script relative to the next one that differs.
   const other = k ? row.ids[0] : row.ids.find((x) => x !== null && x !== id) ?? null;
   const kind = row.same ? "" : `new column${k}`;
   const cell = element("td", { class: kind, "data-line": parts[k].start + row.at[k] }, ...tokensOf(id, other));
@@ -320,14 +319,14 @@ function cellOf(row, k, parts) {
   return cell;
 }
 
-// Table rows that are all the same, or all differ. In a narrow window the lines of one script stand
-// above those of the next, as in a unified diff.
+// Table rows that are all identical, or all different. In a narrow window the lines of one script
+// are above those of the next, as in a unified diff.
 function trs(rows, parts) {
   if (!NARROW.matches) return rows.map((row) => element("tr", {}, ...parts.map((_, k) => cellOf(row, k, parts))));
   return parts.slice(0, rows[0]?.same ? 1 : MOST).flatMap(({ name }, k) => {
-    const own = rows.filter((row) => row.ids[k] !== null).map((row) => element("tr", {}, cellOf(row, k, parts)));
-    if (own.length && !rows[0].same) own[0].cells[0].prepend(element("span", { class: "hidden" }, `${name}: `));
-    return own;
+    const lines = rows.filter((row) => row.ids[k] !== null).map((row) => element("tr", {}, cellOf(row, k, parts)));
+    if (lines.length && !rows[0].same) lines[0].cells[0].prepend(element("span", { class: "hidden" }, `${name}: `));
+    return lines;
   });
 }
 
@@ -349,7 +348,7 @@ function bodyOf(rows, parts) {
 }
 
 function foldOf(rows, parts) {
-  const button = element("button", { type: "button", class: "fold" }, `the same, ${rows.length} lines`);
+  const button = element("button", { type: "button", class: "fold" }, `identical, ${rows.length} lines`);
   const line = element("tr", {}, element("td", { colspan: NARROW.matches ? 1 : parts.length, class: "folded" }, button));
   button.addEventListener("click", () => {
     const shown = trs(rows, parts);
@@ -383,7 +382,7 @@ function tableOf(parts, rows) {
 
 const slug = (title) => title.replaceAll(" ", "-");
 
-// A section of the chosen scripts, and for the map how many lines differ.
+// A section of the chosen scripts, and the number of different lines for the map.
 function sectionOf(title, names) {
   const parts = names.flatMap((name) => {
     const found = DATA.scripts[name].sections.find((x) => x.title === title);
@@ -391,12 +390,12 @@ function sectionOf(title, names) {
   });
   const rows = rowsOf(parts.map((x) => x.lines));
   const differ = rows.filter((x) => !x.same).length;
-  const isOwn = parts.length < names.length;
-  const isSame = !isOwn && !differ;
+  const isUnique = parts.length < names.length;
+  const isSame = !isUnique && !differ;
   let words = `${differ} of ${rows.length} lines differ`;
   let count = String(differ);
-  if (isOwn) [words, count] = [`only in ${parts.map((x) => x.name).join(", ")}`, "own"];
-  if (isSame) [words, count] = [`the same, ${rows.length} lines`, "the same"];
+  if (isUnique) [words, count] = [`only in ${parts.map((x) => x.name).join(", ")}`, "unique"];
+  if (isSame) [words, count] = [`identical, ${rows.length} lines`, "identical"];
   const box = element("details", { id: `section-${slug(title)}`, class: "code" });
   box.append(element("summary", {}, element("h3", {}, title), `: ${words}`));
   const fill = () => {
@@ -410,11 +409,11 @@ function sectionOf(title, names) {
   return { title, box, count };
 }
 
-// === Side by side: chosen ======================================================================
+// === Side by side: selection ===================================================================
 const MOST = 4;
 let chosen = []; // names of scripts
 
-// The address says what is chosen: #ppo_linen..ppo_nnx, or with a section, #ppo_linen..ppo_nnx/Loss.
+// The address contains the selection: #ppo_linen..ppo_nnx, or with a section #ppo_linen..ppo_nnx/Loss.
 function readAddress() {
   const [pair, section] = location.hash.slice(1).split("/");
   const names = pair.split("..").filter((x) => Object.hasOwn(DATA.scripts, x)).slice(0, MOST);
@@ -428,7 +427,7 @@ function readAddress() {
   }
 }
 
-// Titles of all scripts' sections, in their order.
+// Titles of the sections of all scripts, in order.
 function titlesOf(names) {
   const titles = [];
   for (const name of names) {
@@ -447,14 +446,14 @@ function choose(names) {
   const shown = titlesOf(names).map((title) => sectionOf(title, names));
   $("sections").replaceChildren(...shown.map((x) => x.box));
   $("map").replaceChildren(...shown.map(({ title, count }) => {
-    const kind = count === "the same" ? "same" : "";
+    const kind = count === "identical" ? "same" : "";
     return element("a", { href: `#${pair}/${slug(title)}`, class: kind }, `${title} `, element("span", {}, count));
   }));
   for (const [k, select] of [...$("chooser").children].entries()) {
     select.value = names[k] ?? "";
     select.hidden = k > names.length;
     select.className = names[k] ? "" : "more";
-    if (k > 1) select.options[0].text = names[k] ? "take away" : "+ one more";
+    if (k > 1) select.options[0].text = names[k] ? "remove" : "+ add a script";
   }
   for (const link of $("paths").children) link.setAttribute("aria-current", link.hash === `#${pair}`);
   $("said").textContent = `Side by side: ${names.join(", ")}`;
@@ -463,8 +462,8 @@ function choose(names) {
 function selectOf(k) {
   const select = element("select", { "aria-label": `${["First", "Second", "Third", "Fourth"][k]} script` });
   if (k > 1) select.append(element("option", { value: "" }));
-  for (const [group, own] of Map.groupBy(Object.keys(DATA.scripts), (x) => DATA.scripts[x].group)) {
-    select.append(element("optgroup", { label: group }, ...own.map((x) => element("option", { value: x }, x))));
+  for (const [group, names] of Map.groupBy(Object.keys(DATA.scripts), (x) => DATA.scripts[x].group)) {
+    select.append(element("optgroup", { label: group }, ...names.map((x) => element("option", { value: x }, x))));
   }
   select.addEventListener("change", () => {
     const next = [...chosen];

@@ -237,30 +237,30 @@ def test_the_page_counts_as_the_analysis_does(visit, steps, cost):
 def test_the_answer_follows_what_is_asked(visit):
     page = visit()
     sentence, computed = page.locator("#sentence"), page.locator("#computed")
-    expected = r"819,200 steps of CartPole-v1 take JAX [\d.]+ to [\d.]+ s, .*PyTorch"
+    expected = r"819,200 steps of CartPole-v1 take [\d.]+ to [\d.]+ s in JAX, .*PyTorch"
     assert re.match(expected, sentence.inner_text())
     before = computed.inner_text()
-    assert "cannot be told apart" in before and page.locator("#measured .row").count() == 16
+    assert "not significant" in before and page.locator("#measured .row").count() == 16
     page.locator("#cost").press("ArrowRight")
-    assert "1 µs more than CartPole-v1's" in page.locator("#controls").inner_text()
+    assert "1 µs more than CartPole-v1" in page.locator("#controls").inner_text()
     assert computed.inner_text() != before
     page.locator("[value=medium]").check()
     assert "CartPole-v1: 7 programs, 5 seeds" in page.locator("#cell").inner_text()
     page.locator("#steps").press("End")
-    assert "nothing is claimed" in sentence.inner_text() and not computed.is_visible()
+    assert "too far to extrapolate" in sentence.inner_text() and not computed.is_visible()
     page.locator("#device").select_option("none")
-    assert "No study has measured this yet" in sentence.inner_text()
+    assert "Not measured yet" in sentence.inner_text()
     assert "This network was measured on Linux, Intel Xeon, 2 cores" in sentence.inner_text()
     assert "./benchmark.sh --sizes medium" in sentence.inner_text()
 
 
 @pytest.mark.browser
 def test_outside_jax_the_page_counts_by_what_a_step_takes(visit):
-    """The slower the simulator, the less is left of the frameworks' difference."""
+    """The slower the simulator, the smaller the difference between frameworks."""
     page = visit()
     said = page.locator("#outside-sentence")
-    assert "819,200 steps of an environment outside JAX with 300 µs a step" in said.inner_text()
-    assert "The environment itself takes 4.10 min of it." in said.inner_text()
+    assert "819,200 steps of an environment outside JAX with 300 µs per step" in said.inner_text()
+    assert "The environment takes 4.10 min of it." in said.inner_text()
 
     def seconds():
         rows = page.locator("#outside-bars .row").all_inner_texts()
@@ -287,7 +287,7 @@ def test_without_a_measurement_outside_jax_the_page_does_not_ask(tmp_path, monke
 
 
 def wait_for(page, *names):
-    """Until these are side by side, by what a screen reader is told and by the address."""
+    """Wait until the status message and the address show these scripts side by side."""
     page.locator(f"#said:text-is('Side by side: {', '.join(names)}')").wait_for(state="attached")
     assert page.url.endswith("#" + "..".join(names))
 
@@ -303,9 +303,9 @@ def test_a_pair_is_chosen_folded_copied_and_shared(visit):
     assert marked[0] == "agent" and page.locator("#section-Loss td.new").count() == 4
 
     log = page.locator("#section-Run-log")
-    lines = int(re.fullmatch(r"Run log: the same, (\d+) lines", log.inner_text())[1])  # ty: ignore
+    lines = int(re.fullmatch(r"Run log: identical, (\d+) lines", log.inner_text())[1])  # ty: ignore
     log.locator("summary").click()
-    log.locator("tbody tr").last.wait_for()  # they come with the event after the click
+    log.locator("tbody tr").last.wait_for()  # the rows are added by an event after the click
     assert log.locator("tbody tr").count() == lines
     log.get_by_role("button", name="Copy Run log of ppo_linen").click()
     page.get_by_text("Copied", exact=True).wait_for()
@@ -315,7 +315,7 @@ def test_a_pair_is_chosen_folded_copied_and_shared(visit):
     page.get_by_label("Third script").select_option("ppo_equinox")
     wait_for(page, "ppo_linen", "ppo_nnx", "ppo_equinox")
     assert page.locator("#section-Agent th").count() == 3
-    page.get_by_label("Third script").select_option(label="take away")
+    page.get_by_label("Third script").select_option(label="remove")
     wait_for(page, "ppo_linen", "ppo_nnx")
     page.go_back()
     wait_for(page, "ppo_linen", "ppo_nnx", "ppo_equinox")
@@ -325,7 +325,7 @@ def test_a_pair_is_chosen_folded_copied_and_shared(visit):
 def test_an_address_leads_to_a_section_and_a_wrong_one_nowhere(visit):
     page = visit("#ppo_linen..ppo_nnx/GAE")
     assert page.locator("#section-GAE").bounding_box()["y"] < 450
-    assert page.locator("#section-GAE tbody tr").count() > 10  # the same, and open
+    assert page.locator("#section-GAE tbody tr").count() > 10  # identical and unfolded
     page = visit("#constructor..toString/%")
     assert page.get_by_label("Second script").input_value() == "ppo_linen"
 
