@@ -220,6 +220,34 @@ class JaxEnvs:
         pass
 
 
+class AtariScreens(gymnasium.vector.VectorWrapper):
+    """Show the screens of Atari games in color.
+
+    ale-py does not render its vector environments. A second one therefore plays the same games,
+    with the same seeds and actions, and its observations are the screens.
+    """
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__(envs)
+        options: Any = {"grayscale": False, "stack_num": 1, "img_height": 210, "img_width": 160}
+        self.twin = gymnasium.make_vec(envs.spec, envs.num_envs, "vector_entry_point", **options)
+
+    def reset(self, **options: Any) -> Any:
+        self.screens, _ = self.twin.reset(**options)
+        return self.env.reset(**options)
+
+    def step(self, actions: np.ndarray) -> Any:
+        self.screens, *_ = self.twin.step(actions)
+        return self.env.step(actions)
+
+    def render(self) -> Any:
+        return self.screens[:, -1].copy()  # (N, 210, 160, 3) uint8
+
+    def close(self, **options: Any) -> None:
+        self.twin.close(**options)
+        self.env.close(**options)
+
+
 class GymnasiumEnvs:
     """N = num_envs Gymnasium environments, with the interface of JaxEnvs."""
 
@@ -228,7 +256,9 @@ class GymnasiumEnvs:
     def __init__(self, run: Run, args: Args, num_envs: int, render: bool) -> None:
         try:
             self.env = make_env(run, args, num_envs)
-            if render and self.can_render(run.args.env_id):
+            if render and getattr(self.env, "is_atari", False):
+                self.env.envs = AtariScreens(self.env.envs)
+            elif render and self.can_render(run.args.env_id):
                 self.close()  # a simulator may allow only one instance
                 self.env = make_env(run, args, num_envs, render_mode="rgb_array")
         except Exception as error:
@@ -269,7 +299,7 @@ class Step(NamedTuple):
     image: np.ndarray | None  # the first environment before the step, (height, width, 3) uint8
     episode_return: np.ndarray  # (N,), of the current episodes, including this step
     episode_length: np.ndarray  # (N,)
-    done: np.ndarray  # (N,) bool: terminated or truncated
+    done: np.ndarray  # (N,) bool: the episode ended; in Atari, the entire game
     capped: np.ndarray  # (N,) bool: stopped by --max-steps
 
 
@@ -299,7 +329,8 @@ def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator
             if hasattr(envs.env, "action_low"):
                 action = to_unit_range(action, envs.env)
             obs, results = envs.step(action)
-            done = results["terminated"] | results["truncated"]
+            # In Atari a lost life may be terminated, too; restart is true at the end of a game.
+            done = results.get("restart", results["terminated"] | results["truncated"])
             capped = ~done & (results["episode_length"] >= args.max_steps)
             yield Step(image, results["episode_return"], results["episode_length"], done, capped)
             starts = done | capped
@@ -424,7 +455,8 @@ def make_renderer(run: Run, env: Any) -> Callable:
         return screen.render()
 
     if hasattr(env, "envs"):  # Gymnasium
-        if getattr(env.envs, "render_mode", None) == "rgb_array":
+        renders = getattr(env.envs, "render_mode", None) == "rgb_array"
+        if renders or isinstance(env.envs, AtariScreens):
             return lambda obs, state: env.envs.render()[0]
     elif env_id in vis_gym.SUPPORTED_GYM_ENVS and hasattr(env, "params"):
         screen: Any = gymnasium.make(env_id, render_mode="rgb_array").unwrapped

@@ -2,6 +2,7 @@
 
     python ~/ppo-rosetta/envs/check.py my_module:MyEnv     # gymnax: a class or a function
     python ~/ppo-rosetta/envs/check.py my_module:MyEnv-v0  # Gymnasium: a registered id
+    python ~/ppo-rosetta/envs/check.py ALE/Breakout-v5     # Atari
 
 The check compares types and shapes with the spaces of the environment, and then takes thousands of
 random steps. Random actions do not reach every state, so a mistake may remain. For a Gymnasium
@@ -26,6 +27,7 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo renders without a display
 
 import argparse
 import importlib
+import importlib.util
 import math
 import re
 import shlex
@@ -58,6 +60,12 @@ PATIENCE = 120.0  # seconds until a call into the environment counts as hanging
 ASYNC_SECONDS = 1.5  # measured time per number of environments
 ASYNC_PATIENCE = 60.0  # seconds for one measurement, with the start of the environments
 ASYNC_GAIN = 1.2  # least speed-up for which async is recommended
+ATARI_ENVS = 8  # the default of the scripts for images
+CNN = "more/ppo_cnn_linen_gymnasium.py"
+MIN_IMAGE = 5  # pixels per side that SMALL_CONVS need
+MIN_LARGE_IMAGE = 36  # pixels per side that the default convolutions need
+SMALL_CONVS = ["--conv-channels", "16", "32", "--conv-kernels", "3", "3"]
+SMALL_CONVS += ["--conv-strides", "1", "2"]
 
 
 class Checked(NamedTuple):
@@ -66,6 +74,7 @@ class Checked(NamedTuple):
     is_continuous: bool
     action_shape: tuple[int, ...]
     obs_shape: tuple[int, ...]
+    fits_cnn: bool = False  # uint8 images from 0 to 255, as the scripts for images need them
 
 
 # === gymnax =====================================================================================
@@ -303,12 +312,12 @@ def check_gymnasium(env_id: str) -> Checked:
         found = ", ".join(sorted(played.obs_dtypes - {str(space.dtype)}))
         hint = f"return obs.astype(np.{space.dtype}), or Gymnasium warns in training"
         print(f"obs are {found}, but observation_space is {space.dtype}: {hint}.")
-    check_pictures(space)
+    fits_cnn = check_images(space)
     step, reset = played.step_seconds, played.reset_seconds
     seconds = microseconds((step + reset) / played.num_steps)
     print(f"{seconds} per step; resets take {reset / (step + reset):.0%} of it.")
     check_episode_ends(played.episodes, limit, played.num_steps)
-    return Checked(is_continuous, actions.shape, space.shape)
+    return Checked(is_continuous, actions.shape, space.shape, fits_cnn)
 
 
 def how_to_flatten(env: Any, env_id: str) -> str:
@@ -466,28 +475,34 @@ def check_render(make: Any, modes: Any, watchdog: Watchdog) -> None:
     must_be_image(image)
 
 
-def check_pictures(space: Any) -> None:
-    """Describe observations that are pictures, and what is unusual about them."""
-    if not are_pictures(space.shape):
-        return
-    if len(space.shape) == 2:
-        height, width = space.shape
-        print(f"Pictures need a channel axis for a CNN: ({height}, {width}, 1).")
-    elif space.shape[0] < min(space.shape[1:]):
-        channels, height, width = space.shape
-        print(f"Pictures of {height} x {width} with {channels} channels first (C, H, W).")
-    else:
-        height, width, channels = space.shape
-        print(f"Pictures of {height} x {width} with {channels} channels last (H, W, C).")
+def check_images(space: Any) -> bool:
+    """Describe observations that are images. Return whether the scripts for images accept them."""
+    if not are_images(space.shape):
+        return False
+    *_, order = image_layout(space.shape)
+    print(f"Observations are images: ({order}) = {space.shape}.")
     if space.dtype != np.uint8:
-        print(f"Pictures should be uint8 from 0 to 255, which take less memory than {space.dtype}.")
-    elif space.low.min() != 0 or space.high.max() != 255:
+        hint = "use gymnasium.wrappers.TransformObservation to train a CNN"
+        print(f"Images should be uint8 from 0 to 255, not {space.dtype}: {hint}.")
+        return False
+    if space.low.min() != 0 or space.high.max() != 255:
         bounds = f"{space.low.min()} to {space.high.max()}"
-        print(f"The bounds of uint8 pictures should be 0 and 255, not {bounds}.")
+        print(f"The bounds of uint8 images should be 0 and 255, not {bounds}.")
+        return False
+    return True
 
 
-def are_pictures(shape: tuple[int, ...]) -> bool:
-    return len(shape) in (2, 3) and sorted(shape)[-2] >= 32
+def are_images(shape: tuple[int, ...]) -> bool:
+    return len(shape) in (2, 3) and min(image_layout(shape)[:2]) >= MIN_IMAGE
+
+
+def image_layout(shape: tuple[int, ...]) -> tuple[int, int, str]:
+    """Height and width of images, and the order of their axes."""
+    if len(shape) == 2:
+        return shape[0], shape[1], "H, W"
+    if shape[0] < min(shape[1:]):
+        return shape[1], shape[2], "C, H, W"
+    return shape[0], shape[1], "H, W, C"
 
 
 # === Will async pay? ============================================================================
@@ -559,6 +574,24 @@ def recommend_vectorization(speeds: dict[tuple[str, int], float | str]) -> tuple
     if gain < ASYNC_GAIN:
         return f"Use sync, the default: async is {gain:.2g}x as fast at best.", []
     return f"Use {' '.join(flags)}: {gain:.2g}x as fast as sync at best.", flags
+
+
+# === Atari ======================================================================================
+def check_atari(env_id: str) -> None:
+    """Play random games in threads of ale-py, as the scripts for images do."""
+    if importlib.util.find_spec("ale_py") is None:
+        fail("Atari games need the package ale-py (GPL-2.0): pip install ale-py==0.12.1")
+    importlib.import_module("ale_py")  # registers its games
+    name = env_id.removeprefix("ale_py:")
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.Error as error:  # it suggests a similar name
+        fail(str(error))
+    speed = measure_speed(f"ale_py:{name}", "vector_entry_point", ATARI_ENVS)
+    if isinstance(speed, str):
+        fail(speed)
+    print(f"{speed:,.0f} random steps per second in {ATARI_ENVS} games, in threads of ale-py.")
+    print("Atari games do not use --vectorization.")
 
 
 # === Both =======================================================================================
@@ -644,7 +677,7 @@ def fail(rule: str) -> NoReturn:
 
 # === Command line ===============================================================================
 def script_for(checked: Checked, in_gymnasium: bool) -> list[str]:
-    """Return the script to start with, and its preset if it needs one."""
+    """Return the script to start with, and the preset or the flags that it needs."""
     suffix = "_gymnasium" if in_gymnasium else ""
     if checked.is_continuous:
         # The default preset is for Pendulum; the other one is for robots with several joints.
@@ -652,13 +685,18 @@ def script_for(checked: Checked, in_gymnasium: bool) -> list[str]:
         return [f"more/ppo_continuous_linen{suffix}.py", *(["mujoco"] if is_robot else [])]
     if not in_gymnasium:
         return ["ppo_linen.py"]
-    cnn = "more/ppo_cnn_linen_gymnasium.py"
-    if are_pictures(checked.obs_shape) and (ROOT / cnn).exists():
-        return [cnn]
-    return ["more/ppo_linen_gymnasium.py"]
+    if not checked.fits_cnn:
+        return ["more/ppo_linen_gymnasium.py"]
+    height, width, order = image_layout(checked.obs_shape)
+    flags = ["--channels-first"] if order == "C, H, W" else []
+    return [CNN, *flags, *(SMALL_CONVS if min(height, width) < MIN_LARGE_IMAGE else [])]
 
 
 def main(env_id: str, async_test: bool = False) -> None:
+    if env_id.startswith(("ALE/", "ale_py:ALE/")):
+        check_atari(env_id)
+        recommend(env_id, [CNN], [])
+        return
     module, _, name = env_id.rpartition(":")
     rule = f"give my_module:MyEnv, or my_module:MyEnv-v0 for Gymnasium, not {env_id!r}"
     must(name != "" and module.replace(".", "_").isidentifier(), rule)
@@ -678,16 +716,20 @@ def main(env_id: str, async_test: bool = False) -> None:
     else:
         must(callable(found), f"{module} has no class {name} and registers no such id")
         checked = check_gymnax(found())
-    script, *preset = script_for(checked, in_gymnasium)
-    if are_pictures(checked.obs_shape) and "cnn" not in script:
-        print(
-            "The networks of this script flatten pictures; docs/extend.md shows how to use a CNN."
-        )
-    path = ROOT / script
+    script = script_for(checked, in_gymnasium)
+    if are_images(checked.obs_shape) and script[0] != CNN:
+        print("The networks of this script flatten images; docs/extend.md shows how to use a CNN.")
+    recommend(env_id, script, flags)
+
+
+def recommend(env_id: str, script: list[str], flags: list[str]) -> None:
+    """Print the command that trains in this environment. script includes a preset or flags."""
+    name, *words = script
+    path = ROOT / name
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     print(f"{env_id}: OK. Train with:")
-    print(f"    {shlex.join(['python', str(path), *preset, '--env-id', env_id, *flags])}")
+    print(f"    {shlex.join(['python', str(path), *words, '--env-id', env_id, *flags])}")
 
 
 if __name__ == "__main__":

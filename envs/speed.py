@@ -36,7 +36,10 @@ def steps_per_second(env_id: str, vectorization: str, num_envs: int, seconds: fl
         multiprocessing.set_forkserver_preload(["gymnasium"])
         options["context"] = "forkserver"
         options["daemon"] = False  # so that an environment may start processes
-    envs = gymnasium.make_vec(env_id, num_envs, vectorization, options, [DropInfo])
+    wrappers: list[Any] = [DropInfo]
+    if vectorization == "vector_entry_point":  # the vector environment of ale-py
+        options, wrappers = {}, []
+    envs = gymnasium.make_vec(env_id, num_envs, vectorization, options, wrappers)
     envs.action_space.seed(0)
     envs.reset(seed=0)
     num_steps = 0

@@ -1,31 +1,35 @@
 """Custom environments: the commands of docs/environments.md, and envs/check.py."""
 
 import importlib
-import json
+import importlib.util
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import images
 import numpy as np
 import pytest
+import tyro
 from conftest import ROOT
-from gymnasium.spaces import Box
-from running import main
+from gymnasium.spaces import Box, MultiDiscrete
+from running import main, stop
 
 import evaluate
-import ppo_linen
-from envs import check
+import ppo_cnn_torch_gymnasium
+from envs import check, speed
 
 PAGE = (ROOT / "docs/environments.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+VERDICTS = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
 COMMANDS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
+MODULES = ("lander", "lander_gymnasium", "windy")
 SMALL = ["--num-envs=2", "--num-steps=32", "--num-minibatches=2", "--update-epochs=1"]
 SMALL += ["--total-timesteps=128"]
 
@@ -33,15 +37,15 @@ SMALL += ["--total-timesteps=128"]
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """The current folder, with the modules of the page. Imports are undone afterwards."""
-    for name, text in zip(("lander", "lander_gymnasium"), EXAMPLES, strict=True):
+    for name, text in zip(MODULES, EXAMPLES, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     importlib.invalidate_caches()
     yield tmp_path
-    for name in ("lander", "lander_gymnasium", "given", "broken", "evil"):
+    for name in (*MODULES, "given", "broken"):
         sys.modules.pop(name, None)
-    for name in ("Lander-v0", "MyEnv-v0", "MyEnvFlat-v0"):
+    for name in ("Lander-v0", "Breeze-v0", "Storm-v0", "MyEnv-v0", "MyEnvFlat-v0"):
         gymnasium.registry.pop(name, None)
 
 
@@ -88,40 +92,70 @@ def test_the_commands_for_gymnax(here, monkeypatch, capsys):
     """Trained, stopped, resumed, evaluated and drawn."""
     sys.path.remove(str(here))  # the script appends it
     _, (_, *train_it), evaluate_it = words_of(1)
-    (resume_it,) = words_of(4)
+    _, resume_it = words_of(8)
     run_log = importlib.import_module("ppo_linen").RunLog  # tests import the script again
     write = run_log.write
 
     def write_and_stop(log, *args):
-        signal.raise_signal(signal.SIGINT)
+        stop(log)
         write(log, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(run_log, "write", write_and_stop)
-        assert main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGINT
+        assert main("ppo_linen", *train_it, *SMALL) == 128 + signal.SIGTERM
     told = capsys.readouterr().out.splitlines()[-1]
-    assert told.endswith(f" To resume: {' '.join(resume_it[1:3])}")
+    assert told.startswith("Stopped. Resume with: ")
+    assert told.endswith(f" {' '.join(resume_it[1:3])}")
     assert main("ppo_linen", *resume_it[1:]) == 0
     assert_evaluates(evaluate_it, monkeypatch)
 
 
-def test_the_commands_for_gymnasium(here, monkeypatch):
-    """Each process imports the module, and none imports random.py of the current folder."""
-    (here / "random.py").write_text("raise RuntimeError\n")
+def test_the_commands_for_gymnasium(monkeypatch):
+    """Each process imports the module."""
     (_, env_id), train_it, evaluate_it = words_of(2)
     check.main(env_id)
     output_of(*train_it, *SMALL, "--vectorization=async")
     assert_evaluates(evaluate_it, monkeypatch)
 
 
-@pytest.mark.parametrize("flags", [[], ["--env-id", "lander:Lander"]])
-def test_a_run_alone_imports_nothing(flags, here, capsys):
-    (here / "evil.py").write_text("import os\nos.mkdir('attacked')\n")
-    args = asdict(ppo_linen.Args(env_id="evil:Lander"))
-    (here / "run.json").write_text(json.dumps({"script": "ppo_linen", "args": args}))
-    assert main("ppo_linen", "--resume", here, *flags) == 2
-    assert re.search(r"--env-id '?evil:Lander'?\n$", capsys.readouterr().err)
-    assert not (here / "attacked").exists()
+def test_the_commands_for_arguments(capsys):
+    """Each id passes other arguments."""
+    for (_, _, env_id, *_), wind in zip(words_of(4), (0.001, 0.01), strict=True):
+        check.main(env_id)
+        assert f"{env_id}: OK" in capsys.readouterr().out
+        env: Any = gymnasium.make(env_id).unwrapped
+        assert env.wind == wind
+
+
+def test_the_commands_for_one_simulator_per_process(here, monkeypatch):
+    train_it, (script, *flags) = words_of(7)
+    small = [x for x in SMALL if "num-envs" not in x]
+    output_of(*train_it, *small)
+    # Each of four processes plays two episodes, and one process plays for the GIF.
+    words = [script, *flags, "--episodes=8", "--max-steps=30"]
+    subprocess.run([sys.executable, *words], check=True)  # progress is on stderr
+    assert (here / "third.gif").exists()
+
+
+def without_numbers(text):
+    return re.sub(r"[\d.,]+", "0", text)
+
+
+def test_the_verdicts_on_the_page_are_those_of_the_check(monkeypatch, capsys):
+    images.stand_in_for_ale_py(monkeypatch)
+    speeds = {"sync": 100.0, "async": 10.0, "vector_entry_point": 1000.0}
+    monkeypatch.setattr(check, "measure_speed", lambda env_id, name, num_envs: speeds[name])
+    checks: list[Any] = [
+        ("lander:Lander", False),
+        ("lander_gymnasium:Lander-v0", True),
+        ("envs.pixel_grid:PixelGrid-v0", False),
+        ("ALE/Arcade-v5", True),
+    ]
+    for (env_id, async_test), verdict in zip(checks, VERDICTS, strict=True):
+        check.main(env_id, async_test=async_test)
+        output = capsys.readouterr().out.replace(f"{ROOT}/", "").replace("Arcade", "Breakout")
+        verdict = verdict.replace("/home/me/ppo-rosetta/", "")
+        assert without_numbers(output) == without_numbers(verdict)
 
 
 # === Rules ======================================================================================
@@ -337,22 +371,36 @@ def test_hints(write, change, sentence, capsys):
 
 
 U8 = np.uint8
-PICTURES = [
-    (Box(0, 255, (84, 80), U8), "Pictures need a channel axis for a CNN: (84, 80, 1).\n"),
-    (Box(0, 255, (4, 84, 80), U8), "Pictures of 84 x 80 with 4 channels first (C, H, W).\n"),
-    (Box(0, 255, (84, 80, 3), U8), "Pictures of 84 x 80 with 3 channels last (H, W, C).\n"),
-    (Box(0, 1, (84, 80, 3)), "uint8 from 0 to 255, which take less memory than float32.\n"),
-    (Box(0, 9, (84, 80, 3), U8), "uint8 pictures should be 0 and 255, not 0 to 9.\n"),
-    (Box(0, 255, (10, 10, 4), U8), ""),
-    (Box(-1, 1, (376,)), ""),
+IMAGES: list[Any] = [
+    (Box(0, 255, (84, 80), U8), "Observations are images: (H, W) = (84, 80).\n", True),
+    (Box(0, 255, (4, 84, 80), U8), "images: (C, H, W) = (4, 84, 80).\n", True),
+    (Box(0, 255, (84, 80, 3), U8), "images: (H, W, C) = (84, 80, 3).\n", True),
+    (Box(0, 255, (10, 10, 4), U8), "images: (H, W, C) = (10, 10, 4).\n", True),
+    (
+        Box(0, 1, (84, 80, 3)),
+        "Images should be uint8 from 0 to 255, not float32: use gymnasium.wrappers."
+        "TransformObservation to train a CNN.\n",
+        False,
+    ),
+    (Box(0, 9, (84, 80, 3), U8), "uint8 images should be 0 and 255, not 0 to 9.\n", False),
+    (Box(0, 255, (4, 10), U8), "", False),
+    (Box(-1, 1, (376,)), "", False),
 ]
 
 
-@pytest.mark.parametrize(("space", "sentence"), PICTURES)
-def test_pictures(space, sentence, capsys):
-    check.check_pictures(space)
+@pytest.mark.parametrize(("space", "sentence", "fits_cnn"), IMAGES)
+def test_images(space, sentence, fits_cnn, capsys):
+    assert check.check_images(space) == fits_cnn
     output = capsys.readouterr().out
     assert output.endswith(sentence) and bool(output) == bool(sentence)
+
+
+def test_the_default_and_the_small_convolutions_fit_the_smallest_images():
+    for size, flags in [(check.MIN_LARGE_IMAGE, []), (check.MIN_IMAGE, check.SMALL_CONVS)]:
+        args = tyro.cli(ppo_cnn_torch_gymnasium.Args, args=flags)
+        ppo_cnn_torch_gymnasium.check_image_size(args, (size, size), False)
+        with pytest.raises(SystemExit):
+            ppo_cnn_torch_gymnasium.check_image_size(args, (size - 1, size), False)
 
 
 # === Correct environments =======================================================================
@@ -386,6 +434,11 @@ SCRIPTS = [
     ((False, (), (4,)), True, ["more/ppo_linen_gymnasium.py"]),
     ((True, (1,), (3,)), True, ["more/ppo_continuous_linen_gymnasium.py"]),
     ((True, (6,), (17,)), True, ["more/ppo_continuous_linen_gymnasium.py", "mujoco"]),
+    ((False, (), (84, 84), True), True, [check.CNN]),
+    ((False, (), (3, 36, 84), True), True, [check.CNN, "--channels-first"]),
+    ((False, (), (1, 9, 8), True), True, [check.CNN, "--channels-first", *check.SMALL_CONVS]),
+    ((False, (), (12, 12, 1), True), True, [check.CNN, *check.SMALL_CONVS]),
+    ((False, (), (84, 84, 3), False), True, ["more/ppo_linen_gymnasium.py"]),
 ]
 
 
@@ -393,6 +446,49 @@ SCRIPTS = [
 def test_the_recommended_script(checked, in_gymnasium, expected):
     assert check.script_for(check.Checked(*checked), in_gymnasium) == expected
     assert (ROOT / expected[0]).exists()
+
+
+# === Atari ======================================================================================
+def test_an_atari_game_is_recommended_the_script_for_images(monkeypatch, capsys):
+    images.stand_in_for_ale_py(monkeypatch)
+    measured = []
+    monkeypatch.setattr(check, "measure_speed", lambda *words: measured.append(words) or 999.6)
+    for env_id in ("ALE/Arcade-v5", "ale_py:ALE/Arcade-v5"):
+        check.main(env_id, async_test=True)
+        output = capsys.readouterr().out
+        assert output.startswith("1,000 random steps per second in 8 games, in threads of ale-py.")
+        assert output.endswith(ok(env_id, check.CNN))
+    assert measured == [("ale_py:ALE/Arcade-v5", "vector_entry_point", 8)] * 2
+
+
+def test_an_atari_game_that_does_not_exist(monkeypatch, capsys):
+    images.stand_in_for_ale_py(monkeypatch)
+    with pytest.raises(SystemExit) as stopped:
+        check.main("ALE/Arkade-v5")
+    assert stopped.value.code == 2 and "Did you mean: `Arcade`?" in capsys.readouterr().err
+
+
+def test_atari_games_need_ale_py(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        check.main("ALE/Arcade-v5")
+    pin = re.search(r"^ale-py==\S+", (ROOT / "requirements-test.txt").read_text(), re.M)
+    assert pin and capsys.readouterr().err.endswith(f" pip install {pin[0]}\n")
+
+
+def test_a_vector_environment_is_measured_as_the_scripts_step_it(monkeypatch):
+    images.stand_in_for_ale_py(monkeypatch)
+
+    class Arcade(images.Arcade):
+        action_space = MultiDiscrete([3, 3])
+
+        def reset(self, *, seed=None, options=None):  # ale-py takes an int as well
+            seeds = None if seed is None else np.full(self.num_envs, seed)
+            return super().reset(seed=seeds, options=options)
+
+    entry_point = partial(Arcade, img_height=84, img_width=84, life_loss_info=True)
+    gymnasium.register("MyEnv-v0", vector_entry_point=entry_point)
+    assert speed.steps_per_second("MyEnv-v0", "vector_entry_point", 2, 0.1) > 0
 
 
 # === Will async pay? ============================================================================

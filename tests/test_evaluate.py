@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import sys
+from contextlib import closing
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import dqn
 import gymnasium
 import gymnax
+import images
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,7 @@ from running import change, main, rewind
 from scipy import stats
 
 import evaluate
+import ppo_cnn_torch_gymnasium
 import ppo_linen
 import ppo_linen_gymnasium
 
@@ -95,7 +98,11 @@ def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1, script=ppo_li
 
         return policy
 
-    parts: dict[str, Any] = {"__name__": "ppo_linen", "__file__": "", "load_policy": load_policy}
+    parts: dict[str, Any] = {
+        "__name__": script.__name__,
+        "__file__": "",
+        "load_policy": load_policy,
+    }
     if hasattr(script, "gymnasium"):
         parts["gymnasium"] = script.gymnasium
     module = SimpleNamespace(**parts, VecEnv=script.VecEnv)
@@ -232,6 +239,24 @@ def test_a_recurrent_policy_is_told_where_episodes_start():
     assert any(step.capped.any() for step in steps) and any(step.done.any() for step in steps)
     ends = [(step.done | step.capped).tolist() for step in steps]
     assert seen == [[True] * 4, *ends][: len(seen)]
+
+
+class LostLives(ppo_cnn_torch_gymnasium.VecEnv):
+    """It has no argument terminal_on_life_loss, so lost lives are terminated."""
+
+    def __init__(self, env_id, num_envs, vectorization, seed):
+        super().__init__(env_id, num_envs, vectorization, seed)
+
+
+@pytest.mark.parametrize("env_class", [ppo_cnn_torch_gymnasium.VecEnv, LostLives])
+def test_an_episode_of_an_atari_run_is_an_entire_game(env_class, monkeypatch):
+    images.stand_in_for_ale_py(monkeypatch)
+    run = stand_in("ALE/Arcade-v5", script=ppo_cnn_torch_gymnasium)
+    run.script.VecEnv = env_class
+    result = play(run, episodes=4, num_envs=2)
+    assert result["returns"] == [404, 404, 1, 1]
+    assert result["lengths"] == [4, 4, 2, 2]
+    assert images.Arcade.made.options["life_loss_info"] == (env_class is LostLives)
 
 
 SINGLE = """import gymnasium
@@ -492,6 +517,41 @@ def test_frames_are_drawn_as_they_are():
     np.testing.assert_array_equal(evaluate.draw_observation(np.moveaxis(image, -1, 0)), image)
     stack = rng.integers(256, size=(4, 84, 84), dtype=np.uint8)
     np.testing.assert_array_equal(evaluate.draw_observation(stack), np.stack([stack[-1]] * 3, -1))
+
+
+class Screens(images.Arcade):
+    """With grayscale=False, frames are red, and their green is the game, the step and the seed."""
+
+    def observe(self):
+        if self.options.get("grayscale", True):
+            return super().observe()
+        numbers = np.stack([self.number, self.time, self.seeds[0] % 256], -1)
+        screens = np.full((self.num_envs, 1, *self.shape[1:], 3), [200, 0, 0], np.uint8)
+        screens[:, 0, 0, :3, 1] = numbers
+        return screens
+
+
+if "ALE/Screens-v5" not in gymnasium.registry:
+    entry_point: Any = Screens
+    gymnasium.register("ALE/Screens-v5", vector_entry_point=entry_point)
+
+
+def test_a_gif_shows_the_screens_of_an_atari_game_in_color(monkeypatch):
+    """Also after a new game, and with the seed of the games that the agent plays."""
+    images.stand_in_for_ale_py(monkeypatch)
+    run = stand_in("ALE/Screens-v5", script=ppo_cnn_torch_gymnasium)
+    seen = []
+    policy = run.script.load_policy(run.folder)
+    run.script.load_policy = lambda *x: lambda obs: seen.append(obs[0, 0, 0, :2]) or policy(obs)
+    args = evaluate.Args(runs=("some",))
+    with closing(evaluate.play(run, args, 1, render=True)) as steps:
+        shown: list[Any] = [next(steps).image for _ in range(6)]
+        screens = images.Arcade.made
+    assert screens.options["grayscale"] is False and shown[0].shape == (210, 160, 3)
+    assert all((image[..., 0] == 200).all() for image in shown)
+    seed = np.random.SeedSequence([args.seed, 0]).generate_state(1)[0] >> 1
+    assert [x[0, :3, 1].tolist() for x in shown] == [[*x, seed % 256] for x in seen]
+    assert [list(x) for x in seen] == [[1, 0], [1, 1], [1, 2], [1, 3], [2, 0], [2, 1]]
 
 
 @pytest.mark.parametrize("name", ["ppo_linen", *DQN])
