@@ -116,7 +116,7 @@ def main() -> None:
     args = parse()
     try:
         status = args.run(args)
-        sys.stdout.flush()  # raises BrokenPipeError if the reader has gone
+        sys.stdout.flush()  # raises BrokenPipeError if the reader has exited
         sys.exit(status)
     except BrokenPipeError:  # report RUNS | head
         os.dup2(

@@ -77,6 +77,6 @@ def file_of(script: str) -> str:
 
 
 def is_continuous(script: str) -> bool:
-    """Whether a script of this project is for continuous actions."""
+    """Return whether a script of this project is for continuous actions."""
     row = SCRIPTS[script]
     return row["algorithm"] == "sac" or row["setting"].startswith("continuous")

@@ -153,7 +153,7 @@ def platform_of(info: dict[str, Any]) -> str:
 
 
 def date_of(started: object) -> object:
-    """Return seconds since 1970 as ISO 8601, and anything else as it is."""
+    """Return seconds since 1970 as ISO 8601, and anything else unchanged."""
     if not isinstance(started, int | float):
         return started
     return datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")

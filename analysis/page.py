@@ -76,13 +76,13 @@ def escape(value: object) -> str:
 
 
 def numeric_columns(cells: pd.DataFrame) -> list[bool]:
-    """Return of each column whether all that it has are numbers, which stand on the right."""
+    """Return for each column whether it contains only numbers, which are right-aligned."""
     filled = [[x for x in map(clean, column) if x not in ("", "-")] for _, column in cells.items()]
     return [bool(column) and all(map(NUMBER.fullmatch, column)) for column in filled]
 
 
 def markdown_table(cells: pd.DataFrame) -> str:
-    """Return a table in Markdown, numbers on the right."""
+    """Return a table in Markdown, with numbers right-aligned."""
     rules = ["---:" if x else "---" for x in numeric_columns(cells)]
     rows = [map(escape, cells.columns), rules]
     for row in cells.itertuples(index=False, name=None):

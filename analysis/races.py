@@ -1,4 +1,4 @@
-"""Races: programs that ran interleaved. What race.py writes, and what it says of two programs.
+"""Races: programs that ran interleaved. The output format of race.py, and its sentences.
 
 A race is lines of JSON. The first says which programs raced, where and how. Each further line is a
 turn of one program: how many iterations it had, and how many seconds they took.
@@ -20,7 +20,7 @@ LEAST_TURNS = 6  # for an interval
 
 
 class Turn(NamedTuple):
-    """What a program did in one turn."""
+    """Iterations and seconds of a program in one turn."""
 
     turn: int
     program: int  # its number
@@ -64,7 +64,7 @@ class Race(NamedTuple):
         return {name: x for name, x in zip(self.names(), steps, strict=True) if x}
 
     def is_per_step(self) -> bool:
-        """Whether programs are compared per environment step, and not per iteration."""
+        """Return whether programs are compared per environment step instead of per iteration."""
         return set(self.times()) <= set(self.steps())
 
     def compared_times(self) -> pd.DataFrame:
@@ -138,7 +138,7 @@ def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
 
 
 def is_known(ratio: Interval, within: float) -> bool:
-    """Whether both ends of the interval are within this fraction of the estimate."""
+    """Return whether both ends of the interval are within this fraction of the estimate."""
     return ratio.high / ratio.estimate <= 1 + within and ratio.low / ratio.estimate >= 1 - within
 
 

@@ -128,7 +128,7 @@ def count_once(data: Data) -> Data:
 
 
 def is_untimed(runs: pd.DataFrame) -> pd.Series:
-    """Whether a run has no durations: it was resumed, or the first agent has them."""
+    """Return whether a run has no durations: it was resumed, or is not the first agent."""
     return runs["resumed"] | ~runs["agent"].isin((0, float("nan")))
 
 

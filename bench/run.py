@@ -67,7 +67,7 @@ class Run:
         return self.has_status("completed")
 
     def is_resumable(self) -> bool:
-        """Whether it is a long run, which saves checkpoints, and has a checkpoint."""
+        """Return whether this is a long run that has saved a checkpoint."""
         if "--save-every" not in self.command or self.is_done():
             return False
         files = [x for x in Path(self.folder).glob("checkpoint.*") if x.suffix != ".new"]

@@ -1,4 +1,4 @@
-"""Every test runs on the CPU, where the frameworks can be compared to the last digit.
+"""Run all tests on the CPU, where results of the frameworks agree to the last digit.
 
 Only tests/gpu/run.sh sets TEST_DEVICE, and lets tests see the GPU.
 """
@@ -14,12 +14,14 @@ import pytest
 from filelock import FileLock
 
 if "TEST_DEVICE" in os.environ:
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # or JAX leaves torch little of a GPU
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # otherwise JAX reserves most of the GPU
 else:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # a third less time to compile
-os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads crawl where tests share the cores
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_optimization_level=0"  # compiles in two thirds of the time
+    )
+os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads are slow if tests share the cores
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("WANDB_API_KEY", None)
 
@@ -28,7 +30,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / x) for x in ("more", "tools", "tests"))]
 
 
 def start_process(words, folder, env, **options):
-    """A process that leads a session of its own, and what it says is read as text."""
+    """Start a process in a new session, with its output as text."""
     return subprocess.Popen(
         list(map(str, words)),
         cwd=folder,

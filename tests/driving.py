@@ -1,4 +1,4 @@
-"""The driver on stand-ins for the training scripts: how tests start it and read what it leaves."""
+"""Run benchmark.sh on stand-ins for the training scripts, and read its results."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def add_grid(project, text, study="mine"):
 
 
 def environment(project, **stand_in):
-    """The driver uses this Python as it is; its machine-wide lock is this test's own."""
+    """Environment in which benchmark.sh uses this Python, and a lock of this test."""
     return os.environ | {
         "VENV": sys.prefix,
         "TMPDIR": str(project),
@@ -33,7 +33,7 @@ def environment(project, **stand_in):
 
 
 def start(project, *flags, env=None, cwd=None, program="./benchmark.sh", **stand_in):
-    # Under nohup, or in a shell's background, these signals would be ignored.
+    # Under nohup, or in the background of a shell, these signals would be ignored.
     words = ["env", "--default-signal=INT,HUP", program, *flags]
     env = env or environment(project, **stand_in)
     return start_process(words, cwd or project, env, stdin=subprocess.DEVNULL)
@@ -86,10 +86,10 @@ def log_of(project):
 
 
 def processes_in(project):
-    """Those whose environment shows that this test's driver started them, at any remove."""
+    """Return the processes that the benchmark.sh of this test started, directly or indirectly."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended by now, or is another user's
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
             is_ours = process.environ().get("TMPDIR") == str(project)
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)

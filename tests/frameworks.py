@@ -1,4 +1,4 @@
-"""The PPO scripts' functions behind one interface, NumPy in and out; with small networks.
+"""One NumPy interface to the functions of all PPO scripts, with small networks.
 
 Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (inputs, outputs); with
 continuous actions also {"log_std": [(array,)]}.
@@ -25,7 +25,7 @@ from sections import ROWS
 Weights = dict[str, list[tuple[np.ndarray, ...]]]
 Metrics = dict[str, float]
 
-# Every flag of the arithmetic other than by default.
+# Every flag that affects the arithmetic, with a value other than the default.
 OTHER_FLAGS: dict[str, Any] = {"norm_adv": False, "clip_vloss": False, "clip_coef": 0.05}
 OTHER_FLAGS |= {"ent_coef": 0.5, "vf_coef": 2.0, "anneal_lr": False, "bootstrap_truncated": False}
 OTHER_FLAGS |= {"gamma": 0.9, "gae_lambda": 0.8, "max_grad_norm": 5.0, "adam_eps": 1e-3}
@@ -81,7 +81,7 @@ def weights_in(folder: Path) -> Weights:
 
 
 def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
-    """As layers begin: kernels orthogonal in each direction that has room, biases 0."""
+    """Check the initialization of layers: orthogonal kernels, biases 0."""
     for (kernel, bias), scale in zip(layers, scales, strict=True):
         gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
         np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
@@ -89,7 +89,7 @@ def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
 
 
 def next_rate(args: Any) -> Any:
-    """The learning rate that the log has after an update."""
+    """Return the learning rate in the log after an update."""
     share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
     return pytest.approx(args.learning_rate * share, abs=1e-9)
 
@@ -100,7 +100,7 @@ def num_shuffled(args: Any) -> int:
 
 
 def initial_gru_state(args: Any, zeros: Any) -> list[Any]:
-    """The GRU state that a rollout starts with, in recurrent PPO."""
+    """Return the initial GRU state of a rollout, in recurrent PPO."""
     sizes = args.num_envs, getattr(args, "gru_hidden_size", 0)
     return [zeros(sizes)] if sizes[1] else []
 
@@ -110,7 +110,7 @@ def floats(metrics: dict[str, Any]) -> Metrics:
 
 
 def own(script: ModuleType) -> Any:
-    """The function that makes the framework's own array of one of NumPy's."""
+    """Return the function that converts a NumPy array to an array of the framework."""
     return torch.tensor if "torch" in script.__name__ else jnp.array
 
 
@@ -121,19 +121,19 @@ def gae(script: ModuleType, storage: tuple, value, next_value, args: Any) -> np.
 
 
 def make_env(script: ModuleType, args: Any) -> Any:
-    """The environments, by the arguments that the script makes them with."""
+    """Create the environments with the arguments that the script uses."""
     names = [x for x in inspect.signature(script.VecEnv).parameters if x != "options"]
     return script.VecEnv(*(getattr(args, x) for x in names))
 
 
 def sizes(env: Any) -> tuple:
-    """Of the networks, as make_agent takes them."""
+    """Return the arguments of make_agent that define the networks."""
     return env.obs_shape, env.action_dim if hasattr(env, "action_dim") else env.num_actions
 
 
 # === JAX ========================================================================================
 class Linen:
-    """An agent and its environments, which a script's functions make, roll out and update."""
+    """An agent and its environments, created, stepped and updated by the functions of a script."""
 
     jit: Any = staticmethod(jax.jit)
 
@@ -141,7 +141,7 @@ class Linen:
         self.script, self.args = script, args
         self.make_env()
         self.make_agent(jax.random.PRNGKey(args.seed))
-        self.stats: list[Any] = []  # where a script has them
+        self.stats: list[Any] = []  # if the script has them
         if hasattr(script, "make_stats"):
             self.stats.append(script.make_stats(self.env.obs_shape))
         self.update_fn = self.jit(partial(script.update, args=args))
@@ -177,7 +177,7 @@ class Linen:
         return float(loss), floats(losses), to_weights(jax.tree.leaves(grads))
 
     def orders(self, seed: int) -> list[np.ndarray]:
-        """The permutations that update(..., seed) shuffles by."""
+        """Return the permutations that update(..., seed) uses."""
         keys = jax.random.split(jax.random.key(seed), self.args.update_epochs)
         size = num_shuffled(self.args)
         return [np.array(self.script.shuffle(key, size)).astype(int) for key in keys]
@@ -189,7 +189,7 @@ class Linen:
         return floats(metrics)
 
     def watch(self, storage: tuple) -> None:
-        """Take a rollout into the statistics, as an update does, and learn nothing of it."""
+        """Update the statistics from a rollout, as an update does, without training."""
         merge, (stats,) = self.script.merge, self.stats
         new = merge(stats.obs, storage[0]), merge(stats.discounted_return, storage[9])
         self.stats = [self.script.Stats(*new)]
@@ -259,7 +259,7 @@ class Equinox(Linen):
 
 # === PyTorch ====================================================================================
 class Torch:
-    """The same, op by op: nothing is compiled by torch.compile."""
+    """The same without torch.compile."""
 
     def __init__(self, script: ModuleType, args: Any) -> None:
         self.script, self.args = script, args
@@ -267,7 +267,7 @@ class Torch:
         self.make_env()
         self.agent, *self.learning = script.make_agent(args, *sizes(self.env), torch.device("cpu"))
         self.policy_fn = partial(script.policy, self.agent)
-        self.stats: list[Any] = []  # where a script has them
+        self.stats: list[Any] = []  # if the script has them
         if hasattr(script, "Stats"):
             self.stats.append(script.Stats(self.env.obs_shape))
             self.policy_fn = partial(script.policy, self.agent, self.stats[0].obs, args=args)
@@ -297,7 +297,7 @@ class Torch:
         return loss.item(), losses, to_weights([x.numpy().T for x in grads])
 
     def orders(self, seed: int) -> list[np.ndarray]:
-        """The permutations that update(..., seed) shuffles by."""
+        """Return the permutations that update(..., seed) uses."""
         torch.manual_seed(seed)
         size = num_shuffled(self.args)
         return [torch.randperm(size).numpy() for _ in range(self.args.update_epochs)]
@@ -309,7 +309,7 @@ class Torch:
         return floats(self.script.update(*trained, storage, self.args))
 
     def watch(self, storage: tuple) -> None:
-        """Take a rollout into the statistics, as an update does, and learn nothing of it."""
+        """Update the statistics from a rollout, as an update does, without training."""
         (stats,) = self.stats
         stats.obs.update(torch.tensor(storage[0]))
         stats.discounted_return.update(torch.tensor(storage[9]))
@@ -382,6 +382,6 @@ def make_args(script: ModuleType, **flags: Any) -> Any:
 
 
 def make_learner(name: str, **flags: Any) -> Any:
-    """The learner of script name, with small sizes that flags override."""
+    """Return a learner for a script, with small sizes that flags override."""
     script = importlib.import_module(name)
     return LEARNERS[name](script, make_args(script, **flags))

@@ -75,10 +75,10 @@ for kind in (Constant, Gray, First, Large, Floats, Nested, Stacked, Joystick, Bu
 
 
 # === A stand-in for ale-py ======================================================================
-# (reward, lives left, is the game over, is it truncated) of each step in a game; then it repeats.
+# (reward, lives, terminated, truncated) of each step in a game, which then repeats.
 GAME = [(7, 2, False, False), (0, 1, False, False), (-3, 1, False, False), (400, 0, True, False)]
 CUT_OFF = [(1, 2, False, False), (0, 2, False, True)]
-GAMES = [GAME, CUT_OFF]  # of environments 0, 2, ... and 1, 3, ...
+GAMES = [GAME, CUT_OFF]  # for environments 0, 2, ... and 1, 3, ...
 
 
 class Arcade(gymnasium.vector.VectorEnv):
@@ -90,11 +90,11 @@ class Arcade(gymnasium.vector.VectorEnv):
     def __init__(self, num_envs: int, **options: Any) -> None:
         Arcade.made = self
         self.num_envs, self.options = num_envs, options
-        self.seeds: list[np.ndarray] = []  # of each reset of all games
+        self.seeds: list[np.ndarray] = []  # per reset of all games
         self.shape = (4, options["img_height"], options["img_width"])
         self.single_observation_space = Box(0, 255, self.shape, np.uint8)
         self.single_action_space = Discrete(3)
-        self.number = np.zeros(num_envs, int)  # of the game
+        self.number = np.zeros(num_envs, int)  # game
         self.time = np.zeros(num_envs, int)
 
     def observe(self) -> np.ndarray:
@@ -106,7 +106,7 @@ class Arcade(gymnasium.vector.VectorEnv):
     def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple:
         mask = (options or {}).get("reset_mask", np.full(self.num_envs, True))
         if seed is not None:
-            assert isinstance(seed, np.ndarray) and seed.max() < 2**31  # or ale-py refuses
+            assert isinstance(seed, np.ndarray) and seed.max() < 2**31  # required by ale-py
             self.seeds.append(seed)
         self.number[mask] += 1
         self.time[mask] = 0
@@ -127,7 +127,7 @@ class Arcade(gymnasium.vector.VectorEnv):
 
 
 def stand_in_for_ale_py(patch: pytest.MonkeyPatch) -> None:
-    """Make ALE/Arcade-v5 a game, whether ale-py is installed or not."""
+    """Register ALE/Arcade-v5, whether or not ale-py is installed."""
     module = ModuleType("ale_py")
     module.__spec__ = ModuleSpec("ale_py", None)
     patch.setitem(sys.modules, "ale_py", module)

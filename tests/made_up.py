@@ -1,4 +1,4 @@
-"""Runs whose truth a test chooses: as tables, without files, and in files, as the scripts leave."""
+"""Synthetic runs with known true values: as tables, and as the run folders of scripts."""
 
 import io
 import json
@@ -47,8 +47,8 @@ def grid(
 ) -> pd.DataFrame:
     """Return a run per mode, environment and repeat, from each mode's startup and iteration.
 
-    The n-th environment's iterations take 2 ** n times as long. Noise is log-normal, and of the
-    startup and the iteration apart; a startup is imports, set-up and iteration 0 as 3 : 2 : 5.
+    Iterations in environment n take 2 ** n as long. Log-normal noise is drawn separately for
+    start-up and iteration; imports, set-up and iteration 0 are 3 : 2 : 5 of a start-up.
     """
     rng = np.random.default_rng(seed)
     rows = []
@@ -75,9 +75,9 @@ def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -
 def logs(
     frame: pd.DataFrame, returns: Callable | None = None, loss: Callable | None = None
 ) -> pd.DataFrame:
-    """Return ten iterations of each run: a return and a loss by a function of its row and of i.
+    """Return ten iterations per run, with return and loss from a function of its row and of i.
 
-    Without one, every run has losses of its own, and no returns. Iteration 0 compiles.
+    By default, every run has different losses and no returns. Iteration 0 compiles.
     """
     rows = []
     for own, (_, run) in enumerate(frame.iterrows()):
@@ -92,7 +92,7 @@ def logs(
 
 
 def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
-    """Return runs, numbered anew, as a source would give them."""
+    """Return runs, renumbered, as loaded from a source."""
     table = pd.DataFrame() if iterations is None else iterations
     found, _ = schema.validate(table, schema.ITERATIONS)
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
@@ -101,7 +101,7 @@ def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more:
 def only_experiment(
     frame: pd.DataFrame, iterations: pd.DataFrame | None = None, baseline: str | None = None
 ) -> measures.Experiment:
-    """Return the experiment of runs that are of one platform and one set of hyperparameters."""
+    """Return the only experiment of runs with one platform and one set of hyperparameters."""
     [made] = measures.experiments(data_of(frame, iterations), baseline)
     return made
 
@@ -219,9 +219,9 @@ def write_grid(
 
 # === Somebody else's ============================================================================
 def foreign_runs(**columns: Any) -> pd.DataFrame:
-    """Return the columns that a table must have, and some that it may, of two modes.
+    """Return the required columns of a table, and some optional ones, for two modes.
 
-    An eager iteration takes three times as long as a compiled one.
+    An eager iteration takes 3x as long as a compiled one.
     """
     runs = grid({"mine jit": (10.0, 0.1), "mine eager": (3.0, 0.3)}, ENVS[:1], 4, 12, 0.05)
     runs["compile_mode"] = runs["mode"].str.removeprefix("mine ")
@@ -234,7 +234,7 @@ def foreign_runs(**columns: Any) -> pd.DataFrame:
 
 
 def foreign_iterations(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the least that a table of iterations may hold: returns that rise, by run."""
+    """Return a minimal table of iterations, with increasing returns per run."""
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"run": np.repeat(runs["run"].to_numpy(), 12)})
     table["iteration"] = np.tile(np.arange(12), len(runs))
@@ -243,7 +243,7 @@ def foreign_iterations(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> Path:
-    """Write a table as its suffix says, and return its path."""
+    """Write a table in the format of its suffix, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         table.to_csv(path, index=False)
@@ -253,7 +253,7 @@ def write_table(path: Path, table: pd.DataFrame) -> Path:
 
 
 def write_study(folder: Path, runs: pd.DataFrame, iterations: pd.DataFrame) -> Path:
-    """Write a stranger's two tables into a folder, and return it."""
+    """Write two tables from another source into a folder, and return it."""
     write_table(folder / "runs.csv", runs)
     write_table(folder / "iterations.parquet", iterations)
     return folder

@@ -61,7 +61,7 @@ class Probe(environment.Environment):
 
 
 class ShortCartPole(CartPole):
-    """Some episodes end by a fall, and the others are cut off."""
+    """Some episodes terminate, and the others are truncated."""
 
     @property
     def default_params(self) -> EnvParams:
@@ -69,9 +69,9 @@ class ShortCartPole(CartPole):
 
 
 class ProbeSignal(Probe):
-    """Reward 1 for ever for the action that is observed, -1 for the other; cut off after 2 steps.
+    """Endless reward: 1 for the observed action, -1 for the other one; truncated after 2 steps.
 
-    So the best action's value is 1 / (1 - gamma), if the cut is bootstrapped.
+    So the best action has value 1 / (1 - gamma), if truncations are bootstrapped.
     """
 
     @property
@@ -89,9 +89,9 @@ class ProbeSignal(Probe):
 
 
 class Recall1(Probe):
-    """Seen at the start alone: the action that is worth 1 at the end; the other one is worth -1."""
+    """Only the first observation shows which action earns 1 at the end; the other one earns -1."""
 
-    steps = 1  # from the signal to the end
+    steps = 1  # steps from the signal to the end
 
     def reward(self, state: State, action: Any) -> jax.Array:
         right = jnp.where((action == 1) == (state.signal > 0), 1.0, -1.0)
@@ -108,7 +108,7 @@ class Recall10(Recall1):
     steps = 10
 
 
-# Continuous actions: a range that lies around 1, and one from 0 to 10.
+# Bounds of continuous actions: around 1, and from 0 to 10.
 LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 10], np.float32)
 
 
@@ -118,12 +118,12 @@ def best_action(signal: Any) -> Any:
 
 
 def nearness(signal: Any, action: Any) -> Any:
-    """1 at the best action, and less the farther from it."""
+    """Return 1 for the best action, and less with the distance from it."""
     return 1 - (((action - best_action(signal)) / (HIGH - LOW)) ** 2).mean(-1)
 
 
 class Aim(ProbeSignal):
-    """A reward of 1 for the best action, which a signal tells: once 0 +- 1, once 1000 +- 1."""
+    """Reward 1 for the best action, given by a signal: 0 +- 1 or 1000 +- 1."""
 
     def reward(self, state: State, action: Any) -> jax.Array:
         return nearness(state.signal, action)
@@ -144,7 +144,7 @@ class Unbounded(Aim):
 
 
 class GymnasiumSignal(gymnasium.Env):
-    """The same for Gymnasium, which cuts it off."""
+    """The same for Gymnasium, which truncates it."""
 
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -160,7 +160,7 @@ class GymnasiumSignal(gymnasium.Env):
 
 
 class GymnasiumAim(gymnasium.Env):
-    """Aim for Gymnasium, which cuts it off."""
+    """Aim for Gymnasium, which truncates it."""
 
     action_space: Any = gymnasium.spaces.Box(LOW, HIGH)
     observation_space = gymnasium.spaces.Box(-1, 1001, (3,), np.float32)
@@ -181,7 +181,7 @@ class GymnasiumAim(gymnasium.Env):
 
 
 class GymnasiumAimAlike(GymnasiumAim):
-    """Every episode is like every other: new ones are no different."""
+    """All episodes are identical, so new ones do not differ."""
 
     signals = (1,)
 
@@ -195,13 +195,13 @@ class GymnasiumIntegers(GymnasiumAim):
 
 
 class GymnasiumDoubles(GymnasiumAim):
-    """Its bounds are float64's; the action must be, too, or at least lie between them."""
+    """The bounds are float64; actions must be float64 as well, or strictly within them."""
 
     action_space = gymnasium.spaces.Box(np.float64(LOW), np.float64(HIGH), dtype=np.float64)
 
 
 def make_doubled(env_id: str) -> gymnasium.Env:
-    """With a wrapper that has a lambda, which no spec can hold."""
+    """With a wrapper that has a lambda, which an EnvSpec cannot contain."""
     env = gymnasium.make(env_id)
     return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * float(reward))
 

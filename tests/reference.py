@@ -1,4 +1,4 @@
-"""PPO's arithmetic in float64 NumPy, written from the papers; shares no code with the scripts."""
+"""PPO in float64 NumPy, written from the papers; shares no code with the scripts."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_prob_and_entropy(weights: dict, obs, action) -> tuple[np.ndarray, np.ndarray]:
-    """Of the policy's distribution: by logits, or where weights have log_std, of Gaussians."""
+    """Log-probability and entropy: categorical, or Gaussian if the weights have log_std."""
     outputs = forward(weights["actor"], obs)
     if "log_std" not in weights:
         log_probs = log_softmax(outputs)
@@ -87,7 +87,7 @@ def unflatten(vector: np.ndarray, like: dict) -> dict:
 
 
 def gradient(weights: dict, batch: tuple, args: Any, loss_fn: Any = ppo_loss) -> np.ndarray:
-    """Central differences, flat."""
+    """Gradient by central differences, as a flat array."""
     step = 1e-6
     vector = flatten(weights)
     grads = np.zeros_like(vector)
@@ -112,8 +112,8 @@ def episode_statistics(storage: tuple) -> dict[str, float]:
 
 
 def normalised(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
-    """What an update makes of a rollout: obs less the mean of all earlier ones', over their
-    standard deviation; rewards over that of all discounted returns, its own among them."""
+    """Normalize a rollout as an update does: obs by the mean and standard deviation of all earlier
+    obs; rewards by the standard deviation of all discounted returns, including this rollout."""
     obs, action, logprob, reward, terminated, truncated, next_obs, *others = storage
     if args.norm_obs:
         mean, var = moments([x[0] for x in earlier])
@@ -127,7 +127,7 @@ def normalised(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
 
 
 def moments(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance over all steps and environments of (T, N, ...) each."""
+    """Mean and variance over all steps and environments of arrays (T, N, ...)."""
     rows = np.concatenate([x.reshape(-1, *x.shape[2:]) for x in arrays]).astype(float)
     return rows.mean(0), rows.var(0)
 
@@ -143,7 +143,7 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
     batch = [x.reshape(rows, *x.shape[2:]) for x in batch]
     weights, metrics = train(weights, batch, orders, args)
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = args.learning_rate  # which the first step takes
+    metrics["charts/learning_rate"] = args.learning_rate  # of the first step
     metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
     return weights, metrics
 

@@ -1,4 +1,4 @@
-"""Runs of the scripts' train(): how to start them, what they leave, and what they cost."""
+"""Run train() of the scripts in tests, and check files, compilations and transfers."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
-# Beside SMALL, by which continuous actions are learnt in 80 iterations, and the entropy counts.
+# With SMALL, scripts with continuous actions learn in 80 iterations; the entropy bonus matters.
 AIM = "--env-id Aim-v0 --learning-rate 1e-2 --no-anneal-lr --gamma 0.5 --gae-lambda 0.5"
 AIM += " --ent-coef 0.01"
 
@@ -33,7 +33,7 @@ def command(name, run_name, iterations, *flags):
 
 
 def parse(name, *flags):
-    """The arguments that a script has of a command line."""
+    """Return the arguments of a script from a command line."""
     script = importlib.import_module(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script.__file__, *map(str, flags)])
@@ -50,7 +50,7 @@ def main(name, *flags):
 
 
 def stop(log):
-    """Do to a log what SIGTERM does to that of a script, which only then has signal handlers."""
+    """Set the flag of a log that SIGTERM would set, as scripts only then have signal handlers."""
     handler = signal.getsignal(signal.SIGTERM)
     getattr(log, "run", log).stop(signal.SIGTERM, None)
     signal.signal(signal.SIGTERM, handler)
@@ -69,7 +69,7 @@ def rows(folder):
 
 
 def metrics(folder):
-    """What a run logged, without the durations."""
+    """Return the log of a run, without durations."""
     return [
         {key: x for key, x in row.items() if not key.startswith("time/") and key != "charts/SPS"}
         for row in rows(folder)
@@ -77,7 +77,7 @@ def metrics(folder):
 
 
 def assert_close(rows, expected):
-    """Equal but for rounding, and null where the other is."""
+    """Assert equality up to rounding, with null in the same places."""
     for row, other in zip(rows, expected, strict=True):
         row = {key: np.nan if x is None else x for key, x in row.items()}
         other = {key: np.nan if x is None else x for key, x in other.items()}
@@ -85,7 +85,7 @@ def assert_close(rows, expected):
 
 
 def assert_tensorboard_agrees(folder):
-    """Every value of metrics.jsonl is there once, and no other."""
+    """Assert that TensorBoard has exactly the values of metrics.jsonl."""
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     found = set()
     for tag in events.Tags()["tensors"]:
@@ -99,12 +99,12 @@ def assert_tensorboard_agrees(folder):
 
 
 def checkpoints(folder) -> list[Path]:
-    """The checkpoint, if there is one; a kill may leave the one that was being written, too."""
+    """Return the checkpoint, if any; a killed run may also leave a partial one."""
     return [path for path in folder.glob("checkpoint.*") if path.suffix != ".new"]
 
 
 def arrays(folder) -> dict[str, Any]:
-    """A checkpoint's arrays, by their places, joined by slashes; Equinox's are numbered."""
+    """Return the arrays of a checkpoint by path, joined with slashes; in Equinox, by number."""
     (path,) = checkpoints(folder)
     if path.suffix == ".msgpack":
         return dict(flat(msgpack_restore(path.read_bytes())))
@@ -118,7 +118,7 @@ def arrays(folder) -> dict[str, Any]:
 
 
 def flat(tree, place=""):
-    """The places and arrays in dicts and lists of dicts and lists."""
+    """Yield paths and arrays of nested dicts and lists."""
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, x in pairs:
         if isinstance(x, dict | list | tuple):
@@ -144,7 +144,7 @@ def rewrite(folder, changed):
 
 
 def assert_same_checkpoints(folder, other):
-    """To the last digit."""
+    """Assert equality to the last digit."""
     ours, theirs = arrays(folder), arrays(other)
     assert ours.keys() == theirs.keys()
     for place, x in ours.items():
@@ -152,7 +152,7 @@ def assert_same_checkpoints(folder, other):
 
 
 def change(folder, args=(), **others):
-    """Rewrite what run.json says of a run."""
+    """Change entries of the run.json of a run."""
     said = info(folder)
     said["args"] |= dict(args)
     (folder / "run.json").write_text(json.dumps(said | others))
@@ -163,21 +163,21 @@ def info(folder):
 
 
 def content(folder):
-    """All there is in a folder, to see that nothing has changed."""
+    """Return the contents of a folder, to check that nothing has changed."""
     paths = sorted(Path(folder).rglob("*"))
     return [(x, x.lstat().st_mtime_ns, x.is_file() and x.read_bytes()) for x in paths]
 
 
 # === What a run costs ===========================================================================
 class Counts:
-    """Compilations, and transfers to the host, between one RunLog.write and the next."""
+    """Count compilations and transfers to the host between two calls of RunLog.write."""
 
     def __init__(self, monkeypatch):
         self.now, self.per_iteration = Counter(), []
         jax.monitoring.register_event_duration_secs_listener(self.on_event)
         array: Any = type(jax.numpy.zeros(1))
         monkeypatch.setattr(array, "_value", property(self.counted("transfers", array._value.fget)))
-        # Not numpy(), which is a view of a tensor on a CPU, and refuses one on a GPU.
+        # Not numpy(), which returns a view on a CPU, and fails on a GPU.
         for method in ("tolist", "item", "cpu", "__bool__", "__float__", "__int__"):
             original = getattr(torch.Tensor, method)
             monkeypatch.setattr(torch.Tensor, method, self.counted("transfers", original))
@@ -195,7 +195,7 @@ class Counts:
             self.now[str(kwargs.get("fun_name"))] += 1
 
     def watch(self, monkeypatch, script):
-        log = getattr(script, "RunLogs", script.RunLog)  # of many agents, or of one
+        log = getattr(script, "RunLogs", script.RunLog)  # of many agents or of one
         write = log.write
 
         def watched(log, *args):
@@ -208,7 +208,7 @@ class Counts:
 
 
 # === A run to compare with ======================================================================
-AGENTS, SEED = 3, 2**32 - 1  # of many agents, the last has the highest seed that there is
+AGENTS, SEED = 3, 2**32 - 1  # the last of many agents has the largest seed
 
 
 class WholeRun(NamedTuple):
@@ -227,13 +227,13 @@ def flags_of(name):
         own += AIM.split()
     if name in IMAGE_SCRIPTS:
         own += f"--env-id ImageConstant-v0 {images.SMALL_CONVS}".split()
-    elif "gymnasium" in name:  # which goes on with new episodes, so here all are alike
+    elif "gymnasium" in name:  # continues with new episodes, so here all are identical
         own += ["--env-id", "AimAlike-v0" if name in CONTINUOUS_SCRIPTS else "Constant-v0"]
     return (*own, "--save-every", 2, "--sync-for-timing")
 
 
 def op_by_op(monkeypatch, script):
-    """PyTorch without torch.compile, which takes long; and arrays for JAX as on a GPU, by DLPack.
+    """Run PyTorch without the slow torch.compile, and pass arrays to JAX by DLPack as on a GPU.
 
     An array from DLPack is committed to its device, and JAX compiles for that. On a GPU it must
     begin at a multiple of 16 bytes: a tensor's memory does, and a view of its middle need not.
@@ -260,7 +260,7 @@ def make_whole_run(name, runs_dir, begin=None):
 
     def keep(folder, *what):
         save(folder, *what)
-        if folder == whole:  # and not that of one of many agents
+        if folder == whole:  # not that of a single one of many agents
             (path,) = folder.glob("checkpoint.*")
             place = runs_dir / f"saved/{len(rows(folder))}"
             place.mkdir(parents=True)

@@ -38,7 +38,7 @@ class Scripted(gymnasium.Env):
         length, terminated, truncated = ENDS[self.episode % len(ENDS)]
         ends = self.time == length
         assert self.time <= length, "stepped beyond its end"
-        # An integer reward, that would overflow if the action were of eight bits.
+        # An integer reward, which would overflow if the action had eight bits.
         reward = 200 * self.time + (action - 1) * 100
         info = {"x": 1 if self.draw % 2 else None}  # Gymnasium cannot merge these types
         return self.observe(action), reward, ends and terminated, ends and truncated, info

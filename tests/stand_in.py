@@ -1,7 +1,7 @@
-"""Stands in for a training script where a real one would be too slow to test the driver with.
+"""Stand-in for a training script, to test benchmark.sh quickly.
 
-It writes the same files into the same folder. STAND_IN is JSON: a part of a run's name -> how that
-run misbehaves. TRACE names a file that gets a line as a run begins, as it hangs, and as it ends.
+Writes the same files into the same folder. STAND_IN is JSON: part of the name of a run -> how the
+run misbehaves. TRACE names a file that gets a line when a run starts, hangs and ends.
 """
 
 import json
@@ -32,7 +32,7 @@ flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
 checkpoint = folder / "checkpoint.msgpack"
-if (resumed or flags["--runs-dir"]).startswith("-"):  # as a script, which takes it for a flag
+if (resumed or flags["--runs-dir"]).startswith("-"):  # as in a script, which parses it as a flag
     sys.exit("--runs-dir has no value")
 if folder.exists() and not resumed:
     sys.exit(f"--run-name must be new in --runs-dir, not {folder.name}")
@@ -48,7 +48,7 @@ if plan == "killed" and not resumed:
     checkpoint.write_text("8")
     os.kill(os.getpid(), signal.SIGKILL)
 if plan == "hang":
-    # In a session of its own, and with the files that this one has open.
+    # In a new session, with the open files of this process.
     subprocess.Popen(["sleep", "1000"], start_new_session=True, close_fds=False)
     trace("hang")
     time.sleep(1000)

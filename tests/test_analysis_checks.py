@@ -1,4 +1,4 @@
-"""What a reader should know of runs is named, and a study with faults is packed only if asked."""
+"""Warnings about runs; a study with problems is only packed if asked."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_every_kind_of_warning_is_named():
     frame.loc[0, ["load", "cores"]] = 9.5, 2
     frame.loc[2, "commit"] = "b" * 40 + "-dirty"
     iterations.loc[of(4, 7), "losses/entropy"] = np.nan
-    iterations.loc[of(7), "losses/entropy"] = np.nan  # from the start on
+    iterations.loc[of(7), "losses/entropy"] = np.nan  # from the start
     iterations.loc[of(5, 5) & ~of(5, 6), "losses/entropy"] = np.nan  # and then no more
     found = warnings_of(frame, iterations, left_out={"broken": "no run.json"}, notes=("A note",))
     assert found == [
@@ -55,7 +55,10 @@ def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():
         ({"git_commit": "b" * 40}, "2 commits"),
         ({"git_commit": "a" * 40 + "-dirty"}, "not committed"),
         ({"machine": "3fa9"}, "2 machines, but a study must have one"),
-        ({"versions": {"jax": "2", "flax": "3"}}, "different versions"),  # a peer may lack torch
+        (
+            {"versions": {"jax": "2", "flax": "3"}},
+            "different versions",
+        ),  # another library may not use torch
         ({"load": 9.0}, "1 run made while other processes used the machine"),
         ({"resumed": [3]}, "1 run resumed"),
     ],
@@ -75,7 +78,7 @@ def test_a_study_is_packed_and_one_with_faults_is_packed_if_asked(tmp_path):
     status, said, _ = run_command("pack", grid, tmp_path / "study")
     assert status == 0
     assert "12 runs" in said
-    assert load(tmp_path / "study").runs["source"].tolist() == [""] * 12  # no path of this machine
+    assert load(tmp_path / "study").runs["source"].tolist() == [""] * 12  # no local path
     broken = next(grid.glob("*linen*"))
     (broken / "run.json").unlink()
     status, _, said = run_command("pack", grid, tmp_path / "again")

@@ -1,4 +1,4 @@
-"""What agents learned: returns, curves and targets, on made-up runs whose truth is known."""
+"""Returns, learning curves and targets, on synthetic runs with known true values."""
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ def test_verdicts_say_what_was_found_or_why_nothing_was_tested():
             returning({LINEN: [-200.0] * 6, TORCH: [-200.0] * 6}, MOUNTAIN),
             returning({LINEN: rows, TORCH: rows + 1}, "Unknown-v0"),
             returning({TORCH: rows}, "Acrobot-v1"),
-            returning({LINEN: rows[:4], TORCH: rows[:4]}, "Catch"),  # which has too few runs
+            returning({LINEN: rows[:4], TORCH: rows[:4]}, "Catch"),  # too few runs
         ]
     )
     found = by(learning.returns(only_experiment(frame), KNOWN), "env_id", "mode")
@@ -69,8 +69,8 @@ def test_off_policy_scripts_are_compared_by_their_last_100_episodes():
 def test_progress_is_the_mean_over_seeds_with_students_interval():
     frame = returning({LINEN: [0.0] * 4, TORCH: [0.0]})
     values = np.random.default_rng(0).normal(size=(5, 10))
-    values[1, 3] = np.nan  # no episode ended: the return of the iteration before goes on
-    values[2, 0] = np.nan  # and before the first there is none
+    values[1, 3] = np.nan  # no episode finished: the previous return continues
+    values[2, 0] = np.nan  # no previous return
     rows = {run: values[i] for i, run in enumerate(frame["run"])}
     iterations = logs(frame, returns=lambda run, i: rows[run["run"]][i])
     found = by(learning.progress(only_experiment(frame, iterations)), "mode", "steps")
@@ -113,5 +113,5 @@ def test_progress_of_dqn_is_of_the_last_100_episodes():
     iterations = logs(frame, returns=lambda run, i: float(i))
     iterations["charts/episodes"] = 30
     points = learning.progress(only_experiment(frame, iterations))
-    assert points.loc[points["mode"] == "dqn_linen", "steps"].min() == 400  # of 30 episodes each
+    assert points.loc[points["mode"] == "dqn_linen", "steps"].min() == 400  # 30 episodes each
     assert points["estimate"].iloc[0] == pytest.approx((10 * 0 + 30 * (1 + 2 + 3)) / 100)

@@ -1,4 +1,4 @@
-"""Which runs may be compared, and what they say of time, against plain NumPy and old reports."""
+"""Which runs are compared, and their durations, against plain NumPy and earlier reports."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ ALL = ("startup", "steady", "process")
 
 
 def geometric(runs, mode, value, envs):
-    """The mean over environments of the mean over repeats, of logarithms, in plain loops."""
+    """Mean over environments of the mean over repeats, of logarithms, in plain loops."""
     means = []
     for env in envs:
         cell = runs[(runs["mode"] == mode) & (runs["env_id"] == env)]
@@ -87,7 +87,7 @@ def test_a_crossing_is_where_two_lines_of_one_framework_meet_within_reach():
 
 # === Platforms and experiments ==================================================================
 def test_platforms_are_compared_mode_by_mode_within_each_set_of_hyperparameters():
-    """Three times as long with few environments and a third with many is 1 on average: neither."""
+    """3x as long with few environments, and a third with many: on average 1, so no verdict."""
     pace = {("here", 32): 1.0, ("there", 32): 3.0, ("here", 4096): 3.0, ("there", 4096): 1.0}
     parts = [
         grid({LINEN: (6.0, steady)}, repeats=2, platform=where, settings=f'{{"num_envs": {count}}}')
@@ -111,7 +111,7 @@ def test_a_bench_is_of_one_platform_and_one_set_of_hyperparameters():
     runs = pd.concat([grid(THREE), grid({COMPILE: (20.0, 0.5)}, repeats=3).tail(2)])
     assert [only_experiment(runs, baseline=x).baseline for x in (None, TORCH)] == [LINEN, TORCH]
     assert only_experiment(runs[runs["mode"] != LINEN], baseline="absent").baseline == COMPILE
-    # Of scripts for continuous actions, their first, though another has more runs.
+    # The first script for continuous actions, although another one has more runs.
     modes = {"ppo_continuous_linen": (6.0, 0.1), "ppo_continuous_torch": (9.0, 0.4)}
     assert only_experiment(
         pd.concat([grid(modes), grid(modes, repeats=3).tail(2)])
@@ -120,13 +120,13 @@ def test_a_bench_is_of_one_platform_and_one_set_of_hyperparameters():
 
 @pytest.mark.parametrize("factor", [1.0, 1.2, 0.8])
 def test_two_starts_of_a_machine_are_two_platforms_if_one_scripts_time_differs(factor):
-    """The second start's CartPole takes that much longer in one script, all else is alike."""
+    """In the second start, CartPole takes this much longer in one script; all else is equal."""
     first = grid(THREE, ENVS, repeats=5, noise=0.02, boot="a", started="2026-01-01")
     second = grid(THREE, ENVS, repeats=5, noise=0.02, seed=1, boot="b", started="2026-01-02")
     slower = (second["mode"] == TORCH) & (second["env_id"] == ENVS[0])
     second.loc[slower, "steady"] *= factor
     second["repeat"] += 5
-    unknown = grid(THREE, ENVS, repeats=5, boot="")  # of which nothing can be said
+    unknown = grid(THREE, ENVS, repeats=5, boot="")  # nothing is known about it
     found, _ = titles(first, second, unknown.assign(repeat=77.0))
     assert found == (["here"] if factor == 1 else ["here", "here, boot b"])
 
@@ -169,9 +169,9 @@ def experiment_of(folder):
     ],
 )
 def test_a_studys_tables_have_the_numbers_that_they_had(study, name, row):
-    """The second row as a reader has it and, of some, every number to 1e-9.
+    """Compare the second row as printed and, for some tables, every number to 1e-9.
 
-    golden/ keeps the runs beside the numbers that were frozen, since studies are measured again.
+    golden/ contains runs and the expected numbers, because studies are measured again.
     """
     made = tables.make(name, experiment_of(ROOT / "tests" / study))
     assert " ".join(made.cells.iloc[1]).endswith(row)

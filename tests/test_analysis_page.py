@@ -1,4 +1,4 @@
-"""Whatever text there is stays text: on the page, in CSV, in a terminal, in figures; and bars."""
+"""Text is escaped on the page, in CSV, in a terminal and in figures; bar charts."""
 
 import base64
 import random
@@ -19,7 +19,7 @@ from analysis.page import Bullets, Plot, Section, Table, Text
 from analysis.schema import clean
 
 WORDS = [f"word{i}x" for i in range(13)]
-# A sample of all that Markdown and HTML give a meaning to, alone and where it would have one.
+# A sample of special characters of Markdown and HTML, alone and in contexts where they matter.
 PIECES = [
     *"\\`*_~|$#>-+=.)([]!^:<&;@'\"/ x1a0{}%,?é",
     *("    ", "\t", "\n", "\r\n", "\x1b", "\0", "\u202e", "\u2028", "\u00a0", "\ud800", "1. "),
@@ -28,11 +28,11 @@ PIECES = [
     *("[a](b)", "[a][b]", "[a]: b", "| - |", "|---|", "<http://a>", "https://a.bc", '" onload="'),
 ]
 PNG = b"\x89PNG"
-GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # which lets HTML through
+GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # passes HTML through
 
 
 def sections_of(words):
-    """A page with one of the words in every place that holds text."""
+    """Return a page with one of the words wherever there is text."""
     first, text, one, two, plot, caption, note, *rest = words
     cells = pd.DataFrame([rest[2:4], [rest[4], "-"]], dtype=object)
     cells.columns = pd.Index(rest[:2], dtype=object)
@@ -41,7 +41,7 @@ def sections_of(words):
 
 
 def written(words, out):
-    """The page with known bytes in place of drawings."""
+    """Write the page with known bytes instead of drawings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png", lambda figure: PNG)
         page.write(words[-1], sections_of(words), out)
@@ -75,7 +75,7 @@ def parts_of(words, out):
 
 
 def swapped(part, names):
-    """Return a part of the harmless page with other words in place of its own."""
+    """Return a part of the harmless page with other words."""
     part = re.sub(r"word\d+x", lambda x: names[x[0]], part)
     return part.replace("[", "(").replace("]", ")") if part.startswith("<img") else part
 

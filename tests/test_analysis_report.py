@@ -1,4 +1,4 @@
-"""The report of every kind of result set; what users get wrong; notebooks that show its parts."""
+"""Reports of all kinds of results, usage errors, and notebooks with parts of reports."""
 
 import re
 import subprocess
@@ -46,7 +46,7 @@ def report_of(*arguments):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """All is drawn and not saved, which is quicker."""
+    """Draw everything without saving it, which is faster."""
     monkeypatch.setattr(figures, "png", lambda figure: b"")
 
 
@@ -113,7 +113,7 @@ def test_the_headline_says_what_is_true_of_these_scripts(modes, repeats, rest):
 
 
 def test_each_script_is_in_the_group_that_its_own_interval_says():
-    """No script is said to be like the fastest because it is like one that is like the fastest."""
+    """Similarity to the fastest script is not transitive."""
     noise = 0.03 * np.array([-1.2, -0.5, 0.0, 0.5, 1.2])
     seconds = {LINEN: np.zeros(5), NNX: 0.03 + noise, CACHED: 0.06 + noise[[2, 0, 4, 1, 3]]}
     runs = grid(dict.fromkeys(seconds, (5.0, 0.1)), repeats=5)
@@ -220,7 +220,7 @@ def test_of_two_results_the_slower_one_is_found(tmp_path, quick):
     text = report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
     assert "slower" in section(text, "Comparison with the other results")
     assert steady_of(out / "tables/against.csv") == pytest.approx(2, rel=0.1)
-    # A faster GPU beside the processor is no progress on either.
+    # A different GPU next to the same processor is not a speedup.
     write_grid(tmp_path / "new" / "gpu", modes, repeats=4, slowdown=0.1, device="H200")
     write_grid(tmp_path / "new" / "cpu", modes, repeats=4)
     report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)

@@ -1,4 +1,4 @@
-"""Runs load into one table from folders, studies and W&B; what is broken or double is named."""
+"""Load runs from folders, studies and W&B into one table; report broken and duplicate runs."""
 
 import json
 import os
@@ -35,7 +35,7 @@ HOSTILE = "<script>\ud800\x1b[31m\r\n\0\u202e../../x|$^_`" + "x" * 100_000
 
 
 def test_an_installed_analysis_has_the_scripts(tmp_path):
-    """pyproject.toml puts scripts.toml into the wheel, where no folder above has it."""
+    """pyproject.toml adds scripts.toml to the wheel, in which no parent folder contains it."""
     shutil.copytree(ROOT / "analysis", tmp_path / "analysis")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -149,10 +149,10 @@ def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
 
 
 def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
-    """30 episodes end in each iteration: the last 100 are those of three and a third of one."""
+    """30 episodes finish per iteration: the last 100 are those of three and a third iterations."""
     args = {"num_envs": 1, "num_steps": 500, "total_timesteps": 6000, "env_id": "Breakout-MinAtar"}
     info = run_info(script="dqn_linen", args=args)
-    del info["args"]["sync_for_timing"]  # which DQN has not
+    del info["args"]["sync_for_timing"]  # DQN does not have it
     rows = [row | {"charts/episodes": 30} for row in metrics_rows(info)]
     path = write_run(tmp_path, info, rows)
     result = {"iteration": 12, "actions": "greedy", "episodes": 100, "max_steps": 10_000}
@@ -162,9 +162,9 @@ def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
     [row] = load(tmp_path).runs.to_dict("records")
     assert (row["mode"], row["algorithm"], row["sync"]) == ("dqn_linen", "dqn", False)
     assert row["last_100_return"] == pytest.approx(0.3 * (110 + 100 + 90) + 0.1 * 80)
-    assert json.loads(row["settings"])["total_timesteps"] == 6000  # other lengths never pool
+    assert json.loads(row["settings"])["total_timesteps"] == 6000  # other lengths are not pooled
     assert (row["greedy_return"], row["noisy_return"], row["random_return"]) == (9.5, 8.5, 0.5)
-    # Of something else, so it does not count.
+    # From another program, so it does not count.
     for change in ({"iteration": 11}, {"episodes": 1}, {"actions": "sampled"}):
         own = result | {"epsilon": 0, "return": {"mean": 9.5}} | change
         (path / "evaluation.json").write_text(json.dumps(own))
@@ -221,10 +221,10 @@ def test_what_is_no_good_file_is_a_reason_and_never_hangs(tmp_path):
     (tmp_path / names[1] / "run.json").write_text('{"args": ')
     for name in names[2:4]:
         (tmp_path / name / "metrics.jsonl").unlink()
-    os.mkfifo(tmp_path / names[2] / "metrics.jsonl")  # reading it would wait for ever
+    os.mkfifo(tmp_path / names[2] / "metrics.jsonl")  # reading it would block forever
     (tmp_path / names[3] / "metrics.jsonl").symlink_to("/dev/zero")
     (tmp_path / names[4] / "metrics.jsonl").write_text("[" * 100_000)
-    (tmp_path / names[5] / "evaluation.json").write_bytes(b'{"\xff": 1}')  # which no run needs
+    (tmp_path / names[5] / "evaluation.json").write_bytes(b'{"\xff": 1}')  # not needed by any run
     data = load(tmp_path)
     assert data.runs["run"].tolist() == names[5:]
     assert data.left_out == {
@@ -257,7 +257,7 @@ def test_runs_that_failed_are_named_from_the_drivers_log(tmp_path):
     events = [{"run": killed, "completed": "no", "reason": "out of memory"}]
     events += [{"run": "early", "completed": "no", "reason": "no end after 9 s"}]
     events += [{"run": "fine", "completed": "yes"}]
-    events += [{"run": folder.name, "completed": "no", "reason": "at first"}]  # and made again
+    events += [{"run": folder.name, "completed": "no", "reason": "at first"}]  # and repeated
     lines = [*map(json.dumps, events), '{"half a li']
     (tmp_path / "grid" / "benchmark.jsonl").write_text("\n".join(lines))
     reasons = {f"grid/{killed}": "out of memory", "grid/early": "no end after 9 s"}
@@ -266,7 +266,7 @@ def test_runs_that_failed_are_named_from_the_drivers_log(tmp_path):
 
 # === Made twice =================================================================================
 def test_of_runs_made_twice_the_newest_whole_one_counts(tmp_path):
-    """Also at another commit or version: a seed that was run again is no second observation."""
+    """A repeated seed is not a second observation, even at another commit or version."""
     late = NEW_YEAR + 3600.0
     new = write_plain(tmp_path / "a", started=late, git_commit="b" * 40, versions={"jax": "0.11"})
     old = write_plain(tmp_path / "b", started=late - 1800)
@@ -280,7 +280,7 @@ def test_of_runs_made_twice_the_newest_whole_one_counts(tmp_path):
 
 
 def write_program(folder, seed, started):
-    """What a ppo_*_vmap.py leaves: its own log, and in that folder a run for each of 3 agents."""
+    """Write the folder of a ppo_*_vmap.py: its log, and in it a run for each of 3 agents."""
     info = run_info(seed=seed, started=started, args={"num_agents": 3})
     path = write_run(folder, info)
     for k in range(3):
@@ -376,7 +376,7 @@ def from_wandb(name, info, summary, rows, state="finished"):
 
 
 def test_runs_are_the_same_from_wandb_as_from_their_folders(tmp_path, monkeypatch):
-    """Beside one, another that was killed and resumed, so that some lines are there twice."""
+    """One run, and another that was killed and resumed, so some lines appear twice."""
     info = run_info(sync=True)
     rows = metrics_rows(info)
     write_run(tmp_path / "runs", info, rows)
@@ -388,7 +388,7 @@ def test_runs_are_the_same_from_wandb_as_from_their_folders(tmp_path, monkeypatc
         from_wandb("stopped", info, results(info, rows) | {"status": "stopped"}, rows),
         from_wandb("crashed", {}, {}, [], state="crashed"),
     ]
-    api = create_autospec(wandb.Api)  # refuses what the client's own would not take
+    api = create_autospec(wandb.Api)  # rejects what the real client rejects
     api.return_value.runs.return_value = found
     monkeypatch.setattr(wandb, "Api", api)
 

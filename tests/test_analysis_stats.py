@@ -1,4 +1,4 @@
-"""Statistics against numbers worked out otherwise, and against simulations whose truth is known."""
+"""Compare statistics with independent calculations, and with simulations of known truth."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_a_ratio_is_the_candidates_time_over_the_baselines_within_blocks():
     found = by(stats.compare(table(EXAMPLE), "steady", "linen", by=("env_id",)), "env_id")
     assert {x: y["estimate"] for x, y in found.items()} == pytest.approx({"A": 8**0.5, "B": 4})
     more = stats.compare(table(EXAMPLE), "steady", "linen", contrast=stats.more_seconds)
-    torch, linen = (8**0.5 * 8) ** 0.5, 2**0.5  # over the blocks that both have
+    torch, linen = (8**0.5 * 8) ** 0.5, 2**0.5  # over the blocks that both have in common
     assert only_row(more)["estimate"] == pytest.approx(torch - linen)
     # The delta method: a mean changes by itself times the change of its logarithm.
     changes = torch * np.log([2, 4, 8]) - linen * np.log([1, 1, 2])
@@ -83,7 +83,7 @@ def test_runs_pair_only_where_all_but_the_contender_is_equal(column):
 
 
 def test_whole_runs_of_two_lengths_are_neither_paired_nor_pooled():
-    """The longer a training, the less its startup counts: no ratio holds for two lengths."""
+    """The longer a run, the less its start-up matters, so ratios of different lengths differ."""
     rows = []
     cells = [(env, 1, 20, 5.0, 4.0) for env in "ABC"]
     cells += [("A", repeat, 1000, 50.0, 0.25) for repeat in range(2, 5)]
@@ -103,8 +103,8 @@ def test_whole_runs_of_two_lengths_are_neither_paired_nor_pooled():
 # === Returns ====================================================================================
 @pytest.mark.parametrize("runs", [6, 10])
 def test_intervals_of_medians_hold_the_truth_95_times_in_100(runs):
-    """Seven in ten reach the cap, which is the median; the others lie anywhere below."""
-    _, low, high = stats.median_interval(np.arange(runs))  # which order statistics they are
+    """Seven in ten runs reach the cap, which is the median; the others are below it."""
+    _, low, high = stats.median_interval(np.arange(runs))  # ranks of the order statistics
     rng = np.random.default_rng(6)
     shape = (4000, runs)
     values = np.where(rng.random(shape) < 0.7, 500.0, rng.uniform(200, 500, shape))

@@ -1,4 +1,4 @@
-"""Tables from elsewhere, made of the documented columns, load and give a report, or a reason."""
+"""Tables with the documented columns load and give a report, or a reason why not."""
 
 from typing import Any
 
@@ -48,7 +48,10 @@ def test_a_seed_stands_for_a_repeat_and_a_row_needs_one_of_them(tmp_path):
     assert data.runs["repeat"].tolist() == [3, 1, 4] * 2
     assert data.left_out == dict.fromkeys(("r2", "r6"), "it has neither repeat nor seed")
     data = load(write_table(tmp_path / "2.csv", foreign_runs(repeat=1)))
-    assert data.runs["run"].tolist() == ["r3", "r7"]  # rows that share one are one run, made again
+    assert data.runs["run"].tolist() == [
+        "r3",
+        "r7",
+    ]  # rows with the same one are repetitions of a run
 
 
 # === What is missing or cannot be ===============================================================
@@ -104,7 +107,7 @@ def test_what_a_table_lacks_of_returns_comes_from_its_iterations(tmp_path):
     bare = runs.drop(columns=["num_iterations", "final_return"])
     shuffled = iterations.sample(frac=1, random_state=0).replace({"run": {"r0": "R0"}})
     data = load(write_study(tmp_path / "bare", bare, shuffled))
-    assert list(data.left_out) == ["r0"]  # of which it has none: nobody knows its `total`'s length
+    assert list(data.left_out) == ["r0"]  # no iterations, so the length of `total` is unknown
     assert "R0" not in set(data.iterations["run"])
     ends = iterations[iterations["iteration"] == 9].set_index("run")["charts/episodic_return"]
     assert data.runs["final_return"].tolist() == ends.tolist()[1:]
@@ -139,7 +142,7 @@ REPORTED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", REPORTED)
 def test_whatever_a_table_lacks_or_holds_there_is_a_report(tmp_path, monkeypatch, case):
-    monkeypatch.setattr(figures, "png", lambda figure: b"")  # which is quicker
+    monkeypatch.setattr(figures, "png", lambda figure: b"")  # for speed
     runs = foreign_runs()
     write_study(tmp_path / "in", runs.assign(**REPORTED[case]), foreign_iterations(runs))
     status, said, errors = run_command("report", tmp_path / "in", "--out", tmp_path / "out")

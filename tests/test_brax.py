@@ -120,7 +120,7 @@ def test_check_accepts_rewards_that_are_python_numbers(env):
     ],
 )
 def test_a_missing_package_is_named(module, package, command, monkeypatch, capsys):
-    """envs/check.py prints the message; a script raises it as ModuleNotFoundError."""
+    """envs/check.py prints the message; in a script it is that of a ModuleNotFoundError."""
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # so importing it fails
     with pytest.raises(SystemExit) as stopped:

@@ -41,7 +41,7 @@ from sections import (
 
 OBS_DIM, ACTION_DIM = 3, 2
 EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)
-SAC = [gymnasium for _, gymnasium in SAC_PAIRS]  # whose Environment is the same in all
+SAC = [gymnasium for _, gymnasium in SAC_PAIRS]  # their section Environment is identical
 
 
 def make_learner(name: str, **flags: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Documents: links lead somewhere, code runs, numbers are what the studies give."""
+"""Documentation: links work, code runs, and numbers are those of the studies."""
 
 import re
 from collections import Counter
@@ -34,7 +34,7 @@ def prose(path):
 
 
 def anchors(path):
-    """As GitHub makes them: punctuation goes, spaces become hyphens."""
+    """Return anchors as GitHub does: remove punctuation, replace spaces by hyphens."""
     headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -52,7 +52,7 @@ def test_links_lead_to_files_and_headings(path):
 
 # === Numbers ====================================================================================
 def test_every_number_in_the_documents_is_what_the_studies_give(capsys):
-    """`python -m tools.docs` writes them; a block that is written by hand would differ."""
+    """`python -m tools.docs` writes them, so a block edited by hand would differ."""
     assert docs.write(check=True) == 0, capsys.readouterr().out
     texts = [x.read_text() for pattern in docs.FILES for x in ROOT.glob(pattern)]
     assert sum(x.count("<!-- end -->") for x in texts) == sum(
@@ -78,7 +78,7 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
 
 
 def test_the_page_of_idioms_has_every_excerpt_and_its_links_lead_to_headings():
-    """docs.write, above, checks that it is up to date."""
+    """The test of docs.write above checks that it is up to date."""
     page = ROOT / "docs/idioms.md"
     text = page.read_text()
     for idiom in idioms.read_idioms(ROOT):

@@ -1,4 +1,4 @@
-"""The driver, on stand-ins for the training scripts, and on one small grid of real ones."""
+"""benchmark.sh, with stand-ins for the training scripts, and with one small grid of real ones."""
 
 import json
 import os
@@ -57,7 +57,7 @@ HANG = {"": "hang"}  # all stand-ins
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the driver, with stand-ins for the scripts and for two GPUs."""
+    """A copy of benchmark.sh, with stand-ins for the scripts and for two GPUs."""
     grids = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid.toml")]
     files = ["benchmark.sh", "setup.sh", "scripts.toml"]
     tables = ("__init__.py", "catalog.py", "sizes.toml", "environments.csv", "columns.csv")
@@ -111,7 +111,7 @@ def test_wrong_usage_gets_one_sentence(project, flags, word):
 
 
 def refuse(project, study):
-    """Return the only sentence of a plan that fails; benchmark.sh ends as it does."""
+    """Return the message of a plan that fails; benchmark.sh exits with its status."""
     words = [sys.executable, "-m", "bench.plan", "benchmark.sh", project, project / "plan", study]
     process = subprocess.run(words, cwd=project, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (2, "")
@@ -195,7 +195,7 @@ def test_a_list_can_be_pasted_and_a_dry_run_changes_nothing(project, folder):
 
 
 def test_from_another_folder_with_what_is_ones_own(project):
-    """Through a link, and though CDPATH leads to another folder of the same name."""
+    """Through a link, even if CDPATH contains another folder of the same name."""
     own = project / "own folder"
     for folder in (own / "checkout", project / "there/checkout"):
         folder.mkdir(parents=True)
@@ -221,7 +221,7 @@ def test_a_table_s_own_flags_count_more_than_its_preset_s_and_these_more_than_th
 
 # === Running ====================================================================================
 def test_the_same_command_resumes(project):
-    """What is complete counts, also of fewer repeats; what is not is set aside and begins anew."""
+    """Complete runs count, even of fewer repeats; incomplete ones are set aside and start over."""
     flags = (*TWO, "--repeats", "2")
     names = names_of(project, *flags)
     empty, killed, third, fourth = names
@@ -250,8 +250,8 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
     flags = ["--timeout", "2", "--repeats", "1", "--seed", "7", "--gpus", "0,1", "--no-report"]
     driver = bench(project, *flags, "--notes", "@first=\n5", **plans)
     assert (driver.returncode, driver.stderr) == (1, "")
-    assert len(started(project)) == 5  # one GPU does not repeat what failed on the other
-    assert not processes_in(project)  # one had left a child in a session of its own
+    assert len(started(project)) == 5  # one GPU does not repeat a run that failed on the other
+    assert not processes_in(project)  # one run had left a child in another session
     grid, *events = map(json.loads, log_of(project)[1:])
     assert (grid["event"], grid["study"], grid["runs"], grid["repeats"]) == ("grid", "quick", 5, 1)
     assert (grid["order_seed"], grid["notes"]) == (7, "@first=\n5")
@@ -276,7 +276,7 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
 
 
 def test_a_study_has_commands_at_its_begin_and_end(project):
-    """And says before it begins that it takes over two hours."""
+    """It also announces that the runs take over two hours."""
     add_grid(project, f"begin = 'begin.py'\nend = 'end.py RUNS/x RUNS'{LINEN}seconds = 7201")
     (project / "begin.py").write_text("import sys\nsys.exit('not today')")
     driver = bench(project, "mine")
@@ -295,7 +295,7 @@ def test_a_study_has_commands_at_its_begin_and_end(project):
 
 
 def test_a_long_run_goes_on_from_its_checkpoint(project):
-    """A short one starts anew: its durations must be those of one process."""
+    """A short run starts over: its durations must be those of one process."""
     linen = LINEN.replace("CartPole-v1", "@minatar")
     saving = "flags = { save-every = 20 }"
     grid = f"{linen}iterations = 20{linen}iterations = 100\n{saving}{linen}iterations = 7\n{saving}"
@@ -316,7 +316,7 @@ def test_a_long_run_goes_on_from_its_checkpoint(project):
 
 
 def test_a_full_disk_stops_the_grid(project):
-    """No run begins whose files would not have room."""
+    """No run starts if the disk has no room for its files."""
     (project / "runs/.benchmark").mkdir(parents=True)
     (project / "runs/.benchmark/space").symlink_to("/dev/full")
     driver = bench(project, *TWO, "--no-report")
@@ -331,7 +331,7 @@ def test_a_full_disk_stops_the_grid(project):
     [("SIGINT", 130, os.killpg), ("SIGTERM", 143, os.kill), ("SIGHUP", 129, os.killpg)],
 )
 def test_stopping_leaves_no_process(project, sent, status, send):
-    """A terminal's Ctrl-C or its end reaches the driver's whole process group."""
+    """Ctrl-C, or closing the terminal, signals the entire process group of benchmark.sh."""
     driver = start(project, "--gpus", "0,1", **HANG)
     wait_for(lambda: [event for event, *_ in trace(project)].count("hang") == 2)
     limits = [x.cmdline() for x in processes_in(project) if x.name() == "timeout"]
@@ -340,13 +340,13 @@ def test_stopping_leaves_no_process(project, sent, status, send):
     assert finish(driver).returncode == status
     assert driver.stderr.endswith("To continue: ./benchmark.sh --gpus 0,1\n")
     wait_for(lambda: not processes_in(project))
-    assert len(started(project)) == 2  # no other run began meanwhile
+    assert len(started(project)) == 2  # no other run started meanwhile
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("runs_dir", ["runs", "other"])
 def test_a_killed_driver_s_run_ends_alone(project, runs_dir, send):
-    """Another driver says that it waits for it, or for the machine; no run follows it."""
+    """A second benchmark.sh reports that it waits for the run, or for the machine."""
     first = start(project, *TWO, **HANG)
     wait_for(lambda: trace(project)[-1:] and trace(project)[-1][0] == "hang")
     send(first.pid, signal.SIGKILL)
@@ -367,7 +367,7 @@ def test_a_killed_driver_s_run_ends_alone(project, runs_dir, send):
 
 
 def test_two_drivers_on_two_gpus_share_a_grid(project):
-    """Each cell once, and on a GPU one run at a time: else both measurements would be spoilt."""
+    """Each cell runs once, and one run at a time per GPU, so that measurements are undisturbed."""
     gpus = ("0", "GPU-8f3c7e21-0b7d")
     flags = (*TWO, "--repeats", "4", "--no-report", "--gpus", ",".join(gpus))
     drivers = [start(project, *flags, **{"": "0.7"}) for _ in range(2)]
@@ -381,7 +381,7 @@ def test_two_drivers_on_two_gpus_share_a_grid(project):
 
 
 def test_killed_at_random_moments(project):
-    """The driver, its runs or both; KILLS=100 does what the default does more often."""
+    """Kill benchmark.sh, its runs or both; KILLS=100 does so more often."""
     flags = (*TWO, "--repeats", "4", "--no-report")
     rng = random.Random(1)
     for _ in range(int(os.environ.get("KILLS", "4"))):
@@ -392,7 +392,7 @@ def test_killed_at_random_moments(project):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         with suppress(subprocess.TimeoutExpired):
-            driver.wait(0.1)  # to the driver's workers, it would live on as a zombie
+            driver.wait(0.1)  # otherwise the workers would see it as a zombie
         finish(driver)
     succeed(project, *flags)
     assert completed(project) == sorted(names_of(project, *flags))
@@ -403,13 +403,13 @@ def test_killed_at_random_moments(project):
 
 # === W&B, and real scripts ======================================================================
 def without_settings(project):
-    """An environment in which no settings of W&B count."""
+    """An environment without settings of W&B."""
     env = environment(project) | {"HOME": str(project), "NETRC": str(project / "netrc")}
     return {name: x for name, x in env.items() if not name.startswith("WANDB_")}
 
 
 def test_groups_and_notes(project):
-    """Online where a server accepts the key, for which a module stands in."""
+    """Online if the server, which a module simulates, accepts the key."""
     (project / "wandb.py").write_text("def login(verify):\n    return verify\n")
     flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
     another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}
@@ -422,7 +422,7 @@ def test_groups_and_notes(project):
 
 
 def test_a_small_real_grid(tmp_path):
-    """Of a script and of a copy under another name, offline, to its report."""
+    """A script and a copy with another name, offline, up to the report."""
     shutil.copy(ROOT / "ppo_linen.py", tmp_path / "mine.py")
     runs = tmp_path / "runs"
     flags = ("--scripts", f"linen,{tmp_path}/mine.py", "--iterations", "1", "--track")
@@ -436,7 +436,7 @@ def test_a_small_real_grid(tmp_path):
     place = said.index(f"Report: {runs}/report/report.html")
     send, end = said[place - 2 : place]
     assert end == f"Runs complete: 2 of 2, in {runs}."
-    # The last is the answer: a sentence, then the table.
+    # The last part is the answer: a sentence, then the table.
     assert said[place + 2].startswith("On CartPole-v1, 1 iteration took ")
     assert [line.split()[0] for line in said[-2:]] == ["ppo_linen", "mine"]
     what, _, command = send.partition(": ")

@@ -1,4 +1,4 @@
-"""setup.sh, with a stand-in for Python that only notes what to install; and bench/machine.py."""
+"""setup.sh, with a stand-in for Python that only records what to install; and bench/machine.py."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_without_a_compiler_or_pythons_headers_a_line_says_what_will_not_run(pro
 
 
 def test_an_nvidia_gpu_gets_the_cuda_requirements(project):
-    """And what SETUP_WITH names comes on top."""
+    """SETUP_WITH names additional packages."""
     add_tool(project, "nvidia-smi", "#!/bin/bash\n")
     assert setup(project, SETUP_WITH="tune")[0] == 0
     files = ("requirements-cuda.txt", "requirements-tune.txt")
@@ -123,7 +123,7 @@ def test_the_lock_has_every_requirement_at_its_version():
 
 # === What benchmark.sh tells a run of its machine ===============================================
 def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
-    """What a tool says as it fails is no answer, wherever it says it."""
+    """The output of a tool that fails is ignored, on stdout and on stderr."""
     script = tmp_path / "ppo_mine.py"
     script.write_text("")
 

@@ -1,4 +1,4 @@
-"""VecEnv and rollout: what a transition means, on every environment of the benchmark."""
+"""VecEnv and rollout: the meaning of a transition, in every environment of the benchmark."""
 
 from functools import cache
 from typing import Any
@@ -33,7 +33,7 @@ ENV_IDS = {  # obs_shape and num_actions
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_shapes_and_types_never_change(env_id):
-    """The state that goes into step comes out alike: one compilation serves every step."""
+    """step returns a state with the same shapes and types, so it compiles only once."""
     env = ppo_linen.VecEnv(env_id, 3)
     assert (env.obs_shape, env.num_actions) == ENV_IDS[env_id]
     obs, state = jax.eval_shape(env.reset, jax.random.key(0))
@@ -61,7 +61,7 @@ def test_environments_differ_from_each_other_and_between_seeds():
 
 @cache
 def two_rollouts(name):
-    """Of CartPole, by an agent that prefers action 1: its weights, 128 steps of 4 environments."""
+    """Weights of an agent that prefers action 1 in CartPole, and 128 steps of 4 environments."""
     learner = make_learner(name, num_steps=64)
     weights = learner.get_weights()
     kernel, _ = weights["actor"][-1]
@@ -74,11 +74,11 @@ def two_rollouts(name):
 
 @pytest.mark.parametrize("name", ROLLOUTS)
 def test_transitions(name):
-    """CartPole without its auto-reset, replayed one environment at a time, is what was stored."""
+    """Storage equals CartPole without auto-reset, replayed one environment at a time."""
     _, storage = two_rollouts(name)
     done = storage.terminated | storage.truncated
     assert done.any() and not done.all()
-    # The observation carries on, over the border of two rollouts too, unless an episode ended.
+    # Observations continue, also between two rollouts, unless an episode ended.
     same = (storage.next_obs[:-1] == storage.obs[1:]).all(-1)
     np.testing.assert_array_equal(same, ~done[:-1])
     assert (np.abs(storage.obs[1:][done[:-1]]) <= 0.05).all()  # CartPole starts near the middle
@@ -105,7 +105,7 @@ def test_transitions(name):
 
 @pytest.mark.parametrize("name", ROLLOUTS)
 def test_actions_are_drawn_from_the_policy(name):
-    """512 draws, within five standard errors of their chances, of which all are about 0.73."""
+    """512 draws agree with their probabilities, about 0.73, within five standard errors."""
     weights, storage = two_rollouts(name)
     logits = reference.forward(weights["actor"], storage.obs.reshape(-1, 4))
     log_probs = reference.log_softmax(logits)

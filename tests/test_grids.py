@@ -1,4 +1,4 @@
-"""What benchmark.sh lists: as many runs as promised, in a fair order, that the scripts take."""
+"""The runs that benchmark.sh lists: their number and order, and that scripts accept them."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ def env(tmp_path_factory):
 
 
 def cell_of(name):
-    """What a run's name says; a label may be missing."""
+    """Parse the name of a run; the label is optional."""
     *label, environment, size, script, iterations, seed = name.split("__")
     cell = {"label": "".join(label), "env": environment, "size": size, "script": script}
     cell["iterations"] = int(iterations.removesuffix("it"))
@@ -33,7 +33,7 @@ def cell_of(name):
 
 
 def test_help_says_what_a_study_has(env):
-    """A grid's first line says how many runs its other lines come to."""
+    """The first line of a grid states its number of runs."""
     every = succeed(ROOT, "--help-all", env=env)
     assert every.startswith(succeed(ROOT, "--help", env=env))
     said = re.findall(r"^  (\w+) .*: (\d+) runs, ", every, re.MULTILINE)
@@ -55,7 +55,7 @@ def test_longer_runs_are_said_to_take_longer(env):
 
 
 def test_a_seed_shuffles_whole_blocks(env, tmp_path):
-    """Nothing else decides, or Slurm would find other runs."""
+    """Only the arguments determine the list, so that all Slurm jobs agree."""
     phases = ("phases", "--repeats", "2")
     order = names_of(ROOT, *phases, env=env)
     cells = [cell_of(name) for name in order]
@@ -70,11 +70,11 @@ def test_a_seed_shuffles_whole_blocks(env, tmp_path):
     own = env | {"VENV": str(tmp_path / "linen")}
     same = names_of(ROOT, *phases, *flags, "--to=4", env=own)
     assert same == [name for name in order if "linen" in name][2:4]
-    # There a repeat is one block, and no two repeats share the seed of an agent.
+    # A repeat is one block, and no two repeats share the seed of an agent.
     agents = [cell_of(name) for name in names_of(ROOT, "agents", env=env)]
     assert [(x["seed"] - 1) // 1000 for x in agents] == [0] * 35 + [1] * 35 + [2] * 35
     assert len(list(groupby(agents[:35], lambda x: x["label"]))) > 15
-    # Of one's own, each cell is there once.
+    # With custom runs, each cell appears once.
     flags = "--scripts ppo_torch.py,linen,ppo_linen.py --sizes small,large --repeats=2"
     names = names_of(ROOT, *flags.split(), env=env)
     assert len(set(names)) == len(names) == 2 * 2 * 2
@@ -92,7 +92,7 @@ def test_a_row_keeps_iterations_of_its_own(env):
     "study", ["throughput", "phases", "dqn", "doors", "agents", "minatar", "gpu"]
 )
 def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
-    """As they parse them, the commands say what the names of the runs do."""
+    """The parsed flags of the commands agree with the names of the runs."""
     kinds = {}  # one command of each
     for line in succeed(ROOT, study, "--list", env=env).splitlines():
         cell = cell_of(line.split()[-1])
@@ -106,7 +106,7 @@ def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
         while words[0] == "-m":
             assert (ROOT / f"{words[1].replace('.', '/')}.py").is_file()
             words = words[2:]
-        name = "ppo_linen_vmap"  # whose arguments one_scan has
+        name = "ppo_linen_vmap"  # one_scan has the same arguments
         if script != "one_scan":
             name = script if script in ROWS else f"ppo_{script.removesuffix('-none')}"
             assert words.pop(0) == str(path_of(name).relative_to(ROOT))
@@ -135,7 +135,7 @@ def test_without_an_environment_scripts_race_in_one_that_takes_their_actions(env
 
 
 def test_tracked_are_all_runs_but_those_side_by_side(env):
-    """W&B could not tell them from runs that had the machine for themselves."""
+    """In W&B they would look like runs on an otherwise idle machine."""
     assert " --track " not in succeed(ROOT, "agents", "--list", env=env)
     for line in succeed(ROOT, "agents", "--track", "--list", env=env).splitlines():
         assert (" --track " in line) == ("side_by_side" not in line)
@@ -150,7 +150,7 @@ def test_the_gpus_steps_have_each_run_of_their_grid_once(env):
 
 
 def test_devices_start_one_training_on_as_many(env):
-    """In PyTorch by torchrun, in JAX by a variable; their names tell such runs from others."""
+    """PyTorch uses torchrun, JAX a variable; the names of these runs differ from others."""
     flags = ("--scripts", "linen_sharded,torch_ddp", "--devices", "2")
     lines = succeed(ROOT, *flags, "--list", env=env).splitlines()
     jax, torch = sorted((shlex.split(x) for x in lines), key=len)

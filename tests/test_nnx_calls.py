@@ -1,4 +1,4 @@
-"""The study of what a call costs in Flax NNX, and the page about PPO in NNX.
+"""The study of the cost of a call in Flax NNX, and the page about PPO in NNX.
 
 Its table stands in the study's page; test_docs.py compares each number with what the code gives.
 """
@@ -33,7 +33,7 @@ def test_the_figure_is_drawn(tmp_path):
 
 # === docs/nnx.md ================================================================================
 def test_excerpts_are_what_the_scripts_have():
-    """Above a block of Python stands the file that has its lines, at some indentation."""
+    """Above each Python block is the name of the file that contains its lines."""
     page = (ROOT / "docs/nnx.md").read_text()
     blocks = re.findall(r"From (ppo_\w+\.py):\n\n```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == page.count("```python") > 0

@@ -58,7 +58,7 @@ def test_gae_equals_the_loop(name, num_steps, flags):
 
 @pytest.fixture(scope="module", params=product(stand_ins("Update"), FLAGS), ids=" ".join)
 def learner(request):
-    """One for all tests of a script and flags, since making it takes seconds."""
+    """Share a learner between the tests of a script and flags: making one takes seconds."""
     name, flags = request.param
     learner = make_learner(name, total_timesteps=64, **FLAGS[flags])
     learner.initial_weights = learner.get_weights()
@@ -84,7 +84,7 @@ def test_loss_and_gradient_equal_numpy(learner):
 
 
 def test_update_equals_numpy(learner):
-    """If annealed, from the full learning rate to an eighth; the next update is told zero."""
+    """With annealing, from the full learning rate to an eighth; that of the next update is zero."""
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)
@@ -93,12 +93,12 @@ def test_update_equals_numpy(learner):
     actual = reference.flatten(learner.get_weights())
     np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
     assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
-    # More steps than the schedule has, as after --resume with fewer epochs: it does not turn.
+    # More steps than in the schedule, as after --resume with fewer epochs: it stays at zero.
     assert learner.update(storage, 5)["charts/learning_rate"] > -1e-9
 
 
 def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():
-    """With layers so wide that it shows in which order the gradient's norm is summed."""
+    """With layers so wide that the order of summation of the gradient norm matters."""
     weights = random_weights(3, OBS_DIM, (64, 64), NUM_ACTIONS)
     first: list[Any] = []
     for name in stand_ins("Update", JAX_SCRIPTS):
@@ -114,7 +114,7 @@ def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():
 
 
 def test_shuffle():
-    """An order holds each index once, and every index is as likely in every minibatch."""
+    """Permutations contain each index once, and each minibatch draws all indices equally often."""
     shuffles = [importlib.import_module(name).shuffle for name in JAX_SCRIPTS]
     assert len({inspect.getsource(x) for x in shuffles}) == 1
     shuffle = shuffles[0]

@@ -1,4 +1,4 @@
-"""race.py: programs that run interleaved, that no process is left, and what the turns say."""
+"""race.py: interleaving, cleanup of processes, and the analysis of turns."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from analysis.stats import Interval
 from bench.interleave import Program
 
 ROOT = Path(__file__).resolve().parents[1]
-# A program that prints a line each so many seconds, and has a worker in a session of its own.
+# A program that prints a line periodically, with a worker in another session.
 TICKER = """
 import subprocess, sys, time
 seconds, times = float(sys.argv[1]), int(sys.argv[2])
@@ -39,14 +39,14 @@ def ticker(tmp_path):
 
 
 def start(folder, *words):
-    """race.py in a folder that gets its file of turns."""
+    """race.py in a folder to which it writes its turns."""
     command = [sys.executable, ROOT / "race.py", "--out", folder / "turns.jsonl", *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
 
 
 def race(folder, *words):
-    """Race to the end: exit status, what was printed, what was said of errors."""
+    """Run a race to the end; return exit status, output and errors."""
     process = start(folder, *words)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
@@ -62,7 +62,7 @@ def is_guard(process):
 
 
 def racers_of(process):
-    """The processes that race.py has started, without its guard."""
+    """Return the processes that race.py has started, without its guard."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
         return [x for x in family if not is_guard(x)]
@@ -120,7 +120,7 @@ def test_steps_of_other_programs_make_them_comparable(tmp_path, ticker):
     (found,) = races.read(tmp_path / "turns.jsonl")
     assert found.info["steps"] == [10, 20]
     (ratio,) = found.ratios().values()
-    assert ratio.estimate == pytest.approx(1, rel=0.1)  # twice the time for twice the steps
+    assert ratio.estimate == pytest.approx(1, rel=0.1)  # 2x the time for 2x the steps
     status, _, err = race(tmp_path, *programs, "--steps", "1", "2", "3")
     assert status == 2 and "--steps: 3 numbers for 2 programs with @TEXT" in err
 
@@ -215,7 +215,7 @@ def test_what_is_mistyped_is_one_sentence(programs, reason, tmp_path):
 
 # === Studies ====================================================================================
 def write_study(folder, *races):
-    """races.toml with these races: a name, and seconds that a line of each program takes."""
+    """Write races.toml with these races: a name, and seconds per line of each program."""
     lines = []
     for name, *ticks in races:
         lines += ["[[races]]", f"name = {name!r}", "turns = 12", "seconds = 0.05", "within = 9.0"]
@@ -225,7 +225,7 @@ def write_study(folder, *races):
 
 
 def race_study(folder):
-    """race.py --study, to the end: exit status, what was printed, what was said of errors."""
+    """Run race.py --study to the end; return exit status, output and errors."""
     command = [sys.executable, ROOT / "race.py", "--study", folder]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
@@ -236,7 +236,7 @@ def test_a_study_makes_the_races_that_it_lacks(tmp_path, ticker):
     write_study(tmp_path, ("one", fast, slow), ("broken", fast, broken), ("two", slow, fast))
     status, out, err = race_study(tmp_path)
     assert status == 1 and "race.py: broken: " in err and "is left out" in err
-    found = races.named(tmp_path / "races.jsonl")  # nothing of the one that failed
+    found = races.named(tmp_path / "races.jsonl")  # nothing from the failed race
     assert list(found) == ["one", "two"]
     assert found["one"].info["programs"] == ["a", "b"]
     assert found["one"].ratios()["b"].estimate > 1.5 and found["two"].ratios()["b"].estimate < 0.7
@@ -281,7 +281,7 @@ def test_a_wrong_study_is_one_sentence(text, reason, tmp_path):
 
 # === What turns say =============================================================================
 def made_race(*programs):
-    """A race of programs whose times are given, turn by turn."""
+    """Return a race with the given times per turn."""
     names = [str(i) for i in range(len(programs))]
     info = {"programs": names, "discarded": 0, "args": {"within": 0.03}}
     turns = [
@@ -311,7 +311,7 @@ def test_turns_that_do_not_count_and_programs_that_are_missing():
     found.info["discarded"] = 2
     assert list(found.times().columns) == ["0", "1", "2"]
     ratios = found.ratios()
-    assert ratios["1"] == pytest.approx((2, 2, 2))  # the turn that the first has not is not paired
+    assert ratios["1"] == pytest.approx((2, 2, 2))  # a turn without the first program is not paired
     assert ratios["2"].estimate == pytest.approx(3) and np.isnan(ratios["2"].low)
 
 
@@ -354,7 +354,7 @@ def bursts(rng, n):
 
 
 def drift(rng, n):
-    """The machine's speed walks at random, and the order of turns alternates."""
+    """The speed of the machine is a random walk, and the order of turns alternates."""
     speed = np.cumsum(rng.normal(0, 0.02, 2 * n)).reshape(n, 2)
     return (speed[:, 1] - speed[:, 0]) * np.where(np.arange(n) % 2, -1, 1)
 

@@ -140,7 +140,7 @@ def test_a_flag_makes_a_wider_network(tmp_path):
 
 @pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
 def test_target_kl_stops_after_an_epoch(framework, place, copy_of, tmp_path):
-    """A huge --target-kl changes nothing; a negative one leaves one of two epochs."""
+    """A huge --target-kl has no effect; a negative one stops after one of two epochs."""
     heading = "Change the loss, or stop an epoch early"
     code = blocks("extend", heading, "diff")[place]
     copy = copy_of(f"ppo_{framework}", f"kl_{framework}", edited, code)
@@ -148,7 +148,7 @@ def test_target_kl_stops_after_an_epoch(framework, place, copy_of, tmp_path):
     far = metrics(train(copy, tmp_path, "far", "--target-kl", 1e9, iterations=3))
     assert [row.pop("charts/epochs") for row in far] == [2, 2, 2]
     assert_alike(far, metrics(train(script, tmp_path, "whole", iterations=3)))
-    # The KL divergence is never below 0, and it is 0 but for rounding in the first minibatch.
+    # The KL divergence is at least 0, and 0 up to rounding in the first minibatch.
     near = metrics(train(copy, tmp_path, "near", "--target-kl", -1, *ONE_EPOCH[:1], iterations=3))
     assert [row.pop("charts/epochs") for row in near] == [1, 1, 1]
     if framework == "linen":  # in PyTorch, one permutation less changes the next actions

@@ -1,6 +1,6 @@
-"""The scripts as texts: what must be the same is the same, what differs stays small, all is plain.
+"""The source of the scripts: identical sections, small diffs, simple code.
 
-A diff's budget is what was reached; who adds lines to a diff takes others out.
+The budget of a diff is its current size; to add lines to a diff, remove others.
 """
 
 import ast
@@ -50,7 +50,7 @@ def test_every_script_has_a_row_and_every_row_a_script():
     for name, row in ROWS.items():
         assert set(row) == set(catalog.FIELDS)
         assert name.startswith(f"{row['algorithm']}_")
-        # As many as the script takes by its own arguments, which its first class has.
+        # The first class of a script contains its arguments.
         num_envs = re.search(r"^    num_envs: int = (\d+)", read(name), re.M)
         num_steps = re.search(r"^    num_steps: int = (\d+)", read(name), re.M)
         assert num_envs and num_steps and row["steps"] == int(num_envs[1]) * int(num_steps[1])
@@ -74,23 +74,23 @@ def test_main(name):
 
 @pytest.mark.parametrize("name", [x for x in ROWS if x.endswith("_gymnasium")])
 def test_a_resumed_run_begins_with_other_episodes(name):
-    """By the iteration; with the seeds of the start it would see those again that it has seen."""
+    """Seeds depend on the iteration; otherwise episodes would repeat after a resume."""
     assert "env.reset(iteration)" in sections(read(name))["Training"]
 
 
 def test_shared_sections_are_the_same_to_the_letter():
-    """A script that must have a section of its own leaves the group: but() in tools/sections.py."""
+    """To give a script a different section, exclude it with but() in tools/sections.py."""
     assert not differences(), "python -m tools.sections shows where; see CONTRIBUTING.md, step 5"
 
 
 @pytest.mark.parametrize("name", [x for x in PPO_SCRIPTS if ROWS[x]["framework"] != "torch"])
 def test_in_jax_an_iteration_has_a_key_of_its_own(name):
-    """By its number alone, so a run with one key for all would resume, and learn, as any other."""
+    """Keys depend only on the number of the iteration, so a resumed run uses the same ones."""
     assert "fold_in(key, iteration)" in sections(read(name))["Training"]
 
 
 def having(wanted, *words):
-    """The scripts with all of the words in their rows that have such a function or class."""
+    """Return the scripts that match all words and contain this function or class."""
     definition = re.compile(rf"^(def|class) {wanted}\(", re.M)
     return [name for name in scripts(*words) if definition.search(read(name))]
 
@@ -103,7 +103,7 @@ def having(wanted, *words):
         ("set_rng_state", having("set_rng_state", "torch")),
         ("compile_graph", having("compile_graph")),
         ("capture", having("capture")),
-        ("Adam", but(having("Adam"), "ppo_torch_vmap")),  # whose Adam is of many agents
+        ("Adam", but(having("Adam"), "ppo_torch_vmap")),  # its Adam trains many agents
         ("epoch", but(having("epoch", "torch"), "ppo_torch_vmap")),
         ("learning_rate_after", having("learning_rate_after")),
         ("make_schedule", having("make_schedule", "ppo")),
@@ -167,12 +167,12 @@ def test_diff_budgets(first, second, budget):
 
 
 # === Plain ======================================================================================
-# What ruff lets through: f(x := 1), a = b = 1, {**a, "b": 1}, f(**{"a": 1}), a == b != c.
+# Not caught by ruff: f(x := 1), a = b = 1, {**a, "b": 1}, f(**{"a": 1}), a == b != c.
 TWO_THOUGHTS = re.compile(r":=|^ *[\w.]+ = [\w.]+ = |\{\*\*|\*\*\{| [!=]= \S+ [!=]= ", re.M)
 
 
 def depth(node):
-    """How deep functions nest."""
+    """Return the nesting depth of functions."""
     inner = max(map(depth, ast.iter_child_nodes(node)), default=0)
     return inner + isinstance(node, ast.FunctionDef)
 
@@ -203,7 +203,7 @@ def test_nothing_is_unpickled(name):
 
 # === Imports ====================================================================================
 def imports(path):
-    """The first parts of all module names that a file imports, anywhere."""
+    """Return the top-level packages that a file imports, anywhere."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -215,14 +215,14 @@ def imports(path):
 
 @EACH
 def test_imports_no_file_of_this_project_and_nothing_that_a_system_lacks(name):
-    """Of Windows and macOS; psutil's wheels are not there for all, nor is any command."""
+    """Windows and macOS lack some wheels, such as those of psutil, and some commands."""
     banned = {"fcntl", "resource", "pwd", "grp", "psutil", "subprocess"}
     banned |= {"analysis", "envs", "tests", "evaluate", "tune", *ROWS}
     assert not imports(path_of(name)) & banned
 
 
 def test_pytorch_with_environments_in_numpy_needs_no_jax(tmp_path):
-    """Nor does what it imports."""
+    """This includes its imports."""
     names = [*scripts("torch", "Gymnasium"), *scripts("torch", "continuous, Gymnasium")]
     names += scripts("torch", "images")
     code = f"import sys, {', '.join(names)}; sys.exit('jax' in sys.modules)"
@@ -238,9 +238,9 @@ def requirements(file="requirements.txt"):
 
 
 def packages_of(path):
-    """By the names that requirements.txt has for them."""
+    """Return the packages by their names in requirements.txt."""
     packages = imports(path) - sys.stdlib_module_names
-    packages |= {"six"} if "gymnax" in packages else set()  # gymnax imports it, and does not say so
+    packages |= {"six"} if "gymnax" in packages else set()  # an undeclared dependency of gymnax
     return {"pillow" if package == "PIL" else package for package in packages}
 
 
@@ -249,14 +249,14 @@ EVALUATE = ROOT / "evaluate.py"
 
 @pytest.mark.parametrize("path", [*map(path_of, ROWS), EVALUATE], ids=lambda path: path.stem)
 def test_the_metadata_block_is_what_the_script_imports(path):
-    """PEP 723: exactly the packages that it imports, in the tested versions.
+    """PEP 723 blocks list exactly the imported packages, in the tested versions.
 
-    evaluate.py imports the runs' scripts, of which its block serves Flax's.
+    evaluate.py imports the script of a run; its block covers the Flax scripts.
     """
     block = path.read_text().removeprefix("# /// script\n").partition("# ///\n")[0]
     metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
     assert metadata["requires-python"] == ">=3.11"
-    packages = packages_of(path) - {"minatar"}  # GPL: not among our requirements
+    packages = packages_of(path) - {"minatar"}  # GPL, so not in our requirements
     if path == EVALUATE:
         packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"pygame-ce"}
     named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # robots, an extra

@@ -1,7 +1,7 @@
-"""The studies' own tables, figures and measurements.
+"""Tables, figures and measurements of studies.
 
-The tables of the committed studies stand in their pages, and test_docs compares each number with
-what the code gives. Here is what those studies do not have.
+test_docs.py compares the tables of the committed studies with their pages. These tests cover cases
+that do not occur there.
 """
 
 import importlib
@@ -68,12 +68,12 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
 
 # === Races ======================================================================================
 def listed_race(path, name, steps=(), /, **seconds):
-    """Write a race of a study: ten turns, with these steps and seconds per line of each program."""
+    """Write a race of a study: ten turns, with steps and seconds per line of each program."""
     info = {"programs": list(seconds), "discarded": 0, "args": {}, "listed": {"name": name}}
     info["steps"] = list(steps)
     lines: list[Any] = [info]
     for turn, (program, each) in product(range(10), enumerate(seconds.values())):
-        speed = 1 + turn  # of the machine
+        speed = 1 + turn  # speed of the machine
         row = {"turn": turn, "program": program, "iterations": 2, "seconds": 2 * each * speed}
         lines.append(row)
     with open(path, "a") as file:
@@ -83,7 +83,7 @@ def listed_race(path, name, steps=(), /, **seconds):
 
 def test_a_races_tables(tmp_path):
     path = listed_race(tmp_path / "races.jsonl", "one, small", a=9.0, b=9.0)
-    listed_race(path, "one, small", a=0.002, b=0.004)  # held again
+    listed_race(path, "one, small", a=0.002, b=0.004)  # repeated
     listed_race(path, "one, large", a=0.2, c=0.1)
     listed_race(path, "two", a=1.0, b=1.0)
     assert tables.race_table(path, "one, small").cells.to_numpy().tolist() == [
@@ -130,7 +130,7 @@ def test_simulators_are_compared_by_the_same_way_of_stepping(tmp_path):
 
 # === Simulators =================================================================================
 def test_a_step_takes_as_long_as_its_name_says():
-    """On top of a step of Slow0; the least of many, since a busy machine only adds."""
+    """Relative to a step of Slow0; the minimum of many steps, because other load only adds time."""
 
     def least(name, steps):
         env = gymnasium.make(f"studies.simulators.slow:{name}").unwrapped
@@ -168,7 +168,7 @@ def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monk
 
 # === GPU ========================================================================================
 def made_up_race(path, programs, *rounds):
-    """Seconds of an iteration of each program, in each round; the first round does not count."""
+    """Return seconds per iteration of each program and round; the first round is discarded."""
     lines: list[dict[str, Any]] = [
         {"programs": [f"short {x}" for x in programs], "discarded": 1},
     ]
@@ -183,7 +183,7 @@ def made_up_race(path, programs, *rounds):
 
 
 def test_races_of_the_same_programs_are_one(tmp_path):
-    """The pair of a ratio is of one turn: here both programs are slow in the same ones."""
+    """Ratios are paired by turn: here both programs are slow in the same turns."""
     path = tmp_path / "races.jsonl"
     pair = ["a.py", "b.py --env-id X"]
     made_up_race(path, ["a.py", "other.py"], (1.0, 1.0))
@@ -204,7 +204,7 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
         line = {"global_step": 10, "solved": 225, "steps": 9, "optimal": 9, "seconds": 1.23456}
         lines = [json.dumps(line | {"iteration": x}) for x in (2, 5)]
         (run / "layouts.jsonl").write_text("\n".join(lines))
-        seconds = (9.0, 1.0, 2.0, 7.0, 3.0)  # of iterations 0, 1, and 2, 3, 4
+        seconds = (9.0, 1.0, 2.0, 7.0, 3.0)  # iterations 0, 1, and 2, 3, 4
         log = [json.dumps({"iteration": i, "time/iteration": x}) for i, x in enumerate(seconds)]
         (run / "metrics.jsonl").write_text("\n".join(log))
         info: dict[str, Any] = {"script": "dqn_linen", "args": {"seed": 1}}
@@ -233,7 +233,7 @@ def test_every_way_takes_all_steps(way):
 
 @pytest.mark.parametrize("how", ["vector", "envpool"])
 def test_what_steps_cartpole_in_its_own_way_restarts_those_that_ended_alone(how):
-    """Each step is that of Gymnasium's CartPole, put where it was."""
+    """Each step equals one of Gymnasium's CartPole from the same state."""
     if how == "envpool":
         pytest.importorskip("envpool")
     env, ends = OtherVecEnv(how, 4, seed=1), 0
@@ -293,7 +293,7 @@ def test_the_rest_of_an_update_and_its_times_over_the_products(tmp_path):
 # === MinAtar ====================================================================================
 def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
     data = load(ROOT / "studies/minatar/speed")
-    runs = data.runs.assign(steady=data.runs["seed"] * 5.0)  # a millisecond a frame, or twice that
+    runs = data.runs.assign(steady=data.runs["seed"] * 5.0)  # a millisecond per frame, or two
     runs.loc[runs["mode"] != minatar.JAX, "steady"] *= 2
     save(data._replace(runs=runs), tmp_path)
     lines = [{"seed": x, "ms_per_learning_frame": 4 * x} for x in runs["seed"].unique().tolist()]
@@ -305,7 +305,7 @@ def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
 
 # === Devices ====================================================================================
 def test_brax_compares_pairs_within_a_round(tmp_path):
-    """Each round on a machine of another speed; the pair is what ran one after the other."""
+    """Each round has a different machine speed; pairs ran one after the other."""
     path = tmp_path / "many.jsonl"
     lines = []
     for speed in (1, 2, 3):

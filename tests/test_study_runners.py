@@ -1,4 +1,4 @@
-"""The programs of studies: agents side by side, Doors' evaluation, the peers."""
+"""Programs of the studies: agents side by side, the evaluation in Doors, other libraries."""
 
 import importlib
 import json
@@ -38,7 +38,7 @@ def run_side_by_side(tmp_path, *words, **variables):
 
 
 def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path, compiled):
-    """Their folder has a run.json, too, by which benchmark.sh knows that all are complete."""
+    """Their folder also has a run.json, which tells benchmark.sh that all are complete."""
     words = ["ppo_linen.py", *SMALL.split(), "--total-timesteps", "512"]
     words += ["--seed", "7", "--run-name", "both"]
     process = run_side_by_side(tmp_path, *words, **compiled)
@@ -51,7 +51,7 @@ def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path, compile
     assert runs["process"].max() <= own["seconds"]
     assert runs["peak_host_bytes"].sum() == own["peak_host_bytes"]
     assert set(runs["mode"]) == {f"ppo_linen, {cores} side by side"}
-    assert set(runs["cores"]) == {3}  # what benchmark.sh says of the machine is kept
+    assert set(runs["cores"]) == {3}  # the machine data of benchmark.sh is kept
 
 
 def test_processes_of_which_one_fails_are_no_run(tmp_path):
@@ -94,7 +94,7 @@ def test_killed_it_leaves_no_process(number, tmp_path):
     while len(children) < len(side_by_side.usable_cores()):
         assert process.poll() is None
         found = psutil.Process(process.pid).children()
-        # Before it is that, the process is setpriv's or taskset's.
+        # At first, the process is setpriv or taskset.
         words = [sys.executable, "-m", "studies.agents.peak"]
         children = [x for x in found if x.cmdline()[:3] == words]
     process.send_signal(number)
@@ -115,7 +115,7 @@ def test_one_scan_computes_what_vmap_does(tmp_path):
         logs.append([pd.read_json(x / "metrics.jsonl", lines=True) for x in paths])
     for one, other in zip(*logs, strict=True):
         same = [x for x in one if not x.startswith("time/") and x != "charts/SPS"]
-        # equal but for rounding: a program compiled as a whole adds up in another order
+        # equal up to rounding: one compiled program sums in another order
         ours, theirs = (x[same].astype(float) for x in (one, other))
         np.testing.assert_allclose(theirs, ours, rtol=1e-3, atol=1e-4)
         seconds = other["time/iteration"].to_numpy()
@@ -127,7 +127,7 @@ def test_one_scan_computes_what_vmap_does(tmp_path):
 
 # === Doors ======================================================================================
 def test_the_evaluation_counts_layouts_and_steps():
-    """Of an agent that rests once and then goes up: in the three gaps' columns it gets there."""
+    """An agent that waits once and then goes up reaches the goal in the columns of the gaps."""
     calls = []
 
     def policy(obs):
@@ -139,7 +139,7 @@ def test_the_evaluation_counts_layouts_and_steps():
 
 @pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch_gymnasium"])
 def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_path, monkeypatch):
-    """Every five iterations and at the end, off the clock."""
+    """Every five iterations and at the end, without affecting durations."""
     script = importlib.import_module(name)
     monkeypatch.setattr(script, "RunLog", script.RunLog)
     squares, seen = np.eye(45, dtype=np.float32), []
@@ -160,7 +160,7 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
     info = json.loads((tmp_path / "doors-4__it/run.json").read_text())
     assert info["ended"] - info["started"] < lasted
     settings = {"gamma": 0.95, "double_q": True, "train_frequency": 32, "hidden_sizes": [8]}
-    assert settings.items() <= info["args"].items()  # those of doors, but for a flag
+    assert settings.items() <= info["args"].items()  # those of doors, except for a flag
     rows = gather(tmp_path)
     assert rows["iteration"].tolist() == [5, 10, 12]
     assert rows["global_step"].tolist() == [640, 1280, 1536]
@@ -169,7 +169,7 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
 
 
 # === Peers ======================================================================================
-# A library that does nothing, in the order that Stable-Baselines3 calls a callback.
+# A dummy library that calls callbacks in the order of Stable-Baselines3.
 LIBRARY = """
 import json, os, sys
 from types import ModuleType, SimpleNamespace
@@ -206,13 +206,13 @@ for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.com
 """
 
 
-# Where a library has another name for it.
+# Different name in this library.
 NAMES = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
 NAMES["clip_coef"] = "clip_range"
 
 
 def run_peer(file, tmp_path, *flags):
-    """Train with the library that does nothing; the run as the analysis reads it, and the call."""
+    """Train with the dummy library; return the run as loaded by the analysis, and the call."""
     (tmp_path / "library.py").write_text(LIBRARY)
     code = f"import library, runpy, sys; sys.path[0] = {str(file.parent)!r}\n"
     code += f"runpy.run_path({str(file)!r}, run_name='__main__')"
@@ -253,7 +253,7 @@ def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, tmp
         assert policy["net_arch"] == {"pi": [8], "vf": [8]}
 
 
-# The file of another repository that a peer runs, as short as it can be.
+# A minimal file of another repository.
 CLEANRL = """
 import sys
 
@@ -274,7 +274,7 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
         subprocess.run([*git, *words], check=True)
     commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
     monkeypatch.syspath_prepend(ROOT / "studies/peers")
-    monkeypatch.chdir(tmp_path)  # and back: the peer goes to its run's folder
+    monkeypatch.chdir(tmp_path)  # and back: it changes to the run folder
     peer = importlib.import_module("ppo_cleanrl")
     words = ["--checkout", str(tmp_path / "checkout"), "--runs-dir", str(tmp_path / "runs")]
     words = ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)]

@@ -1,7 +1,7 @@
-"""tune.py on stand-ins for a script and for evaluate.py, killed and stopped, and a real study.
+"""tune.py with stand-ins for a script and evaluate.py, killed and stopped, and a real study.
 
-tune.py takes seconds to import what it needs. So its commands run in processes that a server
-forks, which has imported all that before.
+The imports of tune.py take seconds, so its commands run in processes forked from a server that
+has already imported everything.
 """
 
 import ast
@@ -59,11 +59,11 @@ def begin(project, words, env, patch):
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(project / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(project)
-    os.environ.pop("PYTHONSAFEPATH", None)  # which the server has, if an async test started it
+    os.environ.pop("PYTHONSAFEPATH", None)  # set in the server if an async test started it
     os.environ.update(env)
     sys.argv = ["tune.py", *words]
-    tune.HERE = project  # where the stand-in for evaluate.py is
-    tune.draw = lambda *_: None  # it takes longer than all else
+    tune.HERE = project  # folder of the stand-in for evaluate.py
+    tune.draw = lambda *_: None  # the slowest part
     if patch:
         patch()
     tune.main(*tune.parse_args())
@@ -88,11 +88,11 @@ def run(project, *words, **options):
 
 
 def processes_in(project):
-    """What this test's commands started, and has not ended; another may have its number since."""
+    """Return the live processes that the commands of this test started; numbers may be reused."""
     own = str(project / "trace")
     found = []
     for pid in {x["pid"] for x in traced(project, "start")}:
-        with suppress(psutil.Error):  # it has ended, or is ending
+        with suppress(psutil.Error):  # it has ended or is ending
             if psutil.Process(pid).environ().get("TRACE") == own:
                 found.append(pid)
     return found
@@ -104,7 +104,7 @@ def load(project, storage=None):
 
 
 def values_of(project, storage=None):
-    """The value of each trial of a study all of whose trials are complete."""
+    """Return the values of all trials of a study whose trials are all complete."""
     trials = tune.counted(load(project, storage))
     assert {x.state for x in trials} == {TrialState.COMPLETE}
     return {x.number: x.value for x in trials}
@@ -115,15 +115,15 @@ def report(project):
 
 
 def traced(project, *what):
-    """What happened to runs, in order."""
+    """Return the events of runs, in order."""
     path = project / "trace"
     lines = path.read_text().splitlines() if path.exists() else []
     return [x for x in map(json.loads, lines) if x["what"] in what]
 
 
 def check_runs(project):
-    """No run began twice at once, or again where it had ended, or lost what it had saved."""
-    saved = {}  # how far a run got, or that it goes on or has ended
+    """Assert that no run ran twice at once, restarted after its end, or lost a checkpoint."""
+    saved = {}  # the progress of a run, or that it resumed or ended
     for event in traced(project, "start", "stop", "end"):
         run = event["place"]
         if event["what"] == "start":
@@ -136,19 +136,19 @@ def check_runs(project):
 
 # === What a study finds and says ================================================================
 def test_a_study(project):
-    """Trials are worth the interquartile mean of their seeds; fresh seeds judge the best."""
+    """A trial has the interquartile mean over seeds; held-out seeds evaluate the best trial."""
     words = ["fake.py", "--trials", 3, "--num-seeds", 4, "--fresh-seeds", 3, "--episodes", 7]
     words += ["--pruner", "none", "--workers", 2, "--space", "gamma=none", "--seconds", "0.1"]
     status, out, err = run(project, *words)
     assert (status, err) == (0, "") and len(values_of(project)) == 3
     trials = load(project).trials
     own = {"learning_rate": 0.1, "anneal_lr": True, "num_minibatches": 8, "hidden_sizes": "64x64"}
-    assert trials[0].params == own | {"loss": "mse"}  # the script's own
+    assert trials[0].params == own | {"loss": "mse"}  # default of the script
     for x in trials:
         values = [greedy(x.params, seed, 1_000_000) for seed in range(1, 5)]
         assert x.value == pytest.approx(sum(sorted(values)[1:3]) / 2)
         told = [recent(x.params) + luck(seed) for seed in range(1, 5)]
-        for seeds, step in ((2, 44), (3, 66), (4, 89)):  # what it tells as the seeds finish
+        for seeds, step in ((2, 44), (3, 66), (4, 89)):  # reported as the seeds finish
             value = stats.trim_mean(told[:seeds], 0.25)
             assert x.intermediate_values[step] == pytest.approx(value)
     best = max(trials, key=lambda x: x.value)
@@ -163,13 +163,13 @@ def test_a_study(project):
         assert result[name]["text"] in out
     assert f"--learning-rate {best.params['learning_rate']} " in result["command"]
 
-    # Seeds of trials and of the verdict, and of the games that judge them, have none in common.
+    # The seeds of trials, of the final runs and of their evaluations are disjoint.
     trained = Counter((x["run"][0] == "0", x["settings"]["seed"]) for x in traced(project, "start"))
     assert trained == {(True, x): 3 for x in range(1, 5)} | {(False, x): 2 for x in fresh}
     games = Counter((x["games"], x["episodes"]) for x in traced(project, "judge"))
     assert games == {(1_000_000, 7): 3 * 4, (2_000_000, 7): 2 * 3}
 
-    # Its figures ask no network.
+    # Its figures make no network requests.
     tune.draw(load(project), project)
     for name in ("optimization_history", "param_importances", "parallel_coordinate", "contour"):
         page = (project / f"{name}.html").read_text()
@@ -190,7 +190,7 @@ def test_summary():
 
 
 def test_a_study_prefers_better_settings(tmp_path):
-    """Of a made-up objective, whose best setting is 0.8: most of the later trials are near it."""
+    """With a synthetic objective whose optimum is 0.8, most of the later trials are near it."""
     _, space, study = opened(tmp_path, "tpe")
     for _ in range(40):
         trial = study.ask(space)
@@ -198,14 +198,14 @@ def test_a_study_prefers_better_settings(tmp_path):
     distances = [abs(x.params["gamma"] - 0.8) for x in study.trials]
     assert np.median(distances[20:]) < 0.1
     assert tune.best_of(study).params["gamma"] == pytest.approx(0.8, abs=0.05)
-    for value in (0.3, 0.1 + 0.2):  # a tie, but for rounding
+    for value in (0.3, 0.1 + 0.2):  # a tie up to rounding
         study.tell(study.ask(space), value)
     assert tune.best_of(study).number == 40
 
 
 # === Interruptions ==============================================================================
 def test_killed_at_any_moment_the_same_command_goes_on(project):
-    """No trial that was over is lost or made again, and none of its processes stays."""
+    """No finished trial is lost or repeated, and no process is left."""
     words = [*QUICK, "--workers", 2, "--seconds", "0.3", "--trials", 5]
     rng = random.Random(1)
     ended = {}
@@ -228,7 +228,7 @@ def test_killed_at_any_moment_the_same_command_goes_on(project):
 
 
 def opened(folder, sampler="random"):
-    """A study that has no trials yet, and its space."""
+    """Return a study without trials, and its search space."""
     folder.mkdir(exist_ok=True)
     args = tune.Args(folder / "fake.py", sampler=sampler, pruner="none")
     space = {"gamma": optuna.distributions.FloatDistribution(0, 1)}
@@ -236,10 +236,10 @@ def opened(folder, sampler="random"):
 
 
 def test_an_interrupted_trial_goes_on_where_it_was(tmp_path, capsys):
-    """Even where it had not yet got its settings; another machine's is left to that, if it runs."""
+    """Even if it had no settings yet; a trial of another machine that still runs is left alone."""
     args, space, study = opened(tmp_path)
     command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
-    study.ask()  # with the script's own settings
+    study.ask()  # with the defaults of the script
     tune.requeue(command)
     second = study.ask(space)
     second.set_user_attr("place", "here")
@@ -271,7 +271,7 @@ def live_on():
 
 
 def test_what_a_killed_command_left_behind_is_waited_for(project):
-    """Where nothing told its script to end, it trains on, and none trains beside it."""
+    """If nothing ended its script, it continues, and no other trains at the same time."""
     words = ["fake.py", "--trials", 1, "--num-seeds", 1, "--fresh-seeds", 1, "--episodes", 5]
     command = start(project, *words, patch=live_on, **{"0000-": "hang"})
     wait_for(lambda: processes_in(project))
@@ -293,7 +293,7 @@ def heard(project):
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(project):
-    """Whether it comes in trials or in the last runs; these do not end by themselves."""
+    """Both in trials and in the final runs, which do not end by themselves."""
     words = [*QUICK, "--workers", 2, "--trials", 3, "--seconds", "0.1"]
     trial, fresh = {"0002-seed-1"}, {"own-seed-1001", "own-seed-1002"}
     for number, runs in ((signal.SIGINT, trial), (signal.SIGTERM, fresh)):
@@ -311,7 +311,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(project):
 
 
 def test_two_machines_share_a_storage(project):
-    """A journal file; each has a folder of its own."""
+    """Return a journal file in a new folder."""
     words = [*QUICK, "--trials", 6, "--seconds", "0.1", "--storage", project / "journal"]
     commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
     assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2
@@ -322,13 +322,13 @@ def test_two_machines_share_a_storage(project):
 
 # === Pruning and failing ========================================================================
 def prune_strictly():
-    """By a threshold, and so the first trial, too, which Hyperband compares with nothing."""
+    """By a threshold, so also the first trial, which Hyperband cannot compare with others."""
     strict = optuna.pruners.ThresholdPruner(lower=-1.5)
     optuna.pruners.HyperbandPruner.prune = lambda _, *trial: strict.prune(*trial)
 
 
 def test_hyperband_judges_at_a_ninth_and_at_a_third(tmp_path):
-    """Each trial is worse than all before it."""
+    """Each trial is worse than all previous ones."""
     args = tune.Args(tmp_path / "fake.py", storage=str(tmp_path / "journal"))
     pruner = tune.open_study("name", args, tmp_path, {}, {}).pruner
     study = optuna.create_study(study_name="name", direction="maximize", pruner=pruner)
@@ -345,7 +345,7 @@ def test_hyperband_judges_at_a_ninth_and_at_a_third(tmp_path):
 
 
 def test_a_pruned_trial_s_process_is_ended(project):
-    """The script's own learning rate of 0.1 is two decades off; the choices are not."""
+    """The default learning rate of 0.1 is off by two decades; the choices are not."""
     words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 2]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3"]
     status, out, err = run(project, *words, patch=prune_strictly, **{"0000-": "hang"})
@@ -359,7 +359,7 @@ def test_a_pruned_trial_s_process_is_ended(project):
 
 
 def test_failures_are_told_and_the_study_goes_on(project):
-    """A failing verdict can be made later; what failed in the study is over."""
+    """Failed final runs can be repeated later; failed trials are not."""
     words = [*QUICK, "--trials", 5, "--workers", 2, "--timeout", 3]
     plans = {"0001-": "crash", "0002-seed-2": "killed", "0003-": "hang"}
     plans["own-seed-1002"] = "crash"
@@ -387,7 +387,7 @@ def test_where_all_trials_fail_one_sentence_says_so(project):
 
 
 def test_what_the_scripts_own_settings_cannot_run_ends_the_study(project):
-    """With the script's sentence; once it is mended, the same command goes on."""
+    """With the message of the script; once it is fixed, the same command continues."""
     words = [*QUICK, "--trials", 2]
     sentence = "fake.py ended with status 2: --env-id: a package is missing\n"
     assert run(project, *words, **{"0000-": "refused"})[::2] == (2, sentence)
@@ -432,19 +432,19 @@ def test_a_study_goes_on_only_as_it_was_begun_and_by_one_command(project):
     with tune.locked(project / "tuned" / NAME / "study.lock", ""):
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command is running this study")
-    # These only say how, or how much.
+    # These only affect how, or how much, to run.
     more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
     assert run(project, *words, *more)[0] == 0
     check_runs(project)
     assert len(values_of(project)) == 2 and len(report(project)["own"]["returns"]) == 3
-    # Another study of this name, as the database is new, has other runs.
+    # A new database means another study of this name, with other runs.
     (project / "tuned" / NAME / "study.db").unlink()
     assert run(project, *words)[0] == 0
     assert Counter(x["run"] for x in traced(project, "start"))["0000-seed-1"] == 2
 
 
 def test_a_script_lies_anywhere_and_gets_the_words_that_are_not_tune_s(project):
-    """Also a named configuration; and what a script imports may lie beside it."""
+    """Also with a named configuration, and with a module next to the script."""
     home = project / "else where"
     home.mkdir()
     (home / "beside.py").write_text("GAMMA = 0.9\n")
@@ -470,7 +470,7 @@ def test_ranges(capsys):
     assert parse("gamma", "0.1:0.5") == kinds.FloatDistribution(0.1, 0.5)
     assert parse("learning_rate", "1e-5:1%:log") == kinds.FloatDistribution(1e-5, 10, log=True)
     assert parse("num_minibatches", "2:48:log") == kinds.IntDistribution(2, 48, log=True)
-    # A choice has the script's own value, too, so that the first trial can have it.
+    # Choices include the default of the script, so that the first trial can use it.
     assert parse("anneal_lr", "False") == kinds.CategoricalDistribution([False, True])
     assert parse("hidden_sizes", "8x8,9").choices == ("8x8", "9", "64x64")
     assert parse("gamma", "0.9,2,0.5,0.9") == kinds.CategoricalDistribution([0.9, 0.5, 0.99])
@@ -479,7 +479,7 @@ def test_ranges(capsys):
 
 
 def test_the_same_seed_proposes_the_same(tmp_path):
-    """But not again where a study goes on."""
+    """But not when a study continues."""
     found = []
     for place in ("a", "b", "a"):
         _, space, study = opened(tmp_path / place)
@@ -489,7 +489,7 @@ def test_the_same_seed_proposes_the_same(tmp_path):
 
 
 def test_the_space_is_of_settings_that_scripts_have():
-    """PPO and DQN have twelve, continuous PPO two more, SAC eight; and all have tune.py's own."""
+    """PPO and DQN have twelve flags, continuous PPO two more, SAC eight; plus those of tune.py."""
     for name in ROWS:
         path = tune.find_script(Path(name))
         assert path.samefile(path_of(name))
@@ -511,7 +511,7 @@ def test_the_space_is_of_settings_that_scripts_have():
 # === A real script, and MLflow ==================================================================
 @pytest.fixture
 def begun(monkeypatch):
-    """A function: tune.py's words -> its command, in this process, before a trial runs."""
+    """Return a function from the arguments of tune.py to its command, before a trial runs."""
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setenv("COLUMNS", "500")
 
@@ -525,7 +525,7 @@ def begun(monkeypatch):
 
 
 def test_a_trial_of_a_real_script(tmp_path, compiled, begun, monkeypatch):
-    """It trains, and evaluate.py judges it."""
+    """Train, and run evaluate.py."""
     for name, value in compiled.items():
         monkeypatch.setenv(name, value)
     words = "ppo_linen --trials 1 --num-seeds 1 --episodes 8"
@@ -540,7 +540,7 @@ def test_a_trial_of_a_real_script(tmp_path, compiled, begun, monkeypatch):
 
 
 def test_mlflow_has_all_of_a_study_once(project, begun, monkeypatch):
-    """Also where a command had no server, and where another comes after the copy."""
+    """Also if a command had no server, and if another one follows the copy."""
     mlflow = pytest.importorskip("mlflow")
     words = [*QUICK, "--trials", 2]
     assert run(project, *words, **{"0001-": "crash"})[::2] == (0, "")

@@ -1,8 +1,8 @@
-"""Stands in for a training script, ten iterations at once; as evaluate.py, for that one.
+"""Stand-in for a training script with ten iterations, and for evaluate.py.
 
-It has a real script's files, signals and --resume. What its agents return is an exact
-function of the settings. MISBEHAVE is JSON: a part of a run's name -> how that run misbehaves.
-TRACE names a file that gets a line for what happens to each run.
+It has the files, signals and --resume of a real script. Returns are an exact function of the
+settings. MISBEHAVE is JSON: part of the name of a run -> how the run misbehaves. TRACE names a file
+that gets a line per event of a run.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Args:
     gamma: float = 0.99
     loss: Literal["mse", "huber"] = "mse"
     hidden_sizes: tuple[int, ...] = (64, 64)
-    seconds: float = 0.0  # of training
+    seconds: float = 0.0  # seconds of training
     runs_dir: str = "runs"
     run_name: str = ""
     resume: str = ""
@@ -46,7 +46,7 @@ class Short(Args):
 
 
 def parse_args() -> Args:
-    """A named configuration may come first, as with a DQN."""
+    """A named configuration may come first, as in DQN."""
     words = sys.argv[1:]
     kind = Args
     if words[:1] == ["short"]:
@@ -54,7 +54,7 @@ def parse_args() -> Args:
         words.pop(0)
     if "tyro" in sys.modules:
         return sys.modules["tyro"].cli(kind, args=words)
-    parser = argparse.ArgumentParser()  # tyro takes longer than all else here
+    parser = argparse.ArgumentParser()  # importing tyro is the slowest part
     for x in fields(kind):
         options: dict[str, Any] = {"type": type(x.default)}
         if isinstance(x.default, bool):
@@ -78,7 +78,7 @@ def write_info(folder: Path, status: str, args: Args) -> None:
 
 
 def recent(args: dict[str, Any]) -> float:
-    """The mean return of an iteration's episodes: best where the learning rate is 0.001."""
+    """Return the mean return of an iteration, best at a learning rate of 0.001."""
     return -abs(math.log10(args["learning_rate"]) + 3)
 
 
@@ -127,7 +127,7 @@ def train(args: Args) -> None:
 
 
 def greedy(args: dict[str, Any], seed: int, games: int) -> float:
-    """The mean return of the agent of a seed, in games from another."""
+    """Return the mean return of the agent of a seed, in episodes with another seed."""
     value = recent(args) - 0.5 * args["anneal_lr"]
     return value + (1 + args["anneal_lr"]) * luck(seed) + games / 1e9
 

@@ -1,9 +1,10 @@
-"""The sections that scripts share to the letter: show where they differ, or copy one to all.
+"""Show differences between sections that scripts share, or copy a section to all of them.
 
-    python -m tools.sections                        # show the differences; none is status 0
-    python -m tools.sections ppo_linen "Run log"    # copy ppo_linen's to all that must have it
+    python -m tools.sections                     # show differences; status 0 if there are none
+    python -m tools.sections ppo_linen "Run log" # copy from ppo_linen to the others
 
-A section goes from its banner to the next. Parts of one that are a script's own stay as they are.
+A section extends from its banner to the next one. Script-specific parts are neither compared nor
+copied.
 """
 
 import ast
@@ -25,7 +26,7 @@ BANNER = re.compile(r"^# === ([\w ]+?) =+$", flags=re.MULTILINE)
 
 
 def scripts(*words: str) -> tuple[str, ...]:
-    """Those in whose rows all the words are, each as algorithm, framework or setting."""
+    """Return the scripts whose row contains all words, as algorithm, framework or setting."""
     return tuple(name for name, row in ROWS.items() if set(words) <= set(row.values()))
 
 
@@ -154,7 +155,7 @@ SHARED = {
     "Run log": [(*PPO_SCRIPTS, *DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
-# What PyTorch's scripts have of their own at the end of Environment: the hand-over of arrays.
+# PyTorch scripts end the section Environment with functions that share arrays with JAX.
 HAND_OVER = re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -167,13 +168,13 @@ def read(script: str) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Name -> text below the banner, up to the next."""
+    """Return the text below each banner, by the name of the section."""
     parts = BANNER.split(text)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def function(script: str, wanted: str) -> str:
-    """The text of a function, a method or a class."""
+    """Return the source of a function, method or class."""
     for node in ast.walk(ast.parse(read(script))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == wanted:
             return "\n".join(read(script).splitlines()[node.lineno - 1 : node.end_lineno])
@@ -181,17 +182,17 @@ def function(script: str, wanted: str) -> str:
 
 
 def shared_part(script: str, section: str) -> str:
-    """The section without what is the script's own; a blank line more or less does not count."""
+    """Return the section without its script-specific part and trailing blank lines."""
     return HAND_OVER.sub("", sections(read(script))[section]).rstrip()
 
 
 def group_of(script: str, section: str) -> tuple[str, ...]:
-    """The scripts that share the section with this one; none if it is its own."""
+    """Return the scripts that share the section with this one, or none if nothing shares it."""
     return next((group for group in SHARED.get(section, []) if script in group), ())
 
 
 def stand_ins(section: str, scripts: tuple[str, ...] = ALL_SCRIPTS) -> list[str]:
-    """The scripts, but one only of those that share the section: to test it once."""
+    """Return one script per version of the section, so that each version is tested once."""
     firsts = [(group_of(name, section) or (name,))[0] for name in scripts]
     return list(dict.fromkeys(firsts))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests and measures on a GPU, the most valuable first, in pieces that end in time: --help
+# Tests and measures on a GPU within a time limit, the most valuable steps first: see --help
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "$0")")/../.."
 
@@ -7,22 +7,22 @@ usage() {
   cat <<'END'
 Usage: tests/gpu/run.sh [SECONDS [FLAGS]]
 
-Goes on with what is not done, and ends within SECONDS, default 540. FLAGS go to race.py: with
---turns 12 --seconds 0.05, a first pass shows in minutes whether all works and fills the compilers'
-caches, if JAX_COMPILATION_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR are set.
-What is done lies in runs/gpu, and is packed into gpu.tar.gz in the folder $OUT, default runs. With
-that file in runs, another machine goes on. A step is made again where its log is deleted.
+Runs the missing steps, and ends within SECONDS (default 540). FLAGS are passed to race.py: with
+--turns 12 --seconds 0.05, a first pass shows in minutes whether everything works, and fills the
+compiler caches if JAX_COMPILATION_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR are set.
+Results are written to runs/gpu, and packed into gpu.tar.gz in the folder $OUT (default runs). To
+continue on another machine, copy that file to runs. To repeat a step, delete its log.
 
-  tests/gpu/run.sh steps      print the steps in their order; of runs, what their names begin with
-  tests/gpu/run.sh wheels     download what a Python 3.12 with jax, torch and what commonly stands
-                              beside them lacks, for a machine without a network
-  tests/gpu/run.sh rehearse   do it all on a CPU, with tiny sizes, in a copy of the project
+  tests/gpu/run.sh steps      print the steps in order; for runs, a prefix of their names
+  tests/gpu/run.sh wheels     download the packages that an image with Python 3.12, jax and torch
+                              lacks, for a machine without a network
+  tests/gpu/run.sh rehearse   run everything on a CPU, with tiny sizes, in a copy of the project
 END
 }
 
 work=runs/gpu
 wheels=tests/gpu/wheels
-# An image that has jax and torch has matplotlib, pandas, scipy and tensorboard, too.
+# Images with jax and torch also have matplotlib, pandas, scipy and tensorboard.
 packages=(flax equinox optax chex jaxtyping treescope wadler-lindig)
 packages+=(gymnax six gymnasium==1.3.0 farama-notifications cloudpickle)
 packages+=(pydantic==2.14.4 pydantic-core==2.50.5 annotated-types typing-inspection)
@@ -39,7 +39,7 @@ steps() {
   race agents 110 "${agents[@]}"
   race brax 150 --warm-up 8 "${brax[@]}"
   race breakout 170 "${breakout[@]}"
-  runs "CartPole-v1__small" # how long they take to start
+  runs "CartPole-v1__small" # measures start-up
   tests training 420 tests/test_training.py \
     -k "(nothing_compiles_twice or resuming_is_exact) and not gymnasium"
   tests resume 300 tests/gpu/test_gpu.py -k resuming
@@ -50,7 +50,7 @@ steps() {
   JAX_DEFAULT_MATMUL_PRECISION=highest tests numerics 300 tests/test_numerics.py -k "not torch"
   runs "CartPole-v1__(medium|large)"
   runs "(Acrobot-v1|Breakout-MinAtar)__(small|medium|large)"
-  runs "(Breakout-MinAtar__own|rnn)" # DQN, and PPO with memory
+  runs "(Breakout-MinAtar__own|rnn)" # DQN and recurrent PPO
 }
 
 scripts=(ppo_linen ppo_nnx ppo_nnx_cached ppo_nnx_tree ppo_equinox ppo_torch ppo_torch_compile)
@@ -65,7 +65,7 @@ for script in "${some[@]}"; do
   breakout+=("$script.py --env-id Breakout-MinAtar")
   breakout+=("$script.py --env-id Breakout-MinAtar --hidden-sizes 256 256 256")
 done
-# Short iterations, which begin to learn within the warm-up.
+# Short iterations, so that learning starts within the warm-up.
 sac="mujoco --num-steps 200 --learning-starts 1000"
 robots=(
   "more/sac_linen_gymnasium.py $sac"
@@ -76,19 +76,19 @@ robots=(
   "more/ppo_continuous_torch_compile_gymnasium.py mujoco"
 )
 cheetah="--env-id envs.brax:HalfCheetah"
-own="--num-envs 1 --num-steps 50 --learning-starts 200 --batch-size 256 --train-frequency 1 --hidden-sizes 256 256"
+brax_sac="--num-envs 1 --num-steps 50 --learning-starts 200 --batch-size 256 --train-frequency 1 --hidden-sizes 256 256"
 brax=(
   "more/ppo_continuous_linen.py $cheetah --num-envs 32 --num-steps 64 --num-minibatches 8"
   "more/ppo_continuous_torch.py $cheetah --num-envs 32 --num-steps 64 --num-minibatches 8"
-  "more/sac_linen.py $cheetah $own"
-  "more/sac_torch.py $cheetah $own"
+  "more/sac_linen.py $cheetah $brax_sac"
+  "more/sac_torch.py $cheetah $brax_sac"
 )
 agents=()
 for script in more/ppo_linen_vmap.py more/ppo_torch_vmap.py; do
   for number in 1 8 64; do agents+=("$script --num-agents $number"); done
 done
 
-race() { # NAME SECONDS ARGUMENTS of race.py; the seconds are estimates, by what an H100 took
+race() { # NAME SECONDS ARGUMENTS of race.py; SECONDS are estimates from an H100
   once "race-$1" "$2" race.py --out "$work/$1.jsonl" --seconds 0.25 --turns 14 "${@:3}" "${flags[@]}"
 }
 
@@ -96,7 +96,7 @@ tests() { # NAME SECONDS ARGUMENTS of pytest
   once "$1" "$2" -m pytest -v --tb=short -p no:cacheprovider "${@:3}"
 }
 
-once() { # NAME SECONDS ARGUMENTS of python: if so many seconds are left; what it says is kept
+once() { # NAME SECONDS ARGUMENTS of python: run if enough time is left, and keep the output
   local log=$work/$1.log
   if [[ $listing ]]; then
     echo "$1: python ${*:3}"
@@ -108,7 +108,7 @@ once() { # NAME SECONDS ARGUMENTS of python: if so many seconds are left; what i
   fi
 }
 
-runs() { # REGEX: those of studies/gpu/grid.toml whose names begin so
+runs() { # REGEX: runs of studies/gpu/grid.toml whose names start with it
   if [[ $listing ]]; then
     echo "runs: $1"
   elif begin "$1" 20; then
@@ -118,22 +118,22 @@ runs() { # REGEX: those of studies/gpu/grid.toml whose names begin so
   fi
 }
 
-begin() { # NAME SECONDS: are so many left?
+begin() { # NAME SECONDS: check that enough time is left
   if ((end - SECONDS >= $2)); then echo "[$SECONDS s] $1"; else left+=("$1") && false; fi
 }
 
-pack() { # what the analysis reads
+pack() { # the files that the analysis reads
   find "$work" -type f -regex '.*\.\(json\|jsonl\|log\)' ! -path '*/partial/*' -print0 |
     tar --null --files-from - -czf "$out/gpu.new"
   mv "$out/gpu.new" "$out/gpu.tar.gz"
 }
 
-# === Before all =================================================================================
-make_environment() { # which has what python3 has, and from the wheels what that lacks
+# === Preparation ================================================================================
+make_environment() { # the packages of python3, and the missing ones from the wheels
   export VENV=.venv-gpu
   if [[ -e $VENV/complete ]]; then return; fi
   python3 -m venv --clear --without-pip "$VENV"
-  # Where python3 is an environment itself, --system-site-packages would give another Python's.
+  # If python3 is in an environment, --system-site-packages would add the wrong packages.
   python3 -c 'import site; print("import site; list(map(site.addsitedir,", site.getsitepackages(), "))")' \
     >"$(echo "$VENV"/lib/python*/site-packages)/base.pth"
   python3 -m pip --python "$VENV/bin/python" --disable-pip-version-check install -qq --no-index \
@@ -160,14 +160,14 @@ wheels) exec python3 -m pip download -q --no-deps --only-binary=:all: --python-v
 rehearse) rehearse ;;
 *[!0-9]*) usage && exit ;;
 esac
-end=$((${1:-540} - 30)) # of the steps; then what runs is stopped, and all is packed
+end=$((${1:-540} - 30)) # for the steps; then the current one is stopped, and everything is packed
 if [[ ! ${VENV:-} && -d $wheels ]]; then make_environment; fi
 source ./setup.sh
 if nvidia-smi -L &>/dev/null; then
   python -c 'import jax, torch; assert jax.default_backend() == "gpu" and torch.cuda.is_available()'
 fi
-export TEST_DEVICE=gpu # or tests/conftest.py would hide it
+export TEST_DEVICE=gpu # otherwise tests/conftest.py hides the GPU
 mkdir -p "$work" "$out"
 if [[ ! -e $work/products.json && -e runs/gpu.tar.gz ]]; then tar -xzf runs/gpu.tar.gz; fi
 steps
-echo "Left: ${left[*]:-nothing}; in $out/gpu.tar.gz is what is done."
+echo "Steps left: ${left[*]:-none}. Results so far: $out/gpu.tar.gz"
