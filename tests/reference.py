@@ -111,7 +111,7 @@ def episode_statistics(storage: tuple) -> dict[str, float]:
     return metrics
 
 
-def normalised(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
+def normalized(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
     """Normalize a rollout as an update does: obs by the mean and standard deviation of all earlier
     obs; rewards by the standard deviation of all discounted returns, including this rollout."""
     obs, action, logprob, reward, terminated, truncated, next_obs, *others = storage

@@ -152,7 +152,7 @@ def test_update_equals_numpy(learner):
     before, storage, weights = random_storage(3), random_storage(4), random_gaussian(3)
     learner.set_weights(weights)
     learner.watch(before)
-    normalized = reference.normalised(storage, [before], learner.args)
+    normalized = reference.normalized(storage, [before], learner.args)
     expected, metrics = reference.update(weights, normalized, learner.orders(5), learner.args)
     assert learner.update(storage, 5) == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     actual = reference.flatten(learner.get_weights())

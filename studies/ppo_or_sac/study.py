@@ -15,7 +15,7 @@ from analysis.runs import load
 
 SECONDS = (60, 120, 180, 270)  # from the start of the process
 WINDOW = 20  # seconds over which returns are averaged
-COLOURS = {"ppo": figures.BLUE, "sac": figures.ORANGE}
+COLORS = {"ppo": figures.BLUE, "sac": figures.ORANGE}
 KEYS = ["env_id", "algorithm", "seed"]
 
 
@@ -73,12 +73,12 @@ def draw(source: Path) -> Figure:
             algorithm = run["algorithm"].iloc[0]
             times = np.arange(WINDOW, run["seconds"].max(), 2)
             values = [return_at(run, x) for x in times]
-            axes.plot(times, values, color=COLOURS[str(algorithm)], linewidth=1.3)
+            axes.plot(times, values, color=COLORS[str(algorithm)], linewidth=1.3)
         axes.set_xlabel("seconds from the start, on one core")
     panels[0].set_ylabel(f"mean return of the last {WINDOW} s")
     entries: list[tuple[Any, str]] = [
-        (Line2D([], [], color=colour), f"{name.upper()}, a seed each")
-        for name, colour in COLOURS.items()
+        (Line2D([], [], color=color), f"{name.upper()}, one line per seed")
+        for name, color in COLORS.items()
     ]
     figures.add_legend(figure, entries)
     return figure

@@ -29,7 +29,7 @@ OVER_LINEN = {
 }
 GAINS = {"Linen": (LINEN, LINEN + ASYNC), "PyTorch": (TORCH, TORCH + ASYNC)}
 GAINS |= {"compiled PyTorch": (COMPILED, COMPILED + ASYNC)}
-COLOURS = {LINEN: figures.BLUE, TORCH: figures.RED, COMPILED: figures.ORANGE}
+COLORS = {LINEN: figures.BLUE, TORCH: figures.RED, COMPILED: figures.ORANGE}
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -110,16 +110,16 @@ def draw(path: Path) -> Figure:
             for waits, marker in ((False, "o"), (True, "s")):
                 own = frame[frame["waits"] == waits]
                 found = np.array([ratio(x, pair) for x in own["times"]])
-                colour = COLOURS[name.partition(",")[0]]
+                color = COLORS[name.partition(",")[0]]
                 line = "--" if name.endswith("async") else "-"
                 axes.plot(
                     own["microseconds"] / 1000,
                     found[:, 0],
-                    color=colour,
+                    color=color,
                     linestyle=line,
                     marker=marker,
                     markersize=4,
-                    markerfacecolor="white" if waits else colour,
+                    markerfacecolor="white" if waits else color,
                 )
         axes.axhline(1, color=figures.GREY, linewidth=1)
         figures.set_log(axes, sorted(set(frame["microseconds"] / 1000)))
@@ -127,7 +127,7 @@ def draw(path: Path) -> Figure:
     panels[0].set_ylabel("PyTorch time / Linen time")
     panels[1].set_ylabel("sync time / async time")
     entries: list[tuple[Any, str]] = [
-        (Line2D([], [], color=colour), name) for name, colour in COLOURS.items()
+        (Line2D([], [], color=color), name) for name, color in COLORS.items()
     ]
     styles: dict[str, figures.Style] = {"sync": {"linestyle": "-"}, "async": {"linestyle": "--"}}
     styles |= {"computes": {"linestyle": "", "marker": "o"}}
