@@ -84,9 +84,7 @@ class Args:
     optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
     rmsprop_decay: float = 0.95  # decay rate of RMSProp's moving averages
     hidden_sizes: tuple[int, ...] = (120, 84)  # hidden layers; for images, after a convolution
-    matmul_precision: Literal["medium", "high", "highest"] = (
-        "high"  # of float32; highest: no TF32 on a GPU
-    )
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well

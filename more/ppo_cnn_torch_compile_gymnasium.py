@@ -84,9 +84,7 @@ class Args:
     conv_strides: tuple[int, ...] = (4, 2, 1)  # strides of the convolutions
     hidden_sizes: tuple[int, ...] = (512,)  # layers between the convolutions and the outputs
     precision: Literal["float32", "bfloat16"] = "float32"  # of these layers; parameters are float32
-    matmul_precision: Literal["medium", "high", "highest"] = (
-        "high"  # of float32; highest: no TF32 on a GPU
-    )
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
     sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created

@@ -76,9 +76,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64,)  # hidden layers of the encoder
     gru_hidden_size: int = 64  # size of the GRU state
     feed_back: bool = False  # append the last action (one-hot) and reward to the observation
-    matmul_precision: Literal["medium", "high", "highest"] = (
-        "high"  # of float32; highest: no TF32 on a GPU
-    )
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}

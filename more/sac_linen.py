@@ -70,9 +70,7 @@ class Args:
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
     tau: float = 0.01  # target smoothing coefficient
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor and of each critic
-    matmul_precision: Literal["medium", "high", "highest"] = (
-        "high"  # of float32; highest: no TF32 on a GPU
-    )
+    matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     runs_dir: str = "runs"  # where run folders are created
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
