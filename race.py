@@ -1,15 +1,15 @@
 """Race programs: which one is the fastest on this machine, and by how much?
 
     python race.py ppo_linen.py ppo_torch.py
-    python race.py more/sac_linen_gymnasium.py more/sac_torch_gymnasium.py -- mujoco --num-steps 200
+    python race.py more/ppo_linen_gymnasium.py more/ppo_torch_gymnasium.py
     python race.py ppo_linen.py ../before/ppo_linen.py  # the effect of a change
     python race.py ppo_linen.py "python ../cleanrl/cleanrl/ppo.py @SPS:" --steps 512
     python race.py --study studies/control  # the races in its races.toml that races.jsonl lacks
 
 All programs start, compile and are paused. Then they run interleaved: each in turn for a second,
-while the others are paused. Other load on the machine slows all of them equally, so the ratio of
-two programs within a turn is steady, even if their times are not. The race ends when each ratio is
-known to within --within, or after --turns.
+while the others are paused. Other load on the machine affects all of them alike, so the ratio of
+two programs within a turn is much steadier than their times. The race ends when each ratio is
+known to within --within, or after --turns turns.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
 passed to all scripts; put the flags of a single script in quotes with it. For any other program,

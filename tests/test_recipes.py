@@ -197,7 +197,7 @@ def test_a_program_in_another_folder_plays_an_episode(tmp_path):
     [code] = blocks("use", "Use a policy in your own program", "python")
     [command] = blocks("use", "Use a policy in your own program", "bash")
     (tmp_path / "play.py").write_text(code)
-    train("ppo_linen_gymnasium", tmp_path / "runs", "mine", iterations=1)
+    train("ppo_linen_gymnasium", tmp_path / "runs", "gym", iterations=1)
     line = command.replace("~/ppo-rosetta", str(ROOT)).replace("python", sys.executable, 1)
     said = subprocess.check_output(["bash", "-c", line], cwd=tmp_path, text=True)
     assert 1 <= float(said) <= 500
