@@ -190,7 +190,7 @@ class Study(BaseModel, extra="forbid"):
 def missing_races(study: Path) -> list[Listed]:
     """Return the races in races.toml that races.jsonl lacks, or has with other settings."""
     try:
-        listed = Study(**tomllib.loads((study / "races.toml").read_text())).races
+        listed = Study(**tomllib.loads((study / "races.toml").read_text(encoding="utf-8"))).races
         for x in listed:
             Args(**x.arguments())
         out = study / "races.jsonl"
@@ -223,7 +223,7 @@ def race_study(args: Args) -> list[str]:
             failures += [f"{listed.name}: {reason}" for reason in failed]
             continue
         with open(args.study / "races.jsonl", "a") as file:
-            file.write(out.read_text())
+            file.write(out.read_text(encoding="utf-8"))
     return failures
 
 

@@ -31,7 +31,7 @@ if [[ ${1:-} == newest ]]; then
   for script in ppo_*.py more/*.py; do
     python "$script" --total-timesteps 24576 --runs-dir "$runs"
   done
-  files=(tests/test_*{numerics,structure,resume}.py tests/test_{vmap,dqn_training}.py)
+  files=(tests/scripts/test_*{numerics,structure,resume}.py tests/scripts/test_{vmap,dqn_training}.py)
   python -m pytest -n 2 --dist worksteal "${files[@]}" "${@:2}"
   exit
 fi
@@ -48,6 +48,6 @@ jactionlint .github/workflows/*.yml
 
 if [[ ${1:-} == lint ]]; then exit; fi
 if [[ ${1:-} == fast ]]; then
-  set -- tests/test_{structure,numerics,dqn_structure,dqn_numerics}.py "${@:2}"
+  set -- tests/scripts/test_{structure,numerics,dqn_structure,dqn_numerics}.py "${@:2}"
 fi
 exec python -m pytest -n 2 --dist worksteal "$@"

@@ -355,7 +355,7 @@ def run(
 
 def is_complete(run: Path) -> bool:
     path = run / "run.json"
-    return path.exists() and json.loads(path.read_text())["status"] == "completed"
+    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["status"] == "completed"
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -383,7 +383,7 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
     path = run / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")[:-1]
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]
 
 
@@ -395,7 +395,7 @@ def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) 
         words = [*missing, "--episodes", str(command.args.episodes), "--seed", str(seed)]
         words += ["--script", str(command.args.script), "--env-id", command.defaults["env_id"]]
         run(command, [str(HERE / "evaluate.py"), *words], Path(f"{folders[0]}.evaluate.log"), watch)
-    returns = [json.loads(path.read_text())["return"]["mean"] for path in files]
+    returns = [json.loads(path.read_text(encoding="utf-8"))["return"]["mean"] for path in files]
     if not np.isfinite(returns).all():
         raise TrialError("the return of an agent is not finite")
     return returns
@@ -611,7 +611,7 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
         "own": summary(returns[:num_seeds]),
         "best_minus_own": summary(np.subtract(of_best, returns[:num_seeds]).tolist()),
         "command": shlex.join(words),
-        "versions": json.loads((folders[0] / "run.json").read_text())["versions"],
+        "versions": json.loads((folders[0] / "run.json").read_text(encoding="utf-8"))["versions"],
     }
     return found | command.study.user_attrs["begun"]
 

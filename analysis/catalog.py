@@ -26,7 +26,7 @@ class CatalogError(ValueError):
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CatalogError(f"{path.name} cannot be read: {error.strerror}") from error
     except ValueError as error:

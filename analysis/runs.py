@@ -84,7 +84,7 @@ def read(
 def read_names(path: Path) -> dict[str, str]:
     """Return the new names of environments by the names in the runs."""
     try:
-        found = tomllib.loads(path.read_text())
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SourceError(f"{path} is not valid TOML: {error}") from error
     if not all(isinstance(x, str) for x in found.values()):

@@ -55,7 +55,9 @@ def main() -> None:
         return
     print(f"Runs not complete: {len(missing)} of {total}:")
     for run in missing:
-        reason = run.failed.read_text().strip() if run.failed.exists() else "not run"
+        reason = (
+            run.failed.read_text(encoding="utf-8").strip() if run.failed.exists() else "not run"
+        )
         print(f"    {run.name}: {reason}; output in {run.state / run.name}.log")
     print(f"To run them again: {plan.invocation}")
     sys.exit(1)

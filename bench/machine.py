@@ -54,11 +54,11 @@ def cpu_quota() -> float | None:
     """Return how many CPUs the control groups (version 2) grant this process; None if all."""
     quotas = []
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         group = next(x.removeprefix("0::/") for x in lines if x.startswith("0::/"))
         for folder in (CGROUPS / group, *(CGROUPS / group).parents):
             with suppress(OSError, ValueError):  # no such file, or the quota is "max"
-                quota, period = map(int, (folder / "cpu.max").read_text().split())
+                quota, period = map(int, (folder / "cpu.max").read_text(encoding="utf-8").split())
                 quotas.append(quota / period)
     return min(quotas, default=None)
 
@@ -85,7 +85,7 @@ def git_commit(script: Path) -> str | None:
 
 def hash_of(file: str) -> str | None:
     try:
-        name = Path(file).read_text().strip()
+        name = Path(file).read_text(encoding="utf-8").strip()
     except OSError:
         return None
     return hashlib.sha256(name.encode()).hexdigest()[:8] if name else None

@@ -59,7 +59,9 @@ class Run:
 
     def has_status(self, status: str) -> bool:
         try:
-            return f'"status": "{status}"' in Path(self.folder, "run.json").read_text()
+            return f'"status": "{status}"' in Path(self.folder, "run.json").read_text(
+                encoding="utf-8"
+            )
         except (OSError, ValueError):
             return False
 
@@ -99,7 +101,7 @@ class Plan:
 
     @staticmethod
     def read(path: str) -> "Plan":
-        *_, line = Path(path).read_text().splitlines()
+        *_, line = Path(path).read_text(encoding="utf-8").splitlines()
         values = json.loads(line)
         return Plan(**(values | {"runs": [Run(**x) for x in values["runs"]]}))
 

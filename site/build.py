@@ -101,7 +101,7 @@ def read_scripts(root: Path) -> tuple[dict[str, Any], list[str]]:
     for name, row in SCRIPTS.items():
         file = file_of(name)
         sections = []
-        for title, start, code in split((root / file).read_text()):
+        for title, start, code in split((root / file).read_text(encoding="utf-8")):
             if BETWEEN in code:
                 raise BuildError(f"{file} has {BETWEEN}, which stands between tokens")
             packed = [BETWEEN.join(letter + text for letter, text in x) for x in highlight(code)]
@@ -121,7 +121,7 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
     A table applies to the scripts whose name and framework contain all words of its name. If
     several tables apply, the one with the most words wins.
     """
-    notes = tomllib.loads((root / "site/notes.toml").read_text())
+    notes = tomllib.loads((root / "site/notes.toml").read_text(encoding="utf-8"))
     unused = {(name, title) for name, own in notes.items() for title in own}
     for script, info in scripts.items():
         words = {*script.split("_"), info["framework"]}
@@ -278,8 +278,8 @@ def build(root: Path, link: str) -> str:
         "t": [round(float(student.ppf((1 + stats.CONFIDENCE) / 2, x)), 4) for x in range(1, most)],
         "farthest": measures.FARTHEST,
     }
-    css = Markup((HERE / "page.css").read_text())
-    js = Markup((HERE / "page.js").read_text())
+    css = Markup((HERE / "page.css").read_text(encoding="utf-8"))
+    js = Markup((HERE / "page.js").read_text(encoding="utf-8"))
     return (
         templates()
         .get_template("page.html")

@@ -26,7 +26,7 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("WANDB_API_KEY", None)
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), *(str(ROOT / x) for x in ("more", "tools", "tests"))]
+sys.path[:0] = [str(ROOT), *(str(ROOT / x) for x in ("more", "tools", "tests/helpers"))]
 
 
 def start_process(words, folder, env, **options):

@@ -112,7 +112,7 @@ def scripts_matrix() -> str:
         folder = file_of(names[0]).removesuffix(f"{names[0]}.py")
         cells: dict[str, list[str]] = {column: [] for column in COLUMNS}
         for name in names:
-            is_compiled = "torch.compile(" in (ROOT / file_of(name)).read_text()
+            is_compiled = "torch.compile(" in (ROOT / file_of(name)).read_text(encoding="utf-8")
             column = SCRIPTS[name]["framework"] + ("_compile" if is_compiled else "")
             link = f"[{name.removeprefix(begin).removesuffix(end)}]({file_of(name)})"
             cells[column].append(link)
@@ -158,7 +158,7 @@ def write(check: bool) -> int:
     """Renew all documents, or only check them; return the status."""
     texts = {}
     for path in [path for pattern in FILES for path in sorted(ROOT.glob(pattern))]:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         try:
             new = renewed(text)
         except SourceError as error:

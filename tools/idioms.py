@@ -20,7 +20,7 @@ class Excerpt(NamedTuple):
 
 
 def read_idioms(root: Path) -> list[dict[str, Any]]:
-    return tomllib.loads((root / "site/idioms.toml").read_text())["idiom"]
+    return tomllib.loads((root / "site/idioms.toml").read_text(encoding="utf-8"))["idiom"]
 
 
 def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
@@ -28,7 +28,7 @@ def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
 
     source has the keys file and name (such as "Agent.get_value"), and may have from and to.
     """
-    code = (root / source["file"]).read_text()
+    code = (root / source["file"]).read_text(encoding="utf-8")
     where = f"{source['file']}: {source['name']}"
     node: Any = ast.parse(code)
     for name in source["name"].split("."):

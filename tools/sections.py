@@ -164,7 +164,7 @@ def path_of(script: str) -> Path:
 
 
 def read(script: str) -> str:
-    return path_of(script).read_text()
+    return path_of(script).read_text(encoding="utf-8")
 
 
 def sections(text: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Equinox idioms that appear in no script; tests/test_site.py runs them."""
+"""Equinox idioms that appear in no script; tests/pages/test_site.py runs them."""
 
 import equinox as eqx
 import jax

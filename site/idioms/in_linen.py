@@ -1,4 +1,4 @@
-"""Flax Linen idioms that appear in no script; tests/test_site.py runs them."""
+"""Flax Linen idioms that appear in no script; tests/pages/test_site.py runs them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Flax NNX idioms that appear in no script; tests/test_site.py runs them."""
+"""Flax NNX idioms that appear in no script; tests/pages/test_site.py runs them."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""PyTorch idioms that appear in no script; tests/test_site.py runs them."""
+"""PyTorch idioms that appear in no script; tests/pages/test_site.py runs them."""
 
 import numpy as np
 import torch

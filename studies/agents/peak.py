@@ -28,7 +28,7 @@ def main() -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for path in (args.runs_dir / args.run_name).rglob("run.json"):
-        info = json.loads(path.read_text())
+        info = json.loads(path.read_text(encoding="utf-8"))
         info["peak_host_bytes"] = 1024 * kilobytes
         part = path.with_name("run.partial")  # write run.json atomically
         part.write_text(json.dumps(info, indent=2))

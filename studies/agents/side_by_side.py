@@ -39,11 +39,11 @@ def usable_cores() -> list[set[int]]:
     for cpu in sorted(os.sched_getaffinity(0)):
         core = str(cpu)
         with suppress(OSError):  # containers may hide this file
-            core = Path(SIBLINGS.format(cpu)).read_text()
+            core = Path(SIBLINGS.format(cpu)).read_text(encoding="utf-8")
         cores.setdefault(core, set()).add(cpu)
     found = list(cores.values())
     with suppress(OSError, ValueError):  # no control group, or no limit ("max")
-        quota, period = map(int, CGROUP.read_text().split())
+        quota, period = map(int, CGROUP.read_text(encoding="utf-8").split())
         return found[: max(1, quota // period)]
     return found
 
@@ -81,7 +81,9 @@ def train(script: str, flags: list[str], seed: int, folder: Path) -> None:
     failed = [f"{name} ended with status {code}" for name, code in codes.items() if code]
     if failed:
         sys.exit(f"{' and '.join(failed)}: {shlex.join([script, *flags])}")
-    infos = [json.loads((folder / name / "run.json").read_text()) for name in children]
+    infos = [
+        json.loads((folder / name / "run.json").read_text(encoding="utf-8")) for name in children
+    ]
     summary = {
         "status": "completed",
         "args": {"num_agents": len(cores)},

@@ -65,7 +65,7 @@ def measure(
         start, cpu_start = time.perf_counter(), cpu_seconds()
         subprocess.run([*words, "--runs-dir", folder], check=True, stdout=sys.stderr)
         seconds = time.perf_counter() - start
-        lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
+        lines = Path(folder, "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     later = [json.loads(line)["time/iteration"] for line in lines[first:]]
     return {
         "script": Path(script[0]).stem,

@@ -26,7 +26,7 @@ def read(path: Path) -> pd.DataFrame:
     pairs = []
     number_of_round = 0
     ours = None
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if "script" not in row:
             number_of_round += 1
@@ -71,7 +71,7 @@ def gain(path: Path) -> Text:
 
 def speed_table(path: Path) -> Table:
     """Return the speed of our PPO, a row per robot and number of environments."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     frame = pd.DataFrame([row for row in rows if "script" in row])
     cells = pd.DataFrame({"robot": frame["env_id"].str.replace("envs.", "")})
     cells["environments"] = frame["num_envs"].map("{:,}".format)

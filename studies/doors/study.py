@@ -38,7 +38,7 @@ def gather(folder: Path) -> pd.DataFrame:
     parts = []
     for path in sorted(folder.glob("*/layouts.jsonl")):
         run = path.parent
-        info = json.loads((run / "run.json").read_text())
+        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
         if info["status"] != "completed":
             continue
         if info["resumed"]:

@@ -159,7 +159,7 @@ def agent_table(path: Path) -> Table:
 
 def fraction_of_products(path: Path, frameworks: tuple[str, ...]) -> Interval:
     """Return the fraction of a Linen iteration that matrix products take at the fastest rate."""
-    measured = pd.DataFrame(json.loads((path.parent / "products.json").read_text()))
+    measured = pd.DataFrame(json.loads((path.parent / "products.json").read_text(encoding="utf-8")))
     fastest = measured[measured["framework"].isin(frameworks)].groupby("rows")["seconds"].min()
     linen = ppo("linen", "CartPole-v1", "large")
     turns = Times(path).with_all(linen)
@@ -181,7 +181,7 @@ def share_table(path: Path) -> Table:
 
 def product_table(path: Path) -> Table:
     """Return the rate of each framework, for each number of rows."""
-    frame = pd.DataFrame(json.loads(path.read_text()))
+    frame = pd.DataFrame(json.loads(path.read_text(encoding="utf-8")))
     frame["rate"] = 2e-12 * frame["rows"] * WIDTH**2 / frame["seconds"]
     wide = frame.pivot(index="rows", columns="framework", values="rate").reset_index()
     columns = {

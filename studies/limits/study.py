@@ -37,7 +37,7 @@ KEYS = ["script", "size", "cores", "process"]
 
 def read(path: Path) -> pd.DataFrame:
     """Return the seconds of each part (columns), a row per script, size, cores and process."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     measured = pd.DataFrame([line for line in lines if "part" in line])
     table = measured.pivot(index=KEYS, columns="part", values="seconds")
     table = table.reindex(columns=list(PARTS))  # NaN if not measured
@@ -95,7 +95,7 @@ def cartpole_table(path: Path) -> Table:
 
 def sac_table(path: Path) -> Table:
     """Return the microseconds of each part of an SAC step in Linen."""
-    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
     columns = {"part of an SAC step": text("part"), "time (µs)": value("microseconds")}
     return table_of("limits_sac", "A step of SAC in Linen", rows, columns)
 

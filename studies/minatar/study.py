@@ -24,7 +24,7 @@ def milliseconds(source: Path) -> pd.DataFrame:
     runs = load(source).runs
     runs["milliseconds"] = 1000 * runs["steady"] / runs["batch_size"]
     table = runs.pivot(index="seed", columns="mode", values="milliseconds")
-    lines = (source / "example.jsonl").read_text().splitlines()
+    lines = (source / "example.jsonl").read_text(encoding="utf-8").splitlines()
     example = pd.DataFrame(map(json.loads, lines)).set_index("seed")
     return table.join(example["ms_per_learning_frame"].rename("example"))
 

@@ -25,7 +25,7 @@ PPO_ARRAYS = 12  # shown in the table
 
 def read(path: Path) -> pd.DataFrame:
     """Return the microseconds of a call, a row per version of Flax, variant and cell."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     measured = pd.DataFrame([line for line in lines if "way" in line])
     measured["microseconds"] = 1e6 * measured["seconds"] / measured["calls"]
     names = ["flax", "way", "arrays", "calls"]

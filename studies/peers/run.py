@@ -26,7 +26,7 @@ SYNC = [
 def peers(folder: Path) -> list[Path]:
     """Return the files in a folder that list their dependencies in their first lines."""
     files = sorted(folder.glob("*.py"))
-    return [file for file in files if file.read_text().startswith("# /// script\n")]
+    return [file for file in files if file.read_text(encoding="utf-8").startswith("# /// script\n")]
 
 
 def is_installed(file: str) -> bool:

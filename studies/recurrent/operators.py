@@ -30,7 +30,7 @@ def main() -> None:
     found = {"torch": torch.__version__, "steps": STEPS, "batch": BATCH}
     found["operators"] = {size: count(size) for size in (64, 256)}
     args.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(args.out.read_text())
+    print(args.out.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def sac_table(path: Path) -> Table:
 
 def steps_table(path: Path) -> Table:
     """Return the microseconds per step, the median over rounds, a row per environment."""
-    rows = pd.DataFrame(map(json.loads, path.read_text().splitlines()))
+    rows = pd.DataFrame(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
     by_env = rows.groupby("env_id", sort=False, as_index=False)
     frame = by_env.agg(microseconds=("microseconds", "median")).sort_values("microseconds")
     columns = {"environment": text("env_id"), "time per step (µs)": value("microseconds")}

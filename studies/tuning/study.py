@@ -26,7 +26,7 @@ def verdicts(folder: Path) -> pd.DataFrame:
     if not paths:
         raise SourceError(f"{folder} contains no */best.json, which tune.py writes")
     for path in paths:
-        best = json.loads(path.read_text())
+        best = json.loads(path.read_text(encoding="utf-8"))
         # The defaults may not have been a trial.
         own = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
         claim = best["value_in_study"]

@@ -40,14 +40,14 @@ steps() {
   race brax 150 --warm-up 8 "${brax[@]}"
   race breakout 170 "${breakout[@]}"
   runs "CartPole-v1__small" # measures start-up
-  tests training 420 tests/test_training.py \
+  tests training 420 tests/scripts/test_training.py \
     -k "(nothing_compiles_twice or resuming_is_exact) and not gymnasium"
   tests resume 300 tests/gpu/test_gpu.py -k resuming
   tests memory 300 tests/gpu/test_handover.py -k memory
-  tests robots 400 tests/test_continuous.py tests/test_sac.py \
+  tests robots 400 tests/scripts/test_continuous.py tests/scripts/test_sac.py \
     -k "best_actions or killed_run or nothing_compiles"
   tests streams 450 tests/gpu/test_gpu.py -k "not resuming"
-  JAX_DEFAULT_MATMUL_PRECISION=highest tests numerics 300 tests/test_numerics.py -k "not torch"
+  JAX_DEFAULT_MATMUL_PRECISION=highest tests numerics 300 tests/scripts/test_numerics.py -k "not torch"
   runs "CartPole-v1__(medium|large)"
   runs "(Acrobot-v1|Breakout-MinAtar)__(small|medium|large)"
   runs "(Breakout-MinAtar__own|rnn)" # DQN and recurrent PPO

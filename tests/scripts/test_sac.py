@@ -23,6 +23,7 @@ import torch
 from flax.serialization import msgpack_restore, msgpack_serialize
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnax.environments.classic_control.pendulum import Pendulum
+from gymnax.environments.spaces import Box as GymnaxBox
 from running import (
     arrays,
     assert_close,
@@ -879,7 +880,7 @@ class BoundedInGymnax(Pendulum):
         return jnp.zeros(3), super().reset_env(key, params)[1]
 
     def action_space(self, params: Any = None) -> Any:
-        return gymnax.environments.spaces.Box(jnp.array(LOW), jnp.array(HIGH), (2,))
+        return GymnaxBox(jnp.array(LOW), jnp.array(HIGH), (2,))
 
 
 gymnax.register("Bounded32-v0", BoundedInGymnax)

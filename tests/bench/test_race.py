@@ -19,7 +19,7 @@ from analysis.schema import SourceError
 from analysis.stats import Interval
 from bench.interleave import Program
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # A program that prints a line periodically, with a worker in another session.
 TICKER = """
 import subprocess, sys, time

@@ -71,7 +71,7 @@ def project(tmp_path):
     (tmp_path / "more").mkdir()
     for name in ("torch", "torch_compile", "linen", "nnx", "nnx_cached", "rnn_linen"):
         path = path_of(f"ppo_{name}").relative_to(ROOT)
-        shutil.copy(ROOT / "tests/stand_in.py", tmp_path / path)
+        shutil.copy(ROOT / "tests/helpers/stand_in.py", tmp_path / path)
     yield tmp_path
     while left := processes_in(tmp_path):
         for process in left:

@@ -206,7 +206,7 @@ def test_the_last_line_is_a_command_that_works(tmp_path):
     words: list[Any] = [sys.executable, path_of("ppo_linen"), *SMALL.split()]
     words += ["--env-id", "probes:Recall1"]
     words += ["--total-timesteps", BATCH, "--runs-dir", folder, "--run-name", "a"]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")}
     output, _ = start_process(words, tmp_path, env).communicate(timeout=120)
     command = output.splitlines()[-1].removeprefix("Evaluate with: ")
     done = subprocess.run(["bash", "-c", f"{command} --episodes 2"], cwd=tmp_path, env=env)

@@ -48,7 +48,7 @@ def server():
 @pytest.fixture
 def project(tmp_path):
     for name in ("fake.py", "evaluate.py"):
-        shutil.copy(ROOT / "tests/tune_script.py", tmp_path / name)
+        shutil.copy(ROOT / "tests/helpers/tune_script.py", tmp_path / name)
     yield tmp_path
     for pid in processes_in(tmp_path):
         os.kill(pid, signal.SIGKILL)

@@ -237,7 +237,7 @@ def start_training(env_id, vectorization, folder, total_timesteps):
     flags = f"--env-id {env_id} --vectorization {vectorization} --num-envs 2 --run-name run"
     flags += f" --num-steps 32 --num-minibatches 1 --total-timesteps {total_timesteps}"
     words = [sys.executable, path_of("ppo_torch_gymnasium"), *flags.split()]
-    return start_process(words, folder, os.environ | {"PYTHONPATH": str(ROOT / "tests")})
+    return start_process(words, folder, os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")})
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -282,7 +282,7 @@ def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path):
     args = ppo_torch_gymnasium.Args(env_id="scripted:Fails-v0", **flags)
     log = ppo_torch_gymnasium.RunLog(args, 0, [], obs_shape=(2, 2), num_actions=3)
     log.metrics.close()  # releases the lock
-    env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "tests/helpers")}
     words = [sys.executable, path_of("ppo_torch_gymnasium"), "--resume", log.dir]
     process = start_process(words, tmp_path, env)
     assert "the left arm has fallen off" in process.communicate(timeout=120)[1]
