@@ -249,7 +249,7 @@ TABLES = {
 
 # === Races ======================================================================================
 def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
-    """Return a row for each program of a race: its time, and the ratio to the time of another.
+    """Return a row per program of a race: its time, and the ratio to the time of the baseline.
 
     The other is the baseline, or the first program of the race.
     """

@@ -33,7 +33,7 @@ class Settings:
 class Program(NamedTuple):
     name: str
     command: list[str]
-    text: bytes  # in every progress line, and in no other line
+    text: bytes  # appears in every progress line and nowhere else
     pattern: str  # of the file with the progress lines, in the folder of the race
     script: Path | None
     steps: int | None  # environment steps per progress line; scripts report them themselves

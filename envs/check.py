@@ -118,7 +118,9 @@ def check_types(env: Any, params: Any, is_continuous: bool, space: Any) -> None:
         action = jax.ShapeDtypeStruct(env.action_space(params).shape, jnp.float32)
     six = "obs, state, reward, terminated, truncated, info"
     steps: list[Any] = [("step", partial(env.step, params=params), six)]
-    if type(env).step is Environment.step:  # it calls step_env, whose errors say more
+    if (
+        type(env).step is Environment.step
+    ):  # the inherited step calls step_env, whose errors are more specific
         five = "obs, state, reward, terminated, info"
         steps.insert(0, ("step_env", lambda *inputs: env.step_env(*inputs, params), five))
         if type(env).is_truncated is Environment.is_truncated:

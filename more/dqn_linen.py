@@ -257,7 +257,7 @@ def patches(x):
 
 
 def dense(x, num_outputs: int):
-    """A dense layer, initialized as in PyTorch: uniformly within 1 / sqrt(inputs)."""
+    """A dense layer with PyTorch's default initialization: uniform in +-1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(x.shape[-1])
     init = partial(jax.random.uniform, minval=-bound, maxval=bound)
     return nn.Dense(num_outputs, kernel_init=init, bias_init=init)(x)

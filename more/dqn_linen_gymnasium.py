@@ -116,7 +116,7 @@ def parse_args() -> Args:
         return tyro.cli(Args, default=saved)
     # The settings of MinAtar's examples/dqn.py (Young & Tian 2019) for five million frames.
     minatar = Args(
-        env_id="MinAtar/Breakout-v0",  # all six actions, sticky with 0.1, no time limit
+        env_id="MinAtar/Breakout-v0",  # all six actions, sticky with probability 0.1, no time limit
         total_timesteps=5_000_000,
         anneal_lr=False,
         num_envs=1,
@@ -268,7 +268,7 @@ def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
     """
     if multiprocessing.parent_process():  # the main process creates an environment as well
         os.setsid()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the environment is closed
     return env
 
 
@@ -300,7 +300,7 @@ class Agent(nn.Module):
 
 
 def dense(x, num_outputs: int):
-    """A dense layer, initialized as in PyTorch: uniformly within 1 / sqrt(inputs)."""
+    """A dense layer with PyTorch's default initialization: uniform in +-1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(x.shape[-1])
     init = partial(jax.random.uniform, minval=-bound, maxval=bound)
     return nn.Dense(num_outputs, kernel_init=init, bias_init=init)(x)

@@ -549,7 +549,7 @@ def save_checkpoint(folder: Path, checkpoint: dict) -> None:
 
 
 def load_checkpoint(folder: str | Path) -> dict:
-    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
+    """Load a checkpoint onto the CPU. weights_only prevents the file from running code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
 
 

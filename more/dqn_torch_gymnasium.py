@@ -117,7 +117,7 @@ def parse_args() -> Args:
         return tyro.cli(Args, default=saved)
     # The settings of MinAtar's examples/dqn.py (Young & Tian 2019) for five million frames.
     minatar = Args(
-        env_id="MinAtar/Breakout-v0",  # all six actions, sticky with 0.1, no time limit
+        env_id="MinAtar/Breakout-v0",  # all six actions, sticky with probability 0.1, no time limit
         total_timesteps=5_000_000,
         anneal_lr=False,
         num_envs=1,
@@ -269,7 +269,7 @@ def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
     """
     if multiprocessing.parent_process():  # the main process creates an environment as well
         os.setsid()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the environment is closed
     return env
 
 
@@ -556,7 +556,7 @@ def save_checkpoint(folder: Path, checkpoint: dict) -> None:
 
 
 def load_checkpoint(folder: str | Path) -> dict:
-    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
+    """Load a checkpoint onto the CPU. weights_only prevents the file from running code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
 
 

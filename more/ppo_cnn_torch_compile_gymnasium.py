@@ -290,7 +290,7 @@ def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
     """
     if multiprocessing.parent_process():  # the main process creates an environment as well
         os.setsid()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the environment is closed
     return env
 
 
@@ -744,7 +744,7 @@ def save_checkpoint(folder: Path, checkpoint: dict) -> None:
 
 
 def load_checkpoint(folder: str | Path) -> dict:
-    """Read a checkpoint to the CPU. weights_only: the file cannot run code."""
+    """Load a checkpoint onto the CPU. weights_only prevents the file from running code."""
     return torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
 
 

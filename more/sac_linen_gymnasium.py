@@ -262,7 +262,7 @@ def isolate_worker(env: gymnasium.Env) -> gymnasium.Env:
     """
     if multiprocessing.parent_process():  # the main process creates an environment as well
         os.setsid()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # closes the environment
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the environment is closed
     return env
 
 

@@ -1,4 +1,4 @@
-"""Count the operators that PyTorch's GRU calls on a CPU, forwards and backwards.
+"""Count the operators that PyTorch's GRU calls on a CPU in the forward and backward passes.
 
 python -m studies.recurrent.operators --out studies/recurrent/operators.json
 """
