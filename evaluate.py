@@ -329,7 +329,7 @@ def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator
             if hasattr(envs.env, "action_low"):
                 action = to_unit_range(action, envs.env)
             obs, results = envs.step(action)
-            # In Atari, a lost life can also set terminated; restart is true only at the end of a game.
+            # In Atari a lost life can set terminated; restart is true only at the end of a game.
             done = results.get("restart", results["terminated"] | results["truncated"])
             capped = ~done & (results["episode_length"] >= args.max_steps)
             yield Step(image, results["episode_return"], results["episode_length"], done, capped)
