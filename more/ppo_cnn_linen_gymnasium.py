@@ -329,7 +329,7 @@ class Agent(nn.Module):
         if self.channels_first:
             images = images.transpose(0, 2, 3, 1)
         if self.on_cpu and len(images) > 8 and len(images) % 8 == 0:
-            # Eight images at a time fit a core's cache, which makes training 2.5x as fast.
+            # Eight images at a time fit in the cache of a core, which is much faster.
             chunks = images.reshape(-1, 8, *images.shape[1:])
             scan = nn.scan(
                 Agent.convolve_images, variable_broadcast="params", split_rngs={"params": False}
@@ -368,8 +368,8 @@ AXES = ("NHWC", "HWIO", "NHWC")  # of the images, the kernel and the output
 def convolve(images, kernel, strides, padding, **unused):
     """Convolve (B, H, W, C) with (height, width, C, features), without padding, for nn.Conv.
 
-    In a compiled loop on a CPU, XLA's own gradient of the kernel takes 40 to 90 times as long
-    (jax-ml/jax#12868). Written as a convolution in another order of axes, it is fast.
+    XLA's gradient of the kernel is very slow in a compiled loop on a CPU (jax-ml/jax#12868). Written
+    as a convolution in another order of axes, it is fast.
     """
     if padding != "VALID":
         raise ValueError(f"convolve needs padding='VALID', not {padding!r}")
