@@ -368,8 +368,8 @@ AXES = ("NHWC", "HWIO", "NHWC")  # of the images, the kernel and the output
 def convolve(images, kernel, strides, padding, **unused):
     """Convolve (B, H, W, C) with (height, width, C, features), without padding, for nn.Conv.
 
-    XLA's gradient of the kernel is very slow in a compiled loop on a CPU (jax-ml/jax#12868). Written
-    as a convolution in another order of axes, it is fast.
+    XLA's gradient of the kernel is very slow in a compiled loop on a CPU (jax-ml/jax#12868).
+    Written as a convolution in another order of axes, it is fast.
     """
     if padding != "VALID":
         raise ValueError(f"convolve needs padding='VALID', not {padding!r}")
