@@ -35,8 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULE_AND_NAME = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"  # a custom environment
 DEFAULT_SCRIPTS = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
 # Rough seconds per iteration on two idle cores; they only serve to estimate the total duration.
-COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "own": 0.25}
-UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "own": 15.7}
+COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "default": 0.25}
+UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "default": 15.7}
 STARTUP = 8  # seconds
 LONG = 7200  # seconds; benchmark.sh announces how long it will take if it is longer
 
@@ -67,7 +67,7 @@ ALL = [
     for name in KNOWN
     if (ENVIRONMENTS[name]["library"], ENVIRONMENTS[name]["actions"]) == ("gymnax", "discrete")
 ]
-NETWORKS = SIZES | {"own": []}  # the units of each hidden layer; own is the default of the script
+NETWORKS = SIZES | {"default": []}  # units per hidden layer; default keeps those of the script
 
 # === Studies ====================================================================================
 # The descriptions end the sentence "NAME must be".
@@ -418,9 +418,9 @@ def make_run(
     steps = row.iterations * (row.steps or steps_of(script))
     words += words_of(row.flags)
     words += ["--seed", str(seed), "--total-timesteps", str(steps)]
-    seconds = row.iterations * UNCOMPILED.get(size, UNCOMPILED["own"])
+    seconds = row.iterations * UNCOMPILED.get(size, UNCOMPILED["default"])
     if is_compiled:
-        seconds = STARTUP + row.iterations * COMPILED.get(size, COMPILED["own"])
+        seconds = STARTUP + row.iterations * COMPILED.get(size, COMPILED["default"])
     key = " ".join(word.rpartition("/")[2] for word in [*words, "--run-name", name])
     if args.track and row.track:
         words.append("--track")

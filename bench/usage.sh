@@ -17,7 +17,7 @@ Instead of a study, choose the runs yourself. Each LIST is one,two,...:
   --envs LIST       default CartPole-v1; a custom environment is my_module:MyEnv
   --sizes LIST      default small; units of each hidden layer:
 $(sed -nE 's/^(\w+) = \[(.+)\]$/                      \1 (\2)/p' analysis/sizes.toml)
-                      own (the default of the script)
+                      default (as in the script)
 
   --iterations N    iterations of 8192 steps; default 100, or as in the study
   --repeats N       make each run with N seeds; default 1, or as in the study

@@ -50,7 +50,7 @@ LINEN = """
 [[runs]]
 scripts = ["linen"]
 envs = ["CartPole-v1"]
-sizes = ["own"]
+sizes = ["default"]
 """
 HANG = {"": "hang"}  # all stand-ins
 
@@ -135,7 +135,7 @@ def refuse(project, study):
             LINEN.replace("CartPole-v1", "Cart"),
             "[[runs]] 1: envs must be among: CartPole-v1 Acrobot",
         ),
-        (LINEN.replace('sizes = ["own"]', ""), "[[runs]] 1: sizes is missing"),
+        (LINEN.replace('sizes = ["default"]', ""), "[[runs]] 1: sizes is missing"),
         (f"{LINEN}preset = 'mine'", "[[runs]] 1: there is no preset 'mine'"),
         ("repeats = 3", "grid.toml has no [[runs]]"),
     ],
@@ -217,6 +217,15 @@ def test_a_table_s_own_flags_count_more_than_its_preset_s_and_these_more_than_th
     flags = ["flags = { a = 1, b = 1, c = 1 }", "flags = { c = 3 }\npreset = 'two'"]
     add_grid(project, f"{flags[0]}{LINEN}{flags[1]}\n[presets.two]\nb = 2\nc = 2")
     assert " --a 1 --b 2 --c 3 --seed 1 " in succeed(project, "mine", "--list")
+
+
+def test_repeats_of_a_table_are_an_upper_limit(project):
+    limited = f"{LINEN}label = 'limited'\nrepeats = 3"
+    add_grid(project, f"repeats = 5{LINEN}{limited}")
+    for repeats, expected in ((2, [2, 2]), (4, [4, 3])):
+        names = names_of(project, "mine", "--repeats", repeats)
+        in_table = sum(name.startswith("limited__") for name in names)
+        assert [len(names) - in_table, in_table] == expected
 
 
 # === Running ====================================================================================

@@ -50,7 +50,7 @@ steps() {
   JAX_DEFAULT_MATMUL_PRECISION=highest tests numerics 300 tests/scripts/test_numerics.py -k "not torch"
   runs "CartPole-v1__(medium|large)"
   runs "(Acrobot-v1|Breakout-MinAtar)__(small|medium|large)"
-  runs "(Breakout-MinAtar__own|rnn)" # DQN and recurrent PPO
+  runs "(Breakout-MinAtar__default|rnn)" # DQN and recurrent PPO
 }
 
 scripts=(ppo_linen ppo_nnx ppo_nnx_cached ppo_nnx_tree ppo_equinox ppo_torch ppo_torch_compile)
