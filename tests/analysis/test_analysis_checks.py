@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_up import ENVS, LINEN, TORCH, data_of, grid, logs, run_command, write_grid, write_plain
 
-from analysis import checks
+from analysis import checks, measures
 from analysis.runs import load
 
 
@@ -40,6 +40,11 @@ def test_every_kind_of_warning_is_named():
         f"1 run made with uncommitted changes: {names[2]}.",
         "A note.",
     ]
+
+
+def test_a_load_of_one_process_more_than_cores_may_be_the_previous_run():
+    frame = grid({LINEN: (6.0, 0.1)}, repeats=2, cores=2, load=[3, 3.01])
+    assert measures.under_load(frame)["run"].tolist() == frame["run"].tolist()[1:]
 
 
 def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():

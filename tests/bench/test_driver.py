@@ -222,7 +222,7 @@ def test_a_table_s_own_flags_count_more_than_its_preset_s_and_these_more_than_th
 def test_repeats_of_a_table_are_an_upper_limit(project):
     limited = f"{LINEN}label = 'limited'\nrepeats = 3"
     add_grid(project, f"repeats = 5{LINEN}{limited}")
-    for repeats, expected in ((2, [2, 2]), (4, [4, 3])):
+    for repeats, expected in ((2, [2, 2]), (7, [7, 3])):
         names = names_of(project, "mine", "--repeats", repeats)
         in_table = sum(name.startswith("limited__") for name in names)
         assert [len(names) - in_table, in_table] == expected

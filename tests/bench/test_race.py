@@ -17,7 +17,8 @@ import race as race_module
 from analysis import races
 from analysis.schema import SourceError
 from analysis.stats import Interval
-from bench.interleave import Program
+from bench.interleave import Program, Runner, Settings
+from bench.processes import new_mark
 
 ROOT = Path(__file__).resolve().parents[2]
 # A program that prints a line periodically, with a worker in another session.
@@ -84,6 +85,21 @@ def test_a_race_says_who_is_faster_and_keeps_its_turns(tmp_path, ticker):
     assert found.times().median().iloc[0] > 0.036  # no iteration counts that is not timed
     order = [turn.program for turn in found.turns]
     assert order == [0, 1, 1, 0] * 6
+
+
+def test_the_time_of_a_turn_is_without_its_first_iteration(tmp_path, monkeypatch):
+    """The first iteration takes 10 s, and the next ones take 1 s each."""
+    program = Program("program", ["true"], b"", "0.txt", None, None)
+    runner = Runner(program, 0, tmp_path, new_mark(), Settings())
+    runner.process.wait()
+    durations = iter([10.0, 1.0, 1.0, 1.0, 1.0])
+
+    def wait_for_lines():
+        runner.seen += next(durations)
+        return 1
+
+    monkeypatch.setattr(runner, "wait_for_lines", wait_for_lines)
+    assert runner.take_turn(seconds=2.5) == (3, pytest.approx(3.0))
 
 
 def test_all_but_one_stand_still(tmp_path, ticker):

@@ -368,12 +368,14 @@ def test_compare_is_welchs_t_test():
 def test_groups_of_seeds(command, monkeypatch, tmp_path):
     """Means are over runs, not over episodes. Each side of --against is one group."""
     returns = {"a1": 10.0, "a2": 12.0, "a3": 17.0, "a4": 29.0, "b1": 3.0, "b2": 4.0, "c3": 5.0}
-    env_ids = {"a": "CartPole-v1", "b": "CartPole-v1", "c": "Acrobot-v1"}
+    returns["d5"] = 6.0
+    env_ids = {"a": "CartPole-v1", "b": "CartPole-v1", "c": "Acrobot-v1", "d": "CartPole-v1"}
     for name in returns:
         (tmp_path / name).mkdir()
 
     def load_runs(names, args):
-        return [stand_in(env_ids[x[0]], folder=tmp_path / x, seed=int(x[1])) for x in names]
+        runs = [stand_in(env_ids[x[0]], folder=tmp_path / x, seed=int(x[1])) for x in names]
+        return [x._replace(iteration=7) if x.folder.name == "d5" else x for x in runs]
 
     def evaluate_run(run, args):
         value = returns[run.folder.name]
@@ -388,7 +390,11 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
     assert f"mean over 4 seeds {interval}, interquartile mean 14.50\n" in out
     assert f"The first group is {evaluate.compare([10, 12, 17, 29], [3, 4])}\n" in out
     assert status == 0 and (tmp_path / "b2/evaluation.json").exists()
-    for words in (("a1", "c3", "--against", "b1"), ("a1", "--against", "b1", "c3")):
+    for words in (
+        ("a1", "c3", "--against", "b1"),
+        ("a1", "--against", "b1", "c3"),
+        ("a1", "--against", "b1", "d5"),  # trained for longer
+    ):
         status, _, err = command(*words)
         assert status == 2 and err.startswith("--against: the runs of a group must")
     assert command("c3", "--epsilon", "0.5")[0] == 0

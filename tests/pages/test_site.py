@@ -122,7 +122,9 @@ def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(
     table = pd.read_csv(ROOT / "studies/quick/runs.csv", dtype="str", keep_default_na=False)
     table = table.assign(platform="<img src=x onerror=alert(1)> H100", device="NVIDIA H100")
     beside = table.assign(mode="ppo_nnx, 2 side by side", run="beside " + table["run"])
-    pd.concat([table, beside]).to_csv(folder / "runs.csv", index=False)
+    loaded = table.assign(load="99", cores="2", run="loaded " + table["run"])
+    loaded["repeat"] = (loaded["repeat"].astype(float) + 3).astype(str)
+    pd.concat([table, beside, loaded]).to_csv(folder / "runs.csv", index=False)
     (tmp_path / "studies/waited").mkdir()  # for the device, after each phase: longer than usual
     table.assign(sync="True", process="99").to_csv(
         tmp_path / "studies/waited/runs.csv", index=False
