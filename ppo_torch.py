@@ -99,6 +99,8 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+        if min(self.hidden_sizes, default=1) < 1:
+            raise ValueError("--hidden-sizes must be at least 1")
 
 
 # --resume cannot change these: array shapes or the position in the learning rate schedule would

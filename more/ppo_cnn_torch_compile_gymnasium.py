@@ -187,8 +187,10 @@ class VecEnv:
             )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        except (BrokenPipeError, ConnectionResetError, EOFError):  # a worker process failed
-            time.sleep(1)  # until all workers have printed why
+        except (BrokenPipeError, ConnectionResetError, EOFError):
+            if vectorization != "async":
+                raise
+            time.sleep(1)  # a worker process failed: wait until it has printed why
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space

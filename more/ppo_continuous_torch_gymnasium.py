@@ -104,6 +104,8 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one batch, {self.batch_size}")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+        if min(self.hidden_sizes, default=1) < 1:
+            raise ValueError("--hidden-sizes must be at least 1")
 
 
 # --resume cannot change these: array shapes or the position in the learning rate schedule would
@@ -162,8 +164,10 @@ class VecEnv:
             )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
-        except (BrokenPipeError, ConnectionResetError, EOFError):  # a worker process failed
-            time.sleep(1)  # until all workers have printed why
+        except (BrokenPipeError, ConnectionResetError, EOFError):
+            if vectorization != "async":
+                raise
+            time.sleep(1)  # a worker process failed: wait until it has printed why
             sys.exit(1)
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space

@@ -79,7 +79,7 @@ class Args:
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
-        """Derive the number of iterations. tyro reports a ValueError as a usage error."""
+        """Check the arguments and derive sizes. tyro reports a ValueError as a usage error."""
         if self.seed not in range(2**32):  # JAX would silently drop the upper bits
             raise ValueError("--seed must be between 0 and 2**32 - 1")
         counts = ("num_envs", "num_steps", "buffer_size", "batch_size", "train_frequency")
@@ -94,6 +94,8 @@ class Args:
         if self.num_iterations < 1:
             raise ValueError(f"--total-timesteps must be at least one iteration, {steps}")
         self.hidden_sizes = tuple(self.hidden_sizes)  # a list when loaded from run.json
+        if min(self.hidden_sizes, default=1) < 1:
+            raise ValueError("--hidden-sizes must be at least 1")
 
 
 # --resume cannot change these: array shapes or the position in the learning rate schedule would

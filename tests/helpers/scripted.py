@@ -143,8 +143,8 @@ class Later(Scripted):
         raise NotImplementedError
 
 
-class ArmError(ConnectionError):
-    """Also a ConnectionError, like the errors of a pipe to a worker."""
+class ArmError(ConnectionResetError):
+    """Also what the process that trains gets when a worker has died."""
 
 
 class Fails(Later):

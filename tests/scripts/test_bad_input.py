@@ -55,6 +55,9 @@ def test_counts_are_at_least_1(name):
         said = rf"--{count.replace('_', '-')} must be at least (1|one)"
         with pytest.raises(ValueError, match=said):
             script.Args(**{count: 0})
+    for sizes in [x.name for x in fields(script.Args) if type(x.default) is tuple]:
+        with pytest.raises(ValueError, match=f"--{sizes.replace('_', '-')} must be at least 1"):
+            script.Args(**{sizes: (8, 0)})
 
 
 def test_the_other_scripts_check_their_flags_in_the_same_way():
