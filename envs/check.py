@@ -8,8 +8,9 @@ The check compares types and shapes with the spaces of the environment, and then
 random steps. Random actions do not reach every state, so a mistake may remain. For a Gymnasium
 environment it also measures whether --vectorization async is faster than sync.
 
-A broken rule is one sentence, with exit status 2, and so is a missing package. Hints are printed
-with exit status 0. An exception in your code is shown with its traceback.
+If the environment breaks a rule or a package is missing, the check prints one sentence and exits
+with status 2. After hints alone, the status is 0. An exception in your code ends the check with its
+traceback.
 """
 
 import os
@@ -56,7 +57,7 @@ NUM_ENVS, NUM_STEPS = 16, 2_000  # random steps in gymnax
 STEPS, SECONDS = 5_000, 20  # random steps in Gymnasium, whichever limit comes first
 REPEATED_STEPS = 300  # taken again with the same seed
 PROGRESS_AFTER = 2.0  # seconds between progress lines
-PATIENCE = 120.0  # seconds until a call into the environment counts as hanging
+PATIENCE = 120.0  # seconds after which a call into the environment counts as hanging
 ASYNC_SECONDS = 1.5  # measured time per number of environments
 ASYNC_PATIENCE = 60.0  # seconds for one measurement, with the start of the environments
 ASYNC_GAIN = 1.2  # least speed-up for which async is recommended
@@ -97,7 +98,7 @@ def check_gymnax(env: Any) -> Checked:
     check_types(env, params, is_continuous, space)
     check_random_play(env, params, space)
     if isinstance(space, Discrete):
-        print("Observations are numbers. One-hot vectors learn better: see jax.nn.one_hot.")
+        print("Observations are integers. One-hot vectors usually work better: see jax.nn.one_hot.")
     return Checked(is_continuous, actions.shape, space.shape)
 
 
@@ -218,7 +219,7 @@ def check_action_bounds_gymnax(step_all: Any, state: Any, actions: Box) -> None:
 
 
 def check_time_limit(env: Any, params: Any, states: Any, limit: int) -> None:
-    """Take one step from each state twice: with the time set to the limit, and to the step before.
+    """Take one step from each state twice: one that ends at the time limit, and one just before it.
 
     Everything else is equal. If every episode terminates only at the limit, time is the reason.
     """
@@ -282,7 +283,7 @@ class Watchdog:
 def check_gymnasium(env_id: str) -> Checked:
     """Check the environment my_module:MyEnv-v0, one instance at a time."""
     name = env_id.rpartition(":")[2]
-    # The wrappers of Gymnasium would raise errors that say less.
+    # Without the wrappers of Gymnasium, whose errors are less specific.
     make: Any = partial(gymnasium.make, name, max_episode_steps=-1, disable_env_checker=True)
     watchdog = Watchdog()
     try:
@@ -362,7 +363,7 @@ class Played(NamedTuple):
 
 
 def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog) -> Played:
-    """Take this many random steps, or as many as SECONDS allow."""
+    """Take this many random steps, or as many as fit into SECONDS."""
     env.action_space.seed(0)
     with watchdog.watch("reset"):
         result = env.reset(seed=0, options=None)
@@ -499,7 +500,7 @@ def are_images(shape: tuple[int, ...]) -> bool:
 
 
 def image_layout(shape: tuple[int, ...]) -> tuple[int, int, str]:
-    """Height and width of images, and the order of their axes."""
+    """Return the height and width of images, and the order of their axes."""
     if len(shape) == 2:
         return shape[0], shape[1], "H, W"
     if shape[0] < min(shape[1:]):
@@ -507,13 +508,13 @@ def image_layout(shape: tuple[int, ...]) -> tuple[int, int, str]:
     return shape[0], shape[1], "H, W, C"
 
 
-# === Will async pay? ============================================================================
+# === sync or async ==============================================================================
 def measure_speeds(env_id: str) -> dict[tuple[str, int], float | str]:
-    """Measure (vectorization, num_envs) -> steps per second, or the reason of a failure.
+    """Measure steps per second by (vectorization, num_envs); a failure is stored as its reason.
 
     After a failure, larger numbers of environments are skipped.
     """
-    print("Will async pay? Steps per second of the environment alone (--no-async-test skips this):")
+    print("Is async faster? Steps per second of the environment alone (skip: --no-async-test):")
     speeds: dict[tuple[str, int], float | str] = {}
     for vectorization in ("sync", "async"):
         for num_envs in (1, 2, 4, 8):
@@ -527,7 +528,7 @@ def measure_speeds(env_id: str) -> dict[tuple[str, int], float | str]:
 
 
 def measure_speed(env_id: str, vectorization: str, num_envs: int) -> float | str:
-    """Run envs/speed.py. It has its own process group, which is killed at the end."""
+    """Run envs/speed.py in a separate process group, which is killed at the end."""
     command = [sys.executable, str(ROOT / "envs/speed.py"), env_id, vectorization, str(num_envs)]
     command += [str(ASYNC_SECONDS)]
     variables = os.environ | {"PYTHONSAFEPATH": "1"}  # a file in this folder hides no package
@@ -551,7 +552,7 @@ def measure_speed(env_id: str, vectorization: str, num_envs: int) -> float | str
 
 
 def reason_of(output: str) -> str:
-    """The exception that ended a process: not the loss of the connection that followed from it."""
+    """Return the exception that ended a process, not the connection error that it caused."""
     errors = re.findall(r"^(?:[\w.]+: )?[\w.]*(?:Error|Exception)\b.*", output, re.M)
     lost = ("EOFError", "ConnectionResetError", "BrokenPipeError")
     causes = [line for line in errors if not line.startswith(lost)]
@@ -573,14 +574,16 @@ def recommend_vectorization(speeds: dict[tuple[str, int], float | str]) -> tuple
     if not sync or isinstance(speeds.get(("sync", 2)), str):
         return f"Use {' '.join(flags)}: sync did not work with several environments.", flags
     gain = many[num_envs] / max(sync)
+    if gain < 1:
+        return "Use sync, the default: async is slower here.", []
     if gain < ASYNC_GAIN:
-        return f"Use sync, the default: async is {gain:.2g}x as fast at best.", []
-    return f"Use {' '.join(flags)}: {gain:.2g}x as fast as sync at best.", flags
+        return f"Use sync, the default: async is only {gain:.2g}x as fast here.", []
+    return f"Use {' '.join(flags)}: {gain:.2g}x as fast as the fastest sync setting.", flags
 
 
 # === Atari ======================================================================================
 def check_atari(env_id: str) -> None:
-    """Play random games in threads of ale-py, as the scripts for images do."""
+    """Play random games in the threads of ale-py, as the scripts for images do."""
     if importlib.util.find_spec("ale_py") is None:
         fail("Atari games need the package ale-py (GPL-2.0): pip install ale-py==0.12.1")
     importlib.import_module("ale_py")  # registers its games
@@ -613,10 +616,10 @@ def check_actions(actions: Any, discrete: type, box: type) -> bool:
 
 
 def check_episode_ends(episodes: list[tuple[int, bool]], limit: int | None, steps: int) -> None:
-    """Look for a time limit that is returned as terminated.
+    """Detect a time limit that is returned as terminated.
 
-    A game may always take nine steps, so lengths alone prove nothing. But if the known time limit
-    is the length of the longest episodes, not all of them can have terminated by chance.
+    A game may always take nine steps, so lengths alone prove nothing. But if the longest episodes
+    are as long as a known time limit, not all of them can have terminated by chance.
     """
     longest = max((length for length, _ in episodes), default=0)
     terminated = [flag for length, flag in episodes if length == longest]
@@ -682,7 +685,7 @@ def script_for(checked: Checked, in_gymnasium: bool) -> list[str]:
     """Return the script to start with, and the preset or the flags that it needs."""
     suffix = "_gymnasium" if in_gymnasium else ""
     if checked.is_continuous:
-        # The default preset is for Pendulum; the other one is for robots with several joints.
+        # The defaults suit Pendulum; the mujoco preset suits robots with several joints.
         is_robot = in_gymnasium and math.prod(checked.action_shape) > 1
         return [f"more/ppo_continuous_linen{suffix}.py", *(["mujoco"] if is_robot else [])]
     if not in_gymnasium:

@@ -9,12 +9,13 @@ license). This file calls the package and contains none of its code. It splits `
 the player or of the last boss terminates an episode, and max_timesteps truncates it.
 
 The environment of the package generates a new world in every environment at every step, which takes
-as long as a dozen steps, and usually discards it. Here a world is needed only at the start of an
-episode, and it is one of num_worlds that are generated at the first reset. An agent may memorize
-them, so its returns say little about other worlds: in ten million steps with episodes of 300 steps,
-each of the 1,024 worlds appears 33 times. The 1,024 worlds take 127 MB, and each program compiled
-with them holds a copy. CraftaxSymbolicEndless generates a new world for each episode, and matches
-the environment of the package for equal keys. studies/craftax/README.md compares their speeds.
+as long as a dozen steps, and usually discards it. This one needs a world only at the start of an
+episode, and picks one of num_worlds worlds that are generated at the first reset. An agent may
+memorize them, so its returns say little about other worlds: in ten million steps with episodes of
+300 steps, each of the 1,024 worlds appears 33 times. The 1,024 worlds take 127 MB, and each program
+compiled with them holds a copy. CraftaxSymbolicEndless generates a new world for each episode; with
+equal keys it matches the environment of the package. studies/craftax/README.md compares their
+speeds.
 """
 
 from functools import cached_property, partial
@@ -74,7 +75,7 @@ class CraftaxSymbolic(environment.Environment):
             )
 
         @jax.jit
-        def make(keys):  # a loop compiles in half the time, and is as fast on a CPU
+        def make(keys):  # lax.map compiles in half the time of vmap, and is as fast on a CPU
             return jax.lax.map(lambda key: self.game.reset_env(key, self.default_params)[1], keys)
 
         # Run this compiled, even if the first reset is being traced or runs without jit.
@@ -105,7 +106,7 @@ class CraftaxSymbolic(environment.Environment):
     def step(
         self, key: jax.Array, state: Any, action: Any, params: Any | None = None
     ) -> tuple[Any, Any, jax.Array, jax.Array, jax.Array, dict[Any, Any]]:
-        """The step of gymnax, but a new episode is only started if the last one is done."""
+        """Take a step as gymnax does, but start a new episode only if the last one is done."""
         params = self.default_params if params is None else params
         step_key, reset_key = jax.random.split(key)
         last_obs, state, reward, terminated, info = self.step_env(step_key, state, action, params)
@@ -119,7 +120,7 @@ class CraftaxSymbolic(environment.Environment):
         """Return obs and state after a possible restart.
 
         The inputs are done, key, params, obs and state. Under vmap, lax.cond would start all
-        episodes and select between whole states of 270 kB. A custom rule for vmap loops over the
+        episodes and select between complete states of 270 kB. A custom rule for vmap loops over the
         environments that are done instead.
         """
 
@@ -135,8 +136,9 @@ class CraftaxSymbolic(environment.Environment):
 
             def begin(i, now):
                 row = first_done[i]
-                key, own = jax.tree.map(lambda x: x[row], (keys, params))
-                return jax.tree.map(lambda x, y: x.at[row].set(y), now, self.reset_env(key, own))
+                key, values = jax.tree.map(lambda x: x[row], (keys, params))
+                new = self.reset_env(key, values)
+                return jax.tree.map(lambda x, y: x.at[row].set(y), now, new)
 
             now = jax.lax.fori_loop(0, done.sum(), begin, tuple(now))
             return now, jax.tree.map(lambda _: True, now)
@@ -144,11 +146,11 @@ class CraftaxSymbolic(environment.Environment):
         return one(*given)
 
     def is_terminated(self, state: Any, params: Any) -> jax.Array:
-        """Whether the game has ended, ignoring the time limit."""
+        """Return whether the game has ended, ignoring the time limit."""
         return self.game.is_terminal(state, params.replace(max_timesteps=np.iinfo(np.int32).max))
 
     def is_truncated(self, state: Any, params: Any) -> jax.Array:
-        """Whether the time limit was reached, unless the game has ended as well."""
+        """Return whether the time limit was reached; False if the game has ended as well."""
         return (state.timestep >= params.max_timesteps) & ~self.is_terminated(state, params)
 
     def action_space(self, params: Any = None) -> spaces.Discrete:
@@ -173,5 +175,5 @@ CraftaxClassicSymbolicEndless = partial(CraftaxClassicSymbolic, num_worlds=0)
 
 
 def strong(tree: Any) -> Any:
-    """Convert to arrays without weak types, which the package returns only from some functions."""
+    """Convert to arrays without weak types, which only some functions of the package return."""
     return jax.tree.map(lambda x: x.astype(x.dtype), jax.tree.map(jnp.asarray, tree))

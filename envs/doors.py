@@ -42,7 +42,7 @@ class Doors(environment.Environment):
         return Params()
 
     def reset_env(self, key: jax.Array, params: Params) -> tuple[jax.Array, State]:
-        a, b = jax.random.key_data(key)[:2]  # nothing else uses this key
+        a, b = jax.random.key_data(key)[:2]  # the key is not used for anything else
         return self.start(*layout(a, b))
 
     def start(self, agent: Any, goal: Any) -> tuple[jax.Array, State]:
@@ -68,7 +68,7 @@ class Doors(environment.Environment):
         return self.distance(state) == 0
 
     def is_truncated(self, state: State, params: Params) -> jax.Array:
-        """Whether the time limit was reached, unless the agent is at the goal."""
+        """Return whether the time limit was reached; False if the agent is at the goal."""
         return (state.time >= params.max_steps_in_episode) & (self.distance(state) > 0)
 
     def action_space(self, params: Any = None) -> spaces.Discrete:

@@ -15,7 +15,7 @@ vectors of length 15: the row and the column of the agent, and the column of the
 
     python -m studies.doors.run more/dqn_torch_gymnasium.py doors
 
-This command uses settings with which agents solve all layouts; studies/doors has the results.
+With the settings of this command, agents solve all layouts; see studies/doors.
 
 doors.py is the same game for gymnax, with the rules of this file. This file does not import JAX,
 so that PyTorch scripts start faster.
@@ -23,7 +23,7 @@ so that PyTorch scripts start faster.
 The task comes from a public comparison of DQN in PyTorch and Flax, engyasin/ilsurvey on GitHub.
 Its two games differed. In JAX, one key determined both columns, some moves into the wall earned a
 reward, and the last step of a truncated episode returned the first observation of the next one. In
-Gymnasium, every reset seeded the random numbers of the whole process. Here both games return equal
+Gymnasium, every reset seeded the global random number generators. Here both games return equal
 numbers, and the same two words give the same layout.
 """
 
@@ -79,7 +79,7 @@ def scramble(x: Any) -> Any:
 
 
 def all_layouts() -> np.ndarray:
-    """The columns of agent and goal in all layouts, (225, 2). The goal changes fastest."""
+    """Columns of agent and goal in all layouts, (225, 2). The goal changes fastest."""
     return np.indices((SIZE, SIZE)).reshape(2, -1).T
 
 

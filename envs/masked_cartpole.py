@@ -3,7 +3,7 @@
     python more/ppo_rnn_linen.py --env-id envs.masked_cartpole:MaskedCartPole
     python more/ppo_torch_gymnasium.py --env-id envs.masked_cartpole:MaskedCartPole-v0
 
-As CartPole-v1, but observations contain only the position of the cart and the angle of the pole.
+Like CartPole-v1, but observations contain only the position of the cart and the angle of the pole.
 The agent must infer the velocities from earlier observations.
 """
 

@@ -1,9 +1,9 @@
-"""MemoryChain of gymnax with 30 steps instead of 5.
+"""gymnax's MemoryChain with 30 steps instead of 5.
 
     python more/ppo_rnn_linen.py --env-id envs.memory_chain:MemoryChain30
 
 The first observation contains a bit. At the end of the episode, the action that equals this bit
-earns a reward of 1, and the other action -1.
+earns a reward of 1, and the other action a reward of -1.
 """
 
 from gymnax.environments import spaces

@@ -7,8 +7,8 @@
 An example of an environment with images. The player is a bright square. One of two striped squares
 is the goal, with vertical stripes, and ends the episode with reward 1. The other is a trap, with
 horizontal stripes, and ends it with reward -1. In every image the stripes start at a random offset,
-so both squares look the same on average, and single pixels do not tell them apart: an agent that
-does not see stripes has a mean return of at most 0. The best mean return is 1.
+so both squares look the same on average, and no single pixel distinguishes them: an agent that
+cannot recognize stripes has a mean return of at most 0. The best mean return is 1.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])  # up, right, down, left
 
 
 class PixelGrid(gymnasium.Env):
-    """Walk to the vertical stripes. Images are uint8 (12, 12, 1); a step into a wall stays."""
+    """Walk to the vertical stripes. Images are uint8 (12, 12, 1). A wall stops the player."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012
     action_space = gymnasium.spaces.Discrete(len(MOVES))

@@ -1,8 +1,8 @@
 """Adapt environments with the interface of brax to gymnax 1.0.1.
 
-The step function of gymnax computes a reset for every environment at every step, and usually
-discards it. If a reset is expensive, as in brax and MuJoCo Playground, that costs more than the
-step itself. So initial states are computed once, and a reset picks one of them.
+At every step, gymnax computes a reset of every environment and usually discards it. If a reset is
+expensive, as in brax and MuJoCo Playground, that takes longer than the step itself. So initial
+states are computed once, and a reset picks one of them.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from gymnax.environments import environment, spaces
 @struct.dataclass
 class State:
     inner: Any  # the state of brax
-    time: jax.Array  # () int32, steps of the current episode; gymnax truncates by it
+    time: jax.Array  # () int32, steps of the current episode; gymnax uses it for the time limit
 
 
 class Pooled(environment.Environment):

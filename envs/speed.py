@@ -2,7 +2,7 @@
 
     python envs/speed.py my_module:MyEnv-v0 async 4 1.5  # 4 processes, measured for 1.5 seconds
 
-envs/check.py runs this file in a process of its own, which it can end if the environment hangs.
+envs/check.py runs this file in a separate process, which it can kill if the environment hangs.
 """
 
 import multiprocessing
@@ -29,13 +29,13 @@ class DropInfo(gymnasium.Wrapper):
 
 
 def steps_per_second(env_id: str, vectorization: str, num_envs: int, seconds: float) -> float:
-    """Step num_envs environments for this many seconds, in the way the scripts step them."""
+    """Step num_envs environments for this many seconds, as the training scripts do."""
     options: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
     options["copy"] = False
     if vectorization == "async":
         multiprocessing.set_forkserver_preload(["gymnasium"])
         options["context"] = "forkserver"
-        options["daemon"] = False  # so that an environment may start processes
+        options["daemon"] = False  # an environment may start processes
     wrappers: list[Any] = [DropInfo]
     if vectorization == "vector_entry_point":  # the vector environment of ale-py
         options, wrappers = {}, []

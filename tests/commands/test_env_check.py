@@ -491,14 +491,15 @@ def test_a_vector_environment_is_measured_as_the_scripts_step_it(monkeypatch):
     assert speed.steps_per_second("MyEnv-v0", "vector_entry_point", 2, 0.1) > 0
 
 
-# === Will async pay? ============================================================================
+# === sync or async ==============================================================================
 SYNC = {("sync", 1): 100.0, ("sync", 2): 110.0}
 FAILED = {("sync", 1): 100.0, ("sync", 2): "RuntimeError"}
 EIGHT = ["--vectorization", "async", "--num-envs", "8"]
 SPEEDS: list[Any] = [
     (SYNC | {("async", 1): 90.0, ("async", 8): 330.0}, "async --num-envs 8: 3x as fast", EIGHT),
     (SYNC | {("async", 8): 320.0, ("async", 16): 330.0}, "async --num-envs 8: 2.9x", EIGHT),
-    (SYNC | {("async", 8): 121.0}, "Use sync, the default: async is 1.1x as fast at best.", []),
+    (SYNC | {("async", 8): 99.0}, "Use sync, the default: async is slower", []),
+    (SYNC | {("async", 8): 121.0}, "Use sync, the default: async is only 1.1x as fast", []),
     (SYNC | {("async", 1): "EOFError"}, "Use sync, the default: async did not work.", []),
     (FAILED | {("async", 8): 50.0}, "sync did not work with several environments", EIGHT),
     ({("sync", 1): "KeyError", ("async", 1): "KeyError"}, "Neither sync nor async worked", []),
