@@ -1,4 +1,4 @@
-"""Warnings about runs; a study with problems is only packed if asked."""
+"""Warnings about runs, and the checks before a study is packed."""
 
 import numpy as np
 import pytest
@@ -8,18 +8,18 @@ from analysis import checks, measures
 from analysis.runs import load
 
 
-# === Of the runs ================================================================================
+# === Runs =========================================================================================
 def warnings_of(frame, iterations, **more):
     return checks.run_warnings(data_of(frame, iterations, **more))
 
 
-def test_of_clean_runs_nothing_is_said_however_wide_their_intervals():
+def test_clean_runs_give_no_warnings():
     frame = grid({LINEN: (6.0, 0.1), TORCH: (8.0, 2.0)}, ENVS, repeats=2, noise=0.3)
     assert warnings_of(frame, logs(frame)) == []
     assert warnings_of(frame, logs(frame.head(0))) == []
 
 
-def test_every_kind_of_warning_is_named():
+def test_all_kinds_of_warnings():
     frame = grid({LINEN: (6.0, 0.1), TORCH: (8.0, 2.0)}, repeats=4)
     iterations = logs(frame)
     names = frame["run"].tolist()
@@ -30,8 +30,8 @@ def test_every_kind_of_warning_is_named():
     frame.loc[0, ["load", "cores"]] = 9.5, 2
     frame.loc[2, "commit"] = "b" * 40 + "-dirty"
     iterations.loc[of(4, 7), "losses/entropy"] = np.nan
-    iterations.loc[of(7), "losses/entropy"] = np.nan  # from the start
-    iterations.loc[of(5, 5) & ~of(5, 6), "losses/entropy"] = np.nan  # and then no more
+    iterations.loc[of(7), "losses/entropy"] = np.nan  # NaN from the first iteration
+    iterations.loc[of(5, 5) & ~of(5, 6), "losses/entropy"] = np.nan  # NaN once
     found = warnings_of(frame, iterations, left_out={"broken": "no run.json"}, notes=("A note",))
     assert found == [
         "1 run left out: broken (no run.json).",
@@ -42,18 +42,18 @@ def test_every_kind_of_warning_is_named():
     ]
 
 
-def test_a_load_of_one_process_more_than_cores_may_be_the_previous_run():
+def test_a_load_of_one_above_the_number_of_cores_is_not_reported():
     frame = grid({LINEN: (6.0, 0.1)}, repeats=2, cores=2, load=[3, 3.01])
     assert measures.under_load(frame)["run"].tolist() == frame["run"].tolist()[1:]
 
 
-def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():
+def test_missing_losses_do_not_count_as_divergence():
     frame = grid({LINEN: (6.0, 0.1), "sb3": (8.0, 2.0)}, repeats=2)
     iterations = logs(frame, loss=lambda run, i: np.nan if run["mode"] == "sb3" else 0.5)
     assert warnings_of(frame, iterations) == []
 
 
-# === Of a study =================================================================================
+# === Studies ======================================================================================
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -68,7 +68,7 @@ def test_runs_of_a_library_that_logs_no_losses_did_not_diverge():
         ({"resumed": [3]}, "1 run resumed"),
     ],
 )
-def test_what_a_reader_would_hold_against_a_study_is_named(tmp_path, changes, words):
+def test_problems_of_a_study_are_reported(tmp_path, changes, words):
     for mode in ("linen jit", "nnx jit"):
         write_plain(tmp_path, mode=mode)
         write_plain(tmp_path, mode=mode, seed=2, versions={"jax": "0.10.2"})
@@ -78,7 +78,7 @@ def test_what_a_reader_would_hold_against_a_study_is_named(tmp_path, changes, wo
     assert words in checks.problems(load(tmp_path))[-1]
 
 
-def test_a_study_is_packed_and_one_with_faults_is_packed_if_asked(tmp_path):
+def test_a_study_with_problems_is_packed_only_with_anyway(tmp_path):
     grid = write_grid(tmp_path / "runs")
     status, said, _ = run_command("pack", grid, tmp_path / "study")
     assert status == 0
@@ -96,7 +96,7 @@ def test_a_study_is_packed_and_one_with_faults_is_packed_if_asked(tmp_path):
     assert broken.name in load(tmp_path / "again").left_out
 
 
-def test_bad_usage_is_one_sentence(tmp_path):
+def test_pack_refuses_a_folder_that_contains_runs(tmp_path):
     write_plain(tmp_path)
     status, _, said = run_command("pack", tmp_path, tmp_path)
     assert status == 2

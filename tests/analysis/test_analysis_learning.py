@@ -15,8 +15,8 @@ KNOWN = learning.load_environments()
 ENDS = ("estimate", "low", "high")
 
 
-# === Returns and their equivalence ==============================================================
-def test_verdicts_say_what_was_found_or_why_nothing_was_tested():
+# === Returns and equivalence ======================================================================
+def test_verdicts():
     rows = np.arange(6.0)
     frame = pd.concat(
         [
@@ -39,7 +39,7 @@ def test_verdicts_say_what_was_found_or_why_nothing_was_tested():
     assert found[CARTPOLE, TORCH]["minus_estimate"] == pytest.approx(-110)
 
 
-def test_a_mode_with_the_same_returns_counts_once_if_they_are_not_all_at_a_cap():
+def test_identical_returns_are_tested_once_unless_all_are_at_the_maximum():
     values = np.linspace(400, 500, 6)
     both = returning({LINEN: values + 1, NNX: values, CACHED: values[::-1]})
     cap = returning({LINEN: values, NNX: [500.0] * 6, CACHED: [500.0] * 6}, "Acrobot-v1")
@@ -55,7 +55,7 @@ def test_a_mode_with_the_same_returns_counts_once_if_they_are_not_all_at_a_cap()
     assert of_cached[CARTPOLE, NNX]["verdict"] == "as ppo_nnx_cached"
 
 
-def test_off_policy_scripts_are_compared_by_their_last_100_episodes():
+def test_off_policy_scripts_are_compared_over_the_last_100_episodes():
     rows = np.arange(6.0)
     frame = returning({LINEN: 490 + rows, TORCH: 380 + rows}).assign(algorithm="dqn")
     frame["last_100_return"] = frame["final_return"] + 5
@@ -65,11 +65,11 @@ def test_off_policy_scripts_are_compared_by_their_last_100_episodes():
     assert np.isnan(found[LINEN]["minus_estimate"])
 
 
-# === Along the way ==============================================================================
-def test_progress_is_the_mean_over_seeds_with_students_interval():
+# === Learning curves and targets ==================================================================
+def test_progress_is_the_mean_over_seeds_with_a_t_interval():
     frame = returning({LINEN: [0.0] * 4, TORCH: [0.0]})
     values = np.random.default_rng(0).normal(size=(5, 10))
-    values[1, 3] = np.nan  # no episode finished: the previous return continues
+    values[1, 3] = np.nan  # no episode finished: use the previous return
     values[2, 0] = np.nan  # no previous return
     rows = {run: values[i] for i, run in enumerate(frame["run"])}
     iterations = logs(frame, returns=lambda run, i: rows[run["run"]][i])
@@ -85,7 +85,7 @@ def test_progress_is_the_mean_over_seeds_with_students_interval():
     assert np.isnan(found[TORCH, 100]["low"])
 
 
-def test_targets_are_first_reached_in_the_median_and_never_is_slower_than_all():
+def test_time_to_target_is_a_median_and_infinite_if_the_target_is_missed():
     never = 99
     hits = {LINEN: [4, 2, 7, 9, 3, 5], TORCH: [1, 2, never, never, never], NNX: [never]}
     hits |= {CACHED: [1, 2, 3, 4, 5, 6, 7, never, never, never]}
@@ -98,7 +98,7 @@ def test_targets_are_first_reached_in_the_median_and_never_is_slower_than_all():
     found = by(learning.targets(only_experiment(frame, iterations), KNOWN), "mode")
     row = found[LINEN]
     assert (row["target"], row["runs"], row["reached"]) == (475, 6, 6)
-    ends = 6 + 0.1 * np.array([4.5, 2, 9])  # the median iteration, the first and the last
+    ends = 6 + 0.1 * np.array([4.5, 2, 9])  # median, first and last iteration
     assert [row[x] for x in ENDS] == pytest.approx(list(ends))
     assert (found[TORCH]["reached"], found[TORCH]["estimate"]) == (2, np.inf)
     assert (found[NNX]["reached"], found[NNX]["estimate"]) == (0, np.inf)
@@ -108,7 +108,7 @@ def test_targets_are_first_reached_in_the_median_and_never_is_slower_than_all():
         assert learning.targets(only_experiment(nothing, iterations), KNOWN).empty
 
 
-def test_progress_of_dqn_is_of_the_last_100_episodes():
+def test_dqn_progress_is_the_mean_of_the_last_100_episodes():
     frame = returning({"dqn_linen": range(5), "dqn_torch": range(5)}, algorithm="dqn")
     iterations = logs(frame, returns=lambda run, i: float(i))
     iterations["charts/episodes"] = 30

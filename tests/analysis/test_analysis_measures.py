@@ -1,4 +1,4 @@
-"""Which runs are compared, and their durations, against plain NumPy and earlier reports."""
+"""Which runs are compared, and how durations are averaged: compare with NumPy and golden files."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ ALL = ("startup", "steady", "process")
 
 
 def geometric(runs, mode, value, envs):
-    """Mean over environments of the mean over repeats, of logarithms, in plain loops."""
+    """Geometric mean over repeats, then over environments, in plain loops."""
     means = []
     for env in envs:
         cell = runs[(runs["mode"] == mode) & (runs["env_id"] == env)]
@@ -34,7 +34,7 @@ def measured(runs, *names):
 # === Means and ratios ===========================================================================
 def test_means_and_ratios_equal_direct_computation():
     runs = grid(THREE, ENVS, repeats=3, noise=0.1)
-    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # the first counts no more
+    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # has the same weight
     found = measured(runs)
     assert list(found) == [LINEN, COMPILE, TORCH]
     for mode, row in found.items():
@@ -45,7 +45,7 @@ def test_means_and_ratios_equal_direct_computation():
     assert np.isnan(found[LINEN]["steady_low"])
 
 
-def test_a_stray_run_does_not_take_the_environments_from_all_others():
+def test_a_stray_run_does_not_reduce_the_common_environments():
     runs = grid(THREE, ENVS, repeats=2, noise=0.1)
     found = measured(pd.concat([runs, grid({NNX: (6.0, 0.1)}, ENVS[:1])], ignore_index=True))
     alone = measured(runs)
@@ -58,7 +58,7 @@ def test_a_stray_run_does_not_take_the_environments_from_all_others():
         assert row["steady"] == pytest.approx(geometric(runs, mode, "steady", ENVS[:2]))
 
 
-def test_resumed_runs_and_all_but_a_programs_first_agent_count_for_no_duration():
+def test_resumed_runs_and_later_agents_of_a_program_have_no_durations():
     runs = grid(THREE, ENVS[:1], repeats=2, length=20)
     stopped = grid(THREE, ENVS, repeats=9, length=50, resumed=True)
     others = grid(THREE, ENVS, repeats=5, length=50, agent=1.0)
@@ -68,7 +68,7 @@ def test_resumed_runs_and_all_but_a_programs_first_agent_count_for_no_duration()
     )
 
 
-def test_a_crossing_is_where_two_lines_of_one_framework_meet_within_reach():
+def test_crossings_of_eager_and_compiled_scripts_of_one_framework():
     def crossings(modes):
         runs = grid(modes, repeats=3)
         runs["framework"] = runs["mode"].str.split("_").str[1]
@@ -79,15 +79,15 @@ def test_a_crossing_is_where_two_lines_of_one_framework_meet_within_reach():
     assert (row["size"], row["sooner"], row["later"]) == ("small", TORCH, COMPILE)
     assert [row[x] for x in ("estimate", "low", "high")] == pytest.approx([9] * 3, rel=1e-3)
     assert row["seconds"] == pytest.approx(24, rel=1e-3)
-    assert crossings({TORCH: (8.0, 2.0), COMPILE: (20.0, 2.5)}) == []  # never
+    assert crossings({TORCH: (8.0, 2.0), COMPILE: (20.0, 2.5)}) == []  # they never cross
     assert crossings({TORCH: (8.0, 2.0), COMPILE: (8000.0, 1.0)}) == []  # too far away
-    assert crossings({TORCH: (8.0, 2.0), LINEN: (30.0, 0.001)}) == []  # of two frameworks
+    assert crossings({TORCH: (8.0, 2.0), LINEN: (30.0, 0.001)}) == []  # two frameworks
     assert crossings({NNX: (8.0, 2.0), "ppo_nnx_vmap": (30.0, 0.001)}) == []  # both compiled
 
 
 # === Platforms and experiments ==================================================================
-def test_platforms_are_compared_mode_by_mode_within_each_set_of_hyperparameters():
-    """3x as long with few environments, and a third with many: on average 1, so no verdict."""
+def test_platforms_are_compared_separately_for_each_set_of_hyperparameters():
+    """3x as slow with few environments, 3x as fast with many: an average would hide both."""
     pace = {("here", 32): 1.0, ("there", 32): 3.0, ("here", 4096): 3.0, ("there", 4096): 1.0}
     parts = [
         grid({LINEN: (6.0, steady)}, repeats=2, platform=where, settings=f'{{"num_envs": {count}}}')
@@ -104,14 +104,14 @@ def titles(*frames):
     return [x.title for x in found], [len(x.runs) for x in found]
 
 
-def test_a_bench_is_of_one_platform_and_one_set_of_hyperparameters():
+def test_an_experiment_has_one_platform_and_one_set_of_hyperparameters():
     few, many = grid(TWO), grid(TWO, repeats=2, platform="there")
     other = grid(TWO, settings='{"num_envs": 64}', repeats=3)
     assert titles(few, many, other) == (["here, num_envs 64", "there", "here"], [6, 4, 2])
     runs = pd.concat([grid(THREE), grid({COMPILE: (20.0, 0.5)}, repeats=3).tail(2)])
     assert [only_experiment(runs, baseline=x).baseline for x in (None, TORCH)] == [LINEN, TORCH]
     assert only_experiment(runs[runs["mode"] != LINEN], baseline="absent").baseline == COMPILE
-    # The first script for continuous actions, although another one has more runs.
+    # The default baseline is the first script, even if another one has more runs.
     modes = {"ppo_continuous_linen": (6.0, 0.1), "ppo_continuous_torch": (9.0, 0.4)}
     assert only_experiment(
         pd.concat([grid(modes), grid(modes, repeats=3).tail(2)])
@@ -119,19 +119,19 @@ def test_a_bench_is_of_one_platform_and_one_set_of_hyperparameters():
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.2, 0.8])
-def test_two_starts_of_a_machine_are_two_platforms_if_one_scripts_time_differs(factor):
-    """In the second start, CartPole takes this much longer in one script; all else is equal."""
+def test_two_boots_of_a_machine_are_two_platforms_if_the_time_of_a_script_differs(factor):
+    """In the second boot, CartPole takes `factor` times the time in one script."""
     first = grid(THREE, ENVS, repeats=5, noise=0.02, boot="a", started="2026-01-01")
     second = grid(THREE, ENVS, repeats=5, noise=0.02, seed=1, boot="b", started="2026-01-02")
     slower = (second["mode"] == TORCH) & (second["env_id"] == ENVS[0])
     second.loc[slower, "steady"] *= factor
     second["repeat"] += 5
-    unknown = grid(THREE, ENVS, repeats=5, boot="")  # nothing is known about it
+    unknown = grid(THREE, ENVS, repeats=5, boot="")  # the boot is unknown
     found, _ = titles(first, second, unknown.assign(repeat=77.0))
     assert found == (["here"] if factor == 1 else ["here", "here, boot b"])
 
 
-# === What the reports of the old code said ======================================================
+# === Golden files =================================================================================
 @cache
 def experiment_of(folder):
     return measures.experiments(load(folder))[0]
@@ -168,10 +168,10 @@ def experiment_of(folder):
         ("golden/cpu", "memory", "small ppo_nnx 920"),
     ],
 )
-def test_a_studys_tables_have_the_numbers_that_they_had(study, name, row):
+def test_tables_match_the_golden_files(study, name, row):
     """Compare the second row as printed and, for some tables, every number to 1e-9.
 
-    golden/ contains runs and the expected numbers, because studies are measured again.
+    golden/ contains the runs, too, because the runs in studies/ are replaced now and then.
     """
     made = tables.make(name, experiment_of(ROOT / "tests" / study))
     assert " ".join(made.cells.iloc[1]).endswith(row)

@@ -1,4 +1,4 @@
-"""Text is escaped on the page, in CSV, in a terminal and in figures; bar charts."""
+"""Escaping of text on the page, in CSV, in a terminal and in figures; layout of the figures."""
 
 import base64
 import random
@@ -32,7 +32,7 @@ GITHUB = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # passes H
 
 
 def sections_of(words):
-    """Return a page with one of the words wherever there is text."""
+    """Return the sections of a page in which every text is one of the words."""
     first, text, one, two, plot, caption, note, *rest = words
     cells = pd.DataFrame([rest[2:4], [rest[4], "-"]], dtype=object)
     cells.columns = pd.Index(rest[:2], dtype=object)
@@ -41,7 +41,7 @@ def sections_of(words):
 
 
 def written(words, out):
-    """Write the page with known bytes instead of drawings."""
+    """Write the page with fixed bytes instead of figures. Return report.md and report.html."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png", lambda figure: PNG)
         page.write(words[-1], sections_of(words), out)
@@ -49,7 +49,7 @@ def written(words, out):
 
 
 class Page(HTMLParser):
-    """The elements, attributes and text of a page."""
+    """Parser that collects the elements, attributes and text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -58,8 +58,8 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        own = [f"{k}={v}" for k, v in attrs if k not in ("style", "class")]
-        self.parts.append(f"<{tag} {' '.join(own)}")
+        kept = [f"{k}={v}" for k, v in attrs if k not in ("style", "class")]
+        self.parts.append(f"<{tag} {' '.join(kept)}")
 
     def handle_data(self, data):
         self.parts += [data.strip()] if data.strip() else []
@@ -69,30 +69,30 @@ class Page(HTMLParser):
 
 
 def parts_of(words, out):
-    """The elements and the text of a page as GitHub shows report.md, and of report.html."""
+    """Return the parts of report.md as GitHub renders it, and those of report.html."""
     text, html = written(words, out)
     return Page(GITHUB.render(text)).parts, Page(html).parts
 
 
 def swapped(part, names):
-    """Return a part of the harmless page with other words."""
+    """Replace the words in a part of the harmless page."""
     part = re.sub(r"word\d+x", lambda x: names[x[0]], part)
     return part.replace("[", "(").replace("]", ")") if part.startswith("<img") else part
 
 
-def test_any_text_comes_back_from_markdown_and_html_as_it_went_in(tmp_path):
+def test_markdown_and_html_show_any_text_unchanged(tmp_path):
     harmless = parts_of(WORDS, tmp_path)
-    assert sum("word" in x for x in harmless[0]) == len(WORDS) + 1  # one as a picture's, too
+    assert sum("word" in x for x in harmless[0]) == len(WORDS) + 1  # one is alt text, too
     for seed in range(200):
         pick = random.Random(seed)
         nasty = ["".join(pick.choices(PIECES, k=pick.randint(1, 6))) for _ in WORDS]
         nasty = [x if clean(x).split() else "x" for x in nasty]
         names = {x: " ".join(clean(y).split()) for x, y in zip(WORDS, nasty, strict=True)}
-        for found, own in zip(parts_of(nasty, tmp_path), harmless, strict=True):
-            assert found == [swapped(part, names) for part in own], nasty
+        for found, expected in zip(parts_of(nasty, tmp_path), harmless, strict=True):
+            assert found == [swapped(part, names) for part in expected], nasty
 
 
-def test_a_page_needs_no_other_file_and_runs_nothing(tmp_path):
+def test_the_html_page_is_self_contained_and_runs_no_scripts(tmp_path):
     text, html = written(WORDS, tmp_path / "new" / "out")
     links = re.findall(r"\]\(([^)]*)\)", text)
     assert links == ["figures/plot.png", "tables/table.csv"]
@@ -105,7 +105,7 @@ def test_a_page_needs_no_other_file_and_runs_nothing(tmp_path):
     assert f'Content-Security-Policy" content="{policy}' in html
 
 
-def test_csv_keeps_numbers_and_holds_no_formulas():
+def test_csv_keeps_numbers_and_escapes_formulas():
     texts = ["=cmd|' /C calc'!A0", "@sum(1)", "\t=1", "a,b"]
     frame = pd.DataFrame({"=1+1": texts, "number": [0.1 + 0.2, -1.5, float("nan"), 3]})
     assert page.csv_text(frame) == (
@@ -114,14 +114,14 @@ def test_csv_keeps_numbers_and_holds_no_formulas():
     )
 
 
-def test_a_terminal_gets_no_control_characters():
+def test_terminal_output_contains_no_control_characters():
     cells = pd.DataFrame({"script": ["ppo_linen", "\x1b[31m\u202ex\n"], "s": ["1.5", "10.25"]})
     assert page.brief(Table("table", "\x1b", cells, cells)) == (
         "\ufffd\n\n   script     s\nppo_linen   1.5\n \ufffd[31m\ufffdx\ufffd 10.25"
     )
 
 
-# === Figures: what can be said of them without looking ==========================================
+# === Figures ======================================================================================
 HOSTILE = ["a$\\undefined$b", "<script>alert(1)</script>", "W" * 300, "", "$x^{$", "\\"]
 PARTS = {"startup": "startup", "rest": "later iterations"}
 
@@ -143,7 +143,7 @@ def draw_bands(modes, panels):
 
 
 @pytest.mark.parametrize("draw", [draw_bars, draw_bands])
-def test_hostile_names_are_drawn_to_the_letter_and_matplotlib_is_left_as_it_was(draw):
+def test_special_characters_are_drawn_verbatim_and_rcparams_do_not_change(draw):
     with matplotlib.rc_context({"font.size": 33, "text.parse_math": True}):
         before = dict(matplotlib.rcParams)
         figure = draw(HOSTILE, HOSTILE[:3])
@@ -158,7 +158,7 @@ def test_hostile_names_are_drawn_to_the_letter_and_matplotlib_is_left_as_it_was(
     assert legend.get_window_extent().width < figure.bbox.width
 
 
-def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_known():
+def test_bars_stack_their_parts_and_show_a_total_if_all_parts_are_known():
     frame = pd.DataFrame({"size": "small", "mode": ["ppo_linen", "ppo_nnx"], "startup": 2.0})
     frame = frame.assign(rest=[4.42, np.nan], low=[6, np.nan], high=[7, np.nan])
     (axes,) = figures.bars(frame, styles(frame["mode"]), PARTS, "seconds").axes
@@ -169,7 +169,7 @@ def test_bars_are_as_long_as_their_parts_and_have_a_total_where_every_part_is_kn
     assert list(np.asarray(axes.lines[0].get_xdata())) == [6, 7]
 
 
-def test_an_interval_that_leaves_the_bars_is_cut_and_marked():
+def test_intervals_far_beyond_the_bars_are_clipped_and_marked():
     frame = pd.DataFrame({"size": "small", "mode": ["ppo_linen", "ppo_nnx", "ppo_torch"]})
     frame = frame.assign(startup=2.0, rest=[4.0, 5.0, 8.0], low=[np.nan, 0.1, 9.5])
     figure = figures.bars(
@@ -184,7 +184,7 @@ def test_an_interval_that_leaves_the_bars_is_cut_and_marked():
     assert figures.BEYOND not in [x.get_text() for x in calm.legends[0].get_texts()]
 
 
-def test_a_band_that_leaves_what_was_seen_is_cut_and_marked_once_a_stretch():
+def test_bands_beyond_the_observed_range_are_clipped_and_marked_once_per_stretch():
     high = [10.0, 50, 90, 90, 90, 10, 10, 90, 10]
     rows = pd.DataFrame({"panel": "CartPole-v1", "mode": "ppo_linen", "x": np.arange(9.0)})
     rows = rows.assign(estimate=5.0, low=1.0, high=high)

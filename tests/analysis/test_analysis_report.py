@@ -1,4 +1,4 @@
-"""Reports of all kinds of results, usage errors, and notebooks with parts of reports."""
+"""Reports on all kinds of results, usage errors, and notebooks that show parts of reports."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ WHOLE += ["Compile modes", "Memory", "The runs"]
 
 
 def report_of(*arguments):
-    """Return report.md of a report that must succeed; --out comes last."""
+    """Run a report that must succeed, with --out as the last flag. Return report.md."""
     status, _, errors = run_command("report", *arguments)
     assert status == 0, errors
     text = (arguments[-1] / "report.md").read_text()
@@ -46,7 +46,7 @@ def report_of(*arguments):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Draw everything without saving it, which is faster."""
+    """Draw the figures without saving them, which is faster."""
     monkeypatch.setattr(figures, "png", lambda figure: b"")
 
 
@@ -59,12 +59,12 @@ def section(text, title):
 
 
 def steady_of(path):
-    """Return the estimates of iterations in a table of platforms or of two results."""
+    """Return the estimates for steady iterations in platforms.csv or against.csv."""
     return pd.read_csv(path).query("value == 'steady'")["estimate"].to_numpy()
 
 
-# === What a reader gets =========================================================================
-def test_a_grid_gives_every_section_and_files_of_its_own(tmp_path):
+# === Report =======================================================================================
+def test_a_full_grid_gives_every_section_with_separate_files(tmp_path):
     write_grid(tmp_path / "async", sizes=("small", "medium"), repeats=3)
     modes = ("linen jit", "linen none", "nnx jit", "nnx none")
     write_grid(tmp_path / "sync", modes, sync=True)
@@ -104,7 +104,7 @@ SLOWER = r" Slower \(time / \w+ time\): "
         (ALIKE | APART, 5, rf"{SAME}ppo_\w+\.{SLOWER}{TORCH} {RATIO}\."),
     ],
 )
-def test_the_headline_says_what_is_true_of_these_scripts(modes, repeats, rest):
+def test_headline(modes, repeats, rest):
     runs = grid(modes, repeats=repeats, noise=0.02)
     found = report.headline(only_experiment(runs))
     times = r"[\d.]+ s with ppo_\w+((, the fastest script)|( and [\d.]+ s with ppo_\w+)|)"
@@ -112,8 +112,8 @@ def test_the_headline_says_what_is_true_of_these_scripts(modes, repeats, rest):
     assert ("fastest" in found) == (repeats > 1 and len(modes) > 1)
 
 
-def test_each_script_is_in_the_group_that_its_own_interval_says():
-    """Similarity to the fastest script is not transitive."""
+def test_scripts_are_grouped_by_their_intervals():
+    """Two scripts close to a third one need not be close to each other."""
     noise = 0.03 * np.array([-1.2, -0.5, 0.0, 0.5, 1.2])
     seconds = {LINEN: np.zeros(5), NNX: 0.03 + noise, CACHED: 0.06 + noise[[2, 0, 4, 1, 3]]}
     runs = grid(dict.fromkeys(seconds, (5.0, 0.1)), repeats=5)
@@ -124,7 +124,7 @@ def test_each_script_is_in_the_group_that_its_own_interval_says():
     assert slower.startswith(f"Slower (time / {LINEN} time): {CACHED} 1.06")
 
 
-def test_the_headline_does_not_compare_a_script_without_runs_of_the_same_seeds():
+def test_the_headline_does_not_compare_scripts_with_too_few_common_seeds():
     runs = grid(APART, repeats=5, noise=0.02)
     few = runs[(runs["mode"] == LINEN) | (runs["repeat"] == 1)]
     no_claim = f"Too few runs to compare: {TORCH}."
@@ -134,7 +134,7 @@ def test_the_headline_does_not_compare_a_script_without_runs_of_the_same_seeds()
     assert re.search(rf"{SLOWER}{NNX} {RATIO}\. {no_claim}$", found)
 
 
-def test_the_headline_is_of_what_is_known_of_a_training():
+def test_the_headline_uses_the_most_complete_duration_available():
     runs = grid(APART, repeats=5).assign(total=lambda x: x["process"] - x["imports"])
     known = {"process": "100 iterations", "total": "100 iterations without imports"}
     known["steady"] = "an iteration"
@@ -144,7 +144,7 @@ def test_the_headline_is_of_what_is_known_of_a_training():
         runs = runs.assign(**{value: np.nan})
 
 
-def test_a_busy_machine_and_runs_started_by_hand_are_named_beside_the_answer():
+def test_the_answer_mentions_a_busy_machine_and_runs_started_by_hand():
     known = grid(APART, repeats=2, machine="3fa9", cores=2, load=[9, 9, 9, 0], script=LINEN)
     hand = grid(APART, repeats=2, platform="Linux, x86_64", script=LINEN)
     of_machine, of_hand = measures.experiments(data_of(pd.concat([known, hand])))
@@ -155,13 +155,13 @@ def test_a_busy_machine_and_runs_started_by_hand_are_named_beside_the_answer():
     assert len(report.answer(alone)) == 2
 
 
-def test_whiskers_are_explained_if_there_are_some():
+def test_whiskers_are_explained_only_if_they_are_drawn():
     runs = grid(APART, repeats=2)
     assert "whiskers" in page.markdown(report.answer(only_experiment(runs))[-1])
     assert "whiskers" not in page.markdown(report.answer(only_experiment(runs[::2]))[-1])
 
 
-def test_a_ratio_says_where_its_interval_says_nothing():
+def test_a_ratio_with_a_very_wide_interval_is_shown_as_not_significant():
     assert formatting.ratio(1.004, 0.9, 1.1) == "1.004× [0.900, 1.100]"
     assert formatting.ratio(0.99, 0.01, 5571.9) == "0.990×, not significant"
     assert formatting.ratio(40, 1.5, 900) == "40.0× [1.5, 900.0]"
@@ -174,9 +174,9 @@ def test_a_ratio_says_where_its_interval_says_nothing():
     assert "100x" not in tables.make("answer", only_experiment(grid(APART, repeats=2))).note
 
 
-# === Platforms, baselines, older results ========================================================
-def test_a_machine_is_listed_once_though_scripts_import_different_packages(tmp_path):
-    """And once for each version that it had."""
+# === Platforms, baselines and earlier results =====================================================
+def test_a_machine_is_listed_once_per_set_of_versions(tmp_path):
+    """Scripts that import different packages do not count as different versions."""
     write_grid(tmp_path, ("linen jit",), ENVS[:1])
     write_grid(tmp_path, ("torch compile",), ENVS[:1], versions={"torch": "2.13.0"})
     [row] = tables.machine_table(load(tmp_path).runs).cells.to_dict("records")
@@ -202,7 +202,7 @@ def two_platforms(tmp_path_factory):
     return folder
 
 
-def test_each_platform_has_a_chapter_and_they_are_compared(two_platforms, tmp_path, quick):
+def test_each_platform_has_a_chapter_and_platforms_are_compared(two_platforms, tmp_path, quick):
     text = report_of(two_platforms / "a", two_platforms / "b", "--out", tmp_path)
     assert titles(text)[:3] == ["Linux, Fast, 2 cores", "WSL2, Fast, 2 cores", "Platforms"]
     assert titles(text, 3).count("The answer") == 2
@@ -212,7 +212,7 @@ def test_each_platform_has_a_chapter_and_they_are_compared(two_platforms, tmp_pa
     assert "| time / ppo_linen time |" not in text
 
 
-def test_of_two_results_the_slower_one_is_found(tmp_path, quick):
+def test_against_finds_the_slower_result(tmp_path, quick):
     modes = ("linen jit",)
     write_grid(tmp_path / "old", modes, repeats=4)
     write_grid(tmp_path / "new", modes, repeats=4, slowdown=2.0, cores=64)  # on another machine
@@ -220,7 +220,7 @@ def test_of_two_results_the_slower_one_is_found(tmp_path, quick):
     text = report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
     assert "slower" in section(text, "Comparison with the other results")
     assert steady_of(out / "tables/against.csv") == pytest.approx(2, rel=0.1)
-    # A different GPU next to the same processor is not a speedup.
+    # Runs on a GPU are not compared with runs on the processor of the same machine.
     write_grid(tmp_path / "new" / "gpu", modes, repeats=4, slowdown=0.1, device="H200")
     write_grid(tmp_path / "new" / "cpu", modes, repeats=4)
     report_of(tmp_path / "new", "--against", tmp_path / "old", "--out", out)
@@ -230,7 +230,7 @@ def test_of_two_results_the_slower_one_is_found(tmp_path, quick):
     assert "They have no runs with the same settings in common." in text
 
 
-def test_only_the_runs_that_were_asked_for_count(tmp_path, quick):
+def test_only_runs_ignores_all_other_runs(tmp_path, quick):
     runs = write_grid(tmp_path / "runs", envs=ENVS[:1])
     (runs / "CartPole-v1__linen_jit__small__1" / "run.json").unlink()
     names = [x.name for x in runs.iterdir() if "linen" in x.name or "nnx" in x.name]
@@ -248,14 +248,14 @@ def test_only_the_runs_that_were_asked_for_count(tmp_path, quick):
         (["--only-runs", "nowhere"], "No such file"),
     ],
 )
-def test_bad_usage_is_one_sentence(two_platforms, tmp_path, arguments, words):
+def test_usage_errors_are_one_line(two_platforms, tmp_path, arguments, words):
     status, _, said = run_command("report", two_platforms / "a", *arguments, "--out", tmp_path)
     assert status == 2
     assert words in said
     assert said.count("\n") == 1
 
 
-def test_a_reader_who_stops_reading_ends_the_command_quietly(tmp_path):
+def test_a_closed_pipe_ends_the_command_without_a_traceback(tmp_path):
     table = write_table(tmp_path / "t.csv", foreign_runs(commit="a" * 40))
     command = [sys.executable, "-m", "analysis", "pack", "--check", table]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -272,7 +272,7 @@ SHOWN = {
 }
 
 
-def assert_says_nothing_of_when_it_ran(notebook):
+def assert_has_no_execution_metadata(notebook):
     assert not [x.metadata for x in notebook.cells if x.metadata]
     assert "version" not in notebook.metadata.language_info
 
@@ -282,9 +282,9 @@ def code_of(notebook):
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("analysis/*.ipynb")), ids=lambda x: x.stem)
-def test_a_notebook_asks_for_sections_that_there_are(path):
+def test_notebooks_show_sections_that_exist(path):
     notebook = nbformat.read(path, 4)
-    assert_says_nothing_of_when_it_ran(notebook)
+    assert_has_no_execution_metadata(notebook)
     source = "\n".join(x.source for x in code_of(notebook))
     names = re.findall(r'show\(SOURCE, "(.*)"\)', source)
     assert names
@@ -292,7 +292,7 @@ def test_a_notebook_asks_for_sections_that_there_are(path):
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_notebooks_show_any_source(tmp_path, name):
+def test_notebooks_work_with_any_source(tmp_path, name):
     write_plain(write_grid(tmp_path / "here"), seed=3, resumed=[5])
     write_grid(tmp_path / "wsl2", envs=("CartPole-v1",), os="Linux-6.6-microsoft-standard-WSL2")
     notebook = nbformat.read(ROOT / f"analysis/{name}.ipynb", 4)
@@ -301,7 +301,7 @@ def test_notebooks_show_any_source(tmp_path, name):
     nbformat.write(notebook, tmp_path / "copy.ipynb")
     notebooks.run(tmp_path / "copy.ipynb")
     notebook = nbformat.read(tmp_path / "copy.ipynb", 4)
-    assert_says_nothing_of_when_it_ran(notebook)
+    assert_has_no_execution_metadata(notebook)
     outputs = [x for cell in code_of(notebook) for x in cell.outputs]
     html = "".join(x.get("data", {}).get("text/html", "") for x in outputs)
     assert [x for x in SHOWN[name] if x not in html] == []

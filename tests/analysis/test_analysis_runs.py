@@ -34,8 +34,8 @@ from analysis.schema import ITERATIONS, RUNS, SourceError
 HOSTILE = "<script>\ud800\x1b[31m\r\n\0\u202e../../x|$^_`" + "x" * 100_000
 
 
-def test_an_installed_analysis_has_the_scripts(tmp_path):
-    """pyproject.toml adds scripts.toml to the wheel, in which no parent folder contains it."""
+def test_the_wheel_contains_scripts_toml(tmp_path):
+    """pyproject.toml adds the file, since an installed package cannot read the parent folder."""
     shutil.copytree(ROOT / "analysis", tmp_path / "analysis")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -46,7 +46,7 @@ def test_an_installed_analysis_has_the_scripts(tmp_path):
     assert said.split() == list(ROWS)
 
 
-def test_the_scripts_are_read_without_pandas():
+def test_the_catalog_imports_neither_numpy_nor_pandas():
     code = "import sys, analysis.catalog; print({'numpy', 'pandas'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "set()\n"
 
@@ -55,7 +55,7 @@ def test_the_scripts_are_read_without_pandas():
 def test_a_run_becomes_a_row_with_the_columns_of_the_schema(tmp_path):
     info = run_info(sync=True, seed=3, python="3.11.7", unknown=1)
     rows = [row | {"unknown": 1} for row in metrics_rows(info)]
-    rows[3]["losses/entropy"] = float("nan")  # not JSON
+    rows[3]["losses/entropy"] = float("nan")  # invalid JSON
     write_run(tmp_path, info, rows)
     data = load(tmp_path)
     for table, columns in ((data.runs, RUNS), (data.iterations, ITERATIONS)):
@@ -73,7 +73,7 @@ def test_a_run_becomes_a_row_with_the_columns_of_the_schema(tmp_path):
     assert data.iterations["iteration"].tolist() == list(range(12))
 
 
-def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_path):
+def test_names_of_modes_and_environments_include_the_flags_that_change_them(tmp_path):
     for mode in MODES:
         write_plain(tmp_path, mode=mode)
     write_plain(tmp_path / "two", side_by_side=2)
@@ -97,7 +97,7 @@ def test_modes_and_environments_are_named_with_the_flags_that_change_them(tmp_pa
     assert runs["algorithm"].value_counts().to_dict() == {"ppo": 12, "dqn": 1}
 
 
-def test_framework_and_compile_mode_are_those_of_scripts_toml_or_follow_from_the_packages(tmp_path):
+def test_framework_and_compile_mode_come_from_scripts_toml_or_the_packages(tmp_path):
     versions = {"torch": "2.13.0", "jax": "0.10.2"}
     write_plain(tmp_path / "1", mode="torch compile", jit_disabled=True)
     write_plain(tmp_path / "2", script="mine", versions=versions)
@@ -112,7 +112,7 @@ def test_framework_and_compile_mode_are_those_of_scripts_toml_or_follow_from_the
     ]
 
 
-def test_a_run_without_benchmark_sh_has_no_durations_of_its_process(tmp_path):
+def test_a_run_without_benchmark_sh_has_no_process_durations(tmp_path):
     info = run_info()
     del info["launched"]
     write_run(tmp_path, info)
@@ -122,7 +122,7 @@ def test_a_run_without_benchmark_sh_has_no_durations_of_its_process(tmp_path):
     assert row["started"] == "2026-01-01T00:00:01+00:00"
 
 
-def test_a_studys_names_join_the_runs_of_one_game_in_two_libraries(tmp_path):
+def test_names_toml_gives_an_environment_the_same_name_in_two_libraries(tmp_path):
     rules = {"sticky_actions": 0.1, "full_actions": True, "max_episode_steps": 2**31 - 1}
     write_plain(tmp_path / "1", args={"env_id": "envs.doors:Doors"})
     write_plain(tmp_path / "2", seed=2, args={"env_id": "envs.doors_gymnasium:Doors-v0"})
@@ -137,7 +137,7 @@ def test_a_studys_names_join_the_runs_of_one_game_in_two_libraries(tmp_path):
         load(tmp_path, names=[tmp_path / "names.toml"])
 
 
-def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
+def test_a_resumed_run_has_returns_but_no_durations(tmp_path):
     write_plain(tmp_path, sync=True, resumed=[4, 9])
     data = load(tmp_path)
     assert data.runs["resumed"].all()
@@ -148,11 +148,11 @@ def test_a_resumed_run_counts_for_learning_and_has_no_durations(tmp_path):
     assert data.iterations["charts/episodic_return"].tolist() == [10.0 * i for i in range(12)]
 
 
-def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
-    """30 episodes finish per iteration: the last 100 are those of three and a third iterations."""
+def test_a_dqn_run_has_the_returns_of_its_evaluations(tmp_path):
+    """At 30 episodes per iteration, the last 100 come from three and a third iterations."""
     args = {"num_envs": 1, "num_steps": 500, "total_timesteps": 6000, "env_id": "Breakout-MinAtar"}
     info = run_info(script="dqn_linen", args=args)
-    del info["args"]["sync_for_timing"]  # DQN does not have it
+    del info["args"]["sync_for_timing"]  # DQN lacks it
     rows = [row | {"charts/episodes": 30} for row in metrics_rows(info)]
     path = write_run(tmp_path, info, rows)
     result = {"iteration": 12, "actions": "greedy", "episodes": 100, "max_steps": 10_000}
@@ -162,16 +162,16 @@ def test_a_run_of_dqn_becomes_a_row_with_what_was_evaluated(tmp_path):
     [row] = load(tmp_path).runs.to_dict("records")
     assert (row["mode"], row["algorithm"], row["sync"]) == ("dqn_linen", "dqn", False)
     assert row["last_100_return"] == pytest.approx(0.3 * (110 + 100 + 90) + 0.1 * 80)
-    assert json.loads(row["settings"])["total_timesteps"] == 6000  # other lengths are not pooled
+    assert json.loads(row["settings"])["total_timesteps"] == 6000  # lengths are not pooled
     assert (row["greedy_return"], row["noisy_return"], row["random_return"]) == (9.5, 8.5, 0.5)
-    # From another program, so it does not count.
+    # Evaluations with other settings do not count.
     for change in ({"iteration": 11}, {"episodes": 1}, {"actions": "sampled"}):
         own = result | {"epsilon": 0, "return": {"mean": 9.5}} | change
         (path / "evaluation.json").write_text(json.dumps(own))
         assert load(tmp_path).runs["greedy_return"].isna().all()
 
 
-def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
+def test_platforms_differ_by_gpu_driver_machine_and_wsl2(tmp_path):
     gpu: dict[str, Any] = {"device": "H200", "gpu": "H200"}
     write_plain(tmp_path / "1")
     write_plain(tmp_path / "2", **gpu, driver="1", machine="3fa9")
@@ -189,7 +189,7 @@ def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
     ]
 
 
-# === What is broken =============================================================================
+# === Broken runs ==================================================================================
 @pytest.mark.parametrize(
     ("changes", "row", "reason"),
     [
@@ -203,7 +203,7 @@ def test_gpu_driver_machine_and_wsl2_are_platforms_of_their_own(tmp_path):
         ({}, {"iteration": 2}, "12 iterations instead of 12, from 0 on"),
     ],
 )
-def test_a_damaged_run_is_left_out_for_one_readable_reason(tmp_path, changes, row, reason):
+def test_a_damaged_run_is_left_out_with_a_reason(tmp_path, changes, row, reason):
     info = run_info(seed=2, **changes)
     rows = metrics_rows(info)
     rows[9] |= row
@@ -215,7 +215,7 @@ def test_a_damaged_run_is_left_out_for_one_readable_reason(tmp_path, changes, ro
     assert reason in data.left_out[damaged]
 
 
-def test_what_is_no_good_file_is_a_reason_and_never_hangs(tmp_path):
+def test_unreadable_files_are_reported_and_never_block(tmp_path):
     names = [write_plain(tmp_path, seed=seed).name for seed in range(1, 7)]
     (tmp_path / names[0] / "run.json").unlink()
     (tmp_path / names[1] / "run.json").write_text('{"args": ')
@@ -236,7 +236,7 @@ def test_what_is_no_good_file_is_a_reason_and_never_hangs(tmp_path):
     }
 
 
-def test_text_from_strangers_is_clean_once_loaded_and_speaks_for_nobody_else(tmp_path):
+def test_untrusted_text_is_sanitized_and_cannot_change_other_runs(tmp_path):
     names = ("script", "framework", "compile_mode", "device", "cpu", "os", "git_commit")
     args = {"env_id": HOSTILE, HOSTILE: HOSTILE, "run_name": "x"}
     info = run_info(versions={"jax": HOSTILE, HOSTILE: "1"}, args=args)
@@ -251,21 +251,21 @@ def test_text_from_strangers_is_clean_once_loaded_and_speaks_for_nobody_else(tmp
     assert data.iterations["run"].value_counts().to_dict() == dict.fromkeys(data.runs["run"], 12)
 
 
-def test_runs_that_failed_are_named_from_the_drivers_log(tmp_path):
+def test_failed_runs_are_reported_from_the_log_of_benchmark_sh(tmp_path):
     folder = write_plain(tmp_path / "grid")
     killed = write_plain(tmp_path / "grid", seed=2, status="running").name
     events = [{"run": killed, "completed": "no", "reason": "out of memory"}]
     events += [{"run": "early", "completed": "no", "reason": "no end after 9 s"}]
     events += [{"run": "fine", "completed": "yes"}]
-    events += [{"run": folder.name, "completed": "no", "reason": "at first"}]  # and repeated
+    events += [{"run": folder.name, "completed": "no", "reason": "at first"}]  # repeated
     lines = [*map(json.dumps, events), '{"half a li']
     (tmp_path / "grid" / "benchmark.jsonl").write_text("\n".join(lines))
     reasons = {f"grid/{killed}": "out of memory", "grid/early": "no end after 9 s"}
     assert load(tmp_path).left_out == reasons
 
 
-# === Made twice =================================================================================
-def test_of_runs_made_twice_the_newest_whole_one_counts(tmp_path):
+# === Duplicates ===================================================================================
+def test_the_latest_complete_run_among_duplicates_counts(tmp_path):
     """A repeated seed is not a second observation, even at another commit or version."""
     late = NEW_YEAR + 3600.0
     new = write_plain(tmp_path / "a", started=late, git_commit="b" * 40, versions={"jax": "0.11"})
@@ -280,7 +280,7 @@ def test_of_runs_made_twice_the_newest_whole_one_counts(tmp_path):
 
 
 def write_program(folder, seed, started):
-    """Write the folder of a ppo_*_vmap.py: its log, and in it a run for each of 3 agents."""
+    """Write the run folder of a ppo_*_vmap.py, with a run folder for each of 3 agents inside."""
     info = run_info(seed=seed, started=started, args={"num_agents": 3})
     path = write_run(folder, info)
     for k in range(3):
@@ -288,10 +288,10 @@ def write_program(folder, seed, started):
         write_run(path, info | {"args": own, "agent": k})
 
 
-def test_of_a_program_the_first_agent_has_the_durations_and_of_two_the_timed_one_counts(tmp_path):
+def test_only_the_first_agent_has_durations_and_it_is_preferred_among_duplicates(tmp_path):
     write_plain(tmp_path / "alone")
     write_program(tmp_path / "a", 1, NEW_YEAR + 86400)
-    write_program(tmp_path / "b", 2, NEW_YEAR)  # seeds 2 to 4, made before
+    write_program(tmp_path / "b", 2, NEW_YEAR)  # seeds 2 to 4, earlier
     data = load(tmp_path)
     assert data.runs["settings"].nunique() == 2
     runs = data.runs[data.runs["num_agents"] == 3].set_index("seed")
@@ -311,7 +311,7 @@ def test_of_a_program_the_first_agent_has_the_durations_and_of_two_the_timed_one
         ("wandb:a/b/c", "wandb:entity/project, not wandb:a/b/c$"),
     ],
 )
-def test_a_source_without_runs_is_one_sentence(tmp_path, monkeypatch, source, reason):
+def test_a_source_without_runs_is_an_error(tmp_path, monkeypatch, source, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "run.json").write_text("[1, 2]")
@@ -319,7 +319,7 @@ def test_a_source_without_runs_is_one_sentence(tmp_path, monkeypatch, source, re
         load(source)
 
 
-def test_folders_and_studies_within_and_beside_each_other_are_one_table(tmp_path):
+def test_nested_and_separate_folders_and_studies_become_one_table(tmp_path):
     one = write_plain(tmp_path / "a", seed=8).name
     write_plain(tmp_path / "older", seed=8, started=NEW_YEAR - 86400)
     (tmp_path / "older" / "broken").mkdir()
@@ -339,7 +339,7 @@ def test_folders_and_studies_within_and_beside_each_other_are_one_table(tmp_path
     assert again == f"repeated as {tmp_path}/a/{one}, which is used"
 
 
-def test_a_study_is_the_same_tables_to_the_last_bit(tmp_path):
+def test_saving_and_loading_a_study_is_exact(tmp_path):
     write_grid(tmp_path / "runs", sync=True)
     texts = ["None", "nan", "1e5", "007", "True", " ", "ä中😀", 'a,"b";c', "a\nb\rc", "=1", "'a"]
     for i, text in enumerate(texts):
@@ -358,9 +358,9 @@ def test_a_study_is_the_same_tables_to_the_last_bit(tmp_path):
 
 # === Weights & Biases ===========================================================================
 def from_wandb(name, info, summary, rows, state="finished"):
-    """A run as W&B's client gives it: lines have a number, and a summary no nulls.
+    """Return a run as W&B's client does: rows are numbered, and the summary has no nulls.
 
-    Its config is what was known when it began.
+    The config contains what was known at the start of the run.
     """
     kept = {key: x for key, x in summary.items() if x is not None}
     history = [row | {"_step": i} for i, row in enumerate(rows)]
@@ -375,8 +375,8 @@ def from_wandb(name, info, summary, rows, state="finished"):
     )
 
 
-def test_runs_are_the_same_from_wandb_as_from_their_folders(tmp_path, monkeypatch):
-    """One run, and another that was killed and resumed, so some lines appear twice."""
+def test_runs_from_wandb_equal_those_from_folders(tmp_path, monkeypatch):
+    """One run was killed and resumed, so some of its rows appear twice."""
     info = run_info(sync=True)
     rows = metrics_rows(info)
     write_run(tmp_path / "runs", info, rows)

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 ENDS = list(stats.Interval._fields)
 
 
-# === The interval of a mean =====================================================================
+# === Intervals of means ===========================================================================
 @pytest.mark.parametrize("envs", ["ABC", "AAA"])
-def test_three_values_give_the_interval_worked_out_by_hand(envs):
-    # Variance 7/3 and 2 degrees of freedom, of environments or of runs: 4.3027 sqrt(7/9) = 3.7946.
+def test_the_interval_of_three_values_equals_a_calculation_by_hand(envs):
+    # Variance 7/3, 2 degrees of freedom: the half-width is 4.3027 * sqrt(7/9) = 3.7946.
     found = stats.mean_interval(np.array([1.0, 2, 4]), list(envs))
     assert found == pytest.approx((2.3333, -1.4612, 6.1279), abs=1e-4)
-    geometric = stats.geometric_mean(np.array([2, 4, 16]))  # in powers of 2: 1, 2, 4
+    geometric = stats.geometric_mean(np.array([2, 4, 16]))  # log2: 1, 2, 4
     assert np.log2(geometric) == pytest.approx((2.3333, -1.4612, 6.1279), abs=1e-4)
     assert np.isnan(stats.mean_interval(np.array([3.0]), ["A"])[1:]).all()
 
@@ -34,7 +34,7 @@ def test_three_values_give_the_interval_worked_out_by_hand(envs):
         ((5,), 0.0, 0.935, 0.965),
     ],
 )
-def test_intervals_hold_the_truth_95_times_in_100(counts, between, least, most):
+def test_intervals_of_means_cover_the_truth_in_95_percent(counts, between, least, most):
     rng = np.random.default_rng(3)
     envs = np.repeat(np.arange(len(counts)), counts)
     values = 0.3 + between**0.5 * rng.standard_normal((len(counts), 4000))[envs]
@@ -57,33 +57,33 @@ def only_row(frame):
     return row
 
 
-def test_a_ratio_is_the_candidates_time_over_the_baselines_within_blocks():
-    # 2 and 4 in A, 4 in B: the mean over A, 1.5, and B, 2, in powers of 2.
+def test_ratios_are_candidate_over_baseline_within_blocks():
+    # The ratios are 2 and 4 in A, and 4 in B: log2 is on average 1.5 in A, and 2 in B.
     row = only_row(stats.compare(table(EXAMPLE), "steady", "linen"))
     assert row["estimate"] == pytest.approx(2**1.75)
     assert (row["mode"], row["size"], row["blocks"]) == ("torch", "small", 3)
-    # Between: 1/8 of squared powers; noise: (1/2 over one degree of freedom) times (1/2 + 1) / 2.
+    # Variances of log2: 1/8 between A and B; noise (1/2 / 1 degree of freedom) * (1/2 + 1) / 2.
     assert row["high"] == pytest.approx(2 ** (1.75 + 12.7062 * (0.375 / 2) ** 0.5), rel=1e-4)
     found = by(stats.compare(table(EXAMPLE), "steady", "linen", by=("env_id",)), "env_id")
     assert {x: y["estimate"] for x, y in found.items()} == pytest.approx({"A": 8**0.5, "B": 4})
     more = stats.compare(table(EXAMPLE), "steady", "linen", contrast=stats.more_seconds)
-    torch, linen = (8**0.5 * 8) ** 0.5, 2**0.5  # over the blocks that both have in common
+    torch, linen = (8**0.5 * 8) ** 0.5, 2**0.5  # over the common blocks
     assert only_row(more)["estimate"] == pytest.approx(torch - linen)
-    # The delta method: a mean changes by itself times the change of its logarithm.
+    # Delta method: the change of a mean is the mean times the change of its logarithm.
     changes = torch * np.log([2, 4, 8]) - linen * np.log([1, 1, 2])
     _, low, high = stats.mean_interval(changes, list("AAB"))
     assert only_row(more)["high"] - only_row(more)["low"] == pytest.approx(high - low)
 
 
 @pytest.mark.parametrize("column", ["platform", "settings", "sync", "size", "env_id"])
-def test_runs_pair_only_where_all_but_the_contender_is_equal(column):
+def test_runs_are_paired_only_if_everything_else_is_equal(column):
     runs = table(EXAMPLE)
     runs.loc[runs["mode"] == "torch", column] = True if column == "sync" else "other"
     assert stats.compare(runs, "steady", "linen").empty
 
 
-def test_whole_runs_of_two_lengths_are_neither_paired_nor_pooled():
-    """The longer a run, the less its start-up matters, so ratios of different lengths differ."""
+def test_runs_of_different_lengths_are_neither_paired_nor_pooled():
+    """Startup matters less in a longer run, so the ratio depends on the length."""
     rows = []
     cells = [(env, 1, 20, 5.0, 4.0) for env in "ABC"]
     cells += [("A", repeat, 1000, 50.0, 0.25) for repeat in range(2, 5)]
@@ -102,8 +102,8 @@ def test_whole_runs_of_two_lengths_are_neither_paired_nor_pooled():
 
 # === Returns ====================================================================================
 @pytest.mark.parametrize("runs", [6, 10])
-def test_intervals_of_medians_hold_the_truth_95_times_in_100(runs):
-    """Seven in ten runs reach the cap, which is the median; the others are below it."""
+def test_intervals_of_medians_cover_the_truth_in_95_percent(runs):
+    """70% of the runs reach the maximum, which is therefore the true median."""
     _, low, high = stats.median_interval(np.arange(runs))  # ranks of the order statistics
     rng = np.random.default_rng(6)
     shape = (4000, runs)
@@ -135,7 +135,7 @@ def test_equivalence_is_two_one_sided_welch_tests():
     assert seen == {"equivalent", "different", "undecided"}
 
 
-def test_runs_that_all_end_alike_are_tested_without_a_warning():
+def test_identical_returns_are_tested_without_a_warning():
     cap, far = np.full(6, 500.0), np.full(6, 400.0)
     some = np.array([500.0, 498, 500, 499, 500, 500])
     assert stats.equivalence(cap, cap, 25) == ((0, 0, 0), "equivalent")
@@ -146,9 +146,9 @@ def test_runs_that_all_end_alike_are_tested_without_a_warning():
     assert np.isnan(few.low)
 
 
-def test_how_often_equivalence_is_claimed_wrongly_is_what_the_report_says():
-    """Returns in CartPole, resampled: the baseline's runs all reach the target, the
-    candidate's miss it so often that the means differ by just the margin."""
+def test_the_report_states_how_often_equivalence_is_claimed_wrongly():
+    """Resample returns of CartPole. The baseline always reaches the target; the candidate misses
+    it so often that the means differ by exactly the margin."""
     runs = pd.read_csv(ROOT / "tests/golden/peers/runs.csv")
     returns = runs.loc[runs["mode"].str.startswith("ppo_"), "final_return"].to_numpy()
     known = learning.load_environments()["CartPole-v1"]

@@ -1,4 +1,4 @@
-"""Tables with the documented columns load and give a report, or a reason why not."""
+"""Load tables with the documented columns, reject invalid ones, and write reports."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from analysis.schema import RUNS, SourceError
 
 # === Columns ====================================================================================
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_the_columns_in_bold_are_enough(tmp_path, kind):
+def test_the_required_columns_are_sufficient(tmp_path, kind):
     required = [x.name for x in RUNS if x.must == "table"]
     assert required == ["framework", "compile_mode", "env_id", "size", "first", "steady"]
     path = write_table(tmp_path / f"t.{kind}", foreign_runs()[[*required, "repeat"]])
@@ -29,7 +29,7 @@ def test_the_columns_in_bold_are_enough(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_text_stays_text_flags_are_read_as_people_write_them_and_empty_is_missing(tmp_path, kind):
+def test_parsing_of_text_flags_and_empty_cells(tmp_path, kind):
     texts = ["None", "NA", "1e5", "007", "nan", "null", "True", ""]
     flags = ["True", "true", "1", " TRUE ", "False", "false", "0", ""]
     load_ = ["", "nan", *map(str, range(6))]
@@ -42,7 +42,7 @@ def test_text_stays_text_flags_are_read_as_people_write_them_and_empty_is_missin
     assert f"Ignored columns of t.{kind}: unknown" in data.notes
 
 
-def test_a_seed_stands_for_a_repeat_and_a_row_needs_one_of_them(tmp_path):
+def test_the_seed_replaces_a_missing_repeat_and_one_of_them_is_required(tmp_path):
     runs = foreign_runs(seed=[3, 1, None, 4] * 2).drop(columns="repeat")
     data = load(write_table(tmp_path / "1.csv", runs))
     assert data.runs["repeat"].tolist() == [3, 1, 4] * 2
@@ -51,10 +51,10 @@ def test_a_seed_stands_for_a_repeat_and_a_row_needs_one_of_them(tmp_path):
     assert data.runs["run"].tolist() == [
         "r3",
         "r7",
-    ]  # rows with the same one are repetitions of a run
+    ]  # the last of several rows with the same repeat
 
 
-# === What is missing or cannot be ===============================================================
+# === Invalid input ================================================================================
 @pytest.mark.parametrize(
     ("kind", "name", "values", "reason"),
     [
@@ -66,7 +66,7 @@ def test_a_seed_stands_for_a_repeat_and_a_row_needs_one_of_them(tmp_path):
         ("csv", "env_id", [None, "x"], "env_id is missing"),
     ],
 )
-def test_a_row_that_cannot_be_is_left_out_for_one_reason(tmp_path, kind, name, values, reason):
+def test_an_invalid_row_is_left_out_with_a_reason(tmp_path, kind, name, values, reason):
     runs = foreign_runs()
     runs[name] = values * 4
     data = load(write_table(tmp_path / f"t.{kind}", runs))
@@ -85,7 +85,7 @@ def test_a_row_that_cannot_be_is_left_out_for_one_reason(tmp_path, kind, name, v
         ("t.xlsx", b"hello", "is neither a folder of runs"),
     ],
 )
-def test_a_file_that_is_no_table_is_one_sentence(tmp_path, name, content, reason):
+def test_an_invalid_file_is_a_one_line_error(tmp_path, name, content, reason):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(SourceError, match=f"{path}.* {reason}") as error:
@@ -93,21 +93,21 @@ def test_a_file_that_is_no_table_is_one_sentence(tmp_path, name, content, reason
     assert "\n" not in str(error.value)
 
 
-def test_iterations_that_are_there_twice_are_one_sentence(tmp_path):
+def test_duplicate_iterations_are_an_error(tmp_path):
     iterations = foreign_iterations(foreign_runs()).assign(iteration=3)
     with pytest.raises(SourceError, match=r"8 left out, e\.g\. r0: iteration 3: it appears twice"):
         load(write_study(tmp_path, foreign_runs(), iterations))
 
 
 # === Iterations =================================================================================
-def test_what_a_table_lacks_of_returns_comes_from_its_iterations(tmp_path):
+def test_missing_returns_and_lengths_come_from_the_iterations(tmp_path):
     runs = foreign_runs()
     iterations = foreign_iterations(runs)
     iterations.loc[iterations["iteration"] > 9, "charts/episodic_return"] = np.nan
     bare = runs.drop(columns=["num_iterations", "final_return"])
     shuffled = iterations.sample(frac=1, random_state=0).replace({"run": {"r0": "R0"}})
     data = load(write_study(tmp_path / "bare", bare, shuffled))
-    assert list(data.left_out) == ["r0"]  # no iterations, so the length of `total` is unknown
+    assert list(data.left_out) == ["r0"]  # without iterations, its length is unknown
     assert "R0" not in set(data.iterations["run"])
     ends = iterations[iterations["iteration"] == 9].set_index("run")["charts/episodic_return"]
     assert data.runs["final_return"].tolist() == ends.tolist()[1:]
@@ -121,8 +121,8 @@ def test_what_a_table_lacks_of_returns_comes_from_its_iterations(tmp_path):
 REPORTED: dict[str, dict[str, Any]] = {
     "two platforms": {"platform": ["A100", "H100"] * 4},
     "no durations": dict.fromkeys(("startup", "first", "steady", "total", "process")),
-    "each of its own environment": {"env_id": list("abcdefgh")},
-    "each of its own length": {"num_iterations": range(1, 9)},
+    "different environments": {"env_id": list("abcdefgh")},
+    "different lengths": {"num_iterations": range(1, 9)},
     "all resumed": {"resumed": True},
     "extremes": {
         "steady": [2e-9, 9e8] * 4,
@@ -141,8 +141,8 @@ REPORTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", REPORTED)
-def test_whatever_a_table_lacks_or_holds_there_is_a_report(tmp_path, monkeypatch, case):
-    monkeypatch.setattr(figures, "png", lambda figure: b"")  # for speed
+def test_unusual_tables_give_a_report(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(figures, "png", lambda figure: b"")  # slow
     runs = foreign_runs()
     write_study(tmp_path / "in", runs.assign(**REPORTED[case]), foreign_iterations(runs))
     status, said, errors = run_command("report", tmp_path / "in", "--out", tmp_path / "out")
@@ -150,7 +150,7 @@ def test_whatever_a_table_lacks_or_holds_there_is_a_report(tmp_path, monkeypatch
     assert (said + errors).replace("\n", "").isprintable()
 
 
-def test_a_table_with_total_and_no_process_is_compared_by_that_and_it_is_named(tmp_path):
+def test_without_process_times_the_report_compares_and_names_total(tmp_path):
     runs = foreign_runs(platform="here").drop(columns="process")
     runs["total"] *= [1.0, 1.1, 0.9, 1.2] * 2
     others = runs.assign(platform="elsewhere", total=3 * runs["total"], run="other " + runs["run"])
