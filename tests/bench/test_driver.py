@@ -1,4 +1,4 @@
-"""benchmark.sh, with stand-ins for the training scripts, and with one small grid of real ones."""
+"""benchmark.sh with stand-ins for the training scripts, and one small grid of real scripts."""
 
 import json
 import os
@@ -52,12 +52,12 @@ scripts = ["linen"]
 envs = ["CartPole-v1"]
 sizes = ["default"]
 """
-HANG = {"": "hang"}  # all stand-ins
+HANG = {"": "hang"}  # every run
 
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of benchmark.sh, with stand-ins for the scripts and for two GPUs."""
+    """Return a copy of benchmark.sh with stand-ins for the scripts and for two GPUs."""
     grids = [str(path.relative_to(ROOT)) for path in ROOT.glob("studies/*/grid.toml")]
     files = ["benchmark.sh", "setup.sh", "scripts.toml"]
     tables = ("__init__.py", "catalog.py", "sizes.toml", "environments.csv", "columns.csv")
@@ -86,10 +86,10 @@ def project(tmp_path):
         ("fast", "there is no study 'fast'"),
         ("throughput --sizes small", "--sizes"),
         ("--envs @CartPole-v1", "--envs must be among"),
-        (f"--scripts {'linen,' * 60}own", "'own' is neither a script of this project nor"),
+        (f"--scripts {'linen,' * 60}other", "'other' is neither a script of this project nor"),
         ("--envs ,", "--envs: must name one or more, not ','"),
-        ("--scripts own/ppo_linen.py", "has the name of a script of this project"),
-        ("--scripts own/mine.py,mine.py", "have the same name"),
+        ("--scripts other/ppo_linen.py", "has the name of a script of this project"),
+        ("--scripts other/mine.py,mine.py", "have the same name"),
         ("--only never", "no command matches --only 'never'"),
         ("--only (", "--only: must be a regular expression, not '('"),
         ("--gpus 0,GPU-51b2d9a0-6f6b", "'GPU-51b2d9a0-6f6b' is there twice"),
@@ -98,11 +98,11 @@ def project(tmp_path):
         ("mine --iterations 5", "all runs of studies/mine/grid.toml set their iterations"),
     ],
 )
-def test_wrong_usage_gets_one_sentence(project, flags, word):
-    (project / "own").mkdir()
+def test_usage_errors_are_one_line(project, flags, word):
+    (project / "other").mkdir()
     (project / "dangling").symlink_to("nowhere/runs")
     add_grid(project, f"{LINEN}iterations = 7")
-    for name in ("mine.py", "own/mine.py", "own/ppo_linen.py"):
+    for name in ("mine.py", "other/mine.py", "other/ppo_linen.py"):
         (project / name).touch()
     driver = bench(project, *shlex.split(flags))
     assert (driver.returncode, driver.stdout) == (2, "")
@@ -111,7 +111,7 @@ def test_wrong_usage_gets_one_sentence(project, flags, word):
 
 
 def refuse(project, study):
-    """Return the message of a plan that fails; benchmark.sh exits with its status."""
+    """Return the error message of an invalid plan; benchmark.sh exits with the same status."""
     words = [sys.executable, "-m", "bench.plan", "benchmark.sh", project, project / "plan", study]
     process = subprocess.run(words, cwd=project, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (2, "")
@@ -140,7 +140,7 @@ def refuse(project, study):
         ("repeats = 3", "grid.toml has no [[runs]]"),
     ],
 )
-def test_a_mistake_in_a_grid_is_one_sentence(project, text, sentence):
+def test_errors_in_a_grid_are_one_line(project, text, sentence):
     add_grid(project, text)
     said = refuse(project, "mine")
     assert said.startswith("benchmark.sh: studies/mine/grid.toml") and sentence in said
@@ -165,14 +165,14 @@ def test_a_mistake_in_a_grid_is_one_sentence(project, text, sentence):
         ),
     ],
 )
-def test_a_mistake_in_what_all_grids_need_is_one_sentence(project, name, text, sentence):
+def test_errors_in_shared_files_are_one_line(project, name, text, sentence):
     (project / name).unlink()
     if text is not None:
         (project / name).write_text(text)
     assert sentence in refuse(project, "quick")
 
 
-def test_the_grid_in_the_documentation_lists_what_the_page_says(project):
+def test_the_example_grid_in_the_documentation_works(project):
     page = (ROOT / "docs/benchmark.md").read_text()
     text, races = re.findall(r"^```toml\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
     assert race.Study(**tomllib.loads(races)).races[0].turns == 24
@@ -184,7 +184,7 @@ def test_the_grid_in_the_documentation_lists_what_the_page_says(project):
 
 
 @pytest.mark.parametrize("folder", ["it's 5 o'clock\n& \"late\" \\ $HOME\n", "./-runs"])
-def test_a_list_can_be_pasted_and_a_dry_run_changes_nothing(project, folder):
+def test_listed_commands_can_be_pasted_and_a_dry_run_writes_nothing(project, folder):
     said = succeed(project, "--runs-dir", folder, "--gpus", "1,GPU-51b2d9a0-6f6b", "--dry-run")
     assert said.splitlines()[-1] == "Runs missing: 15 of 15, about 3 minutes on two idle cores."
     assert not (project / folder).exists()
@@ -194,32 +194,32 @@ def test_a_list_can_be_pasted_and_a_dry_run_changes_nothing(project, folder):
     assert len(list((project / folder).glob("*/run.json"))) == 1
 
 
-def test_from_another_folder_with_what_is_ones_own(project):
-    """Through a link, even if CDPATH contains another folder of the same name."""
-    own = project / "own folder"
-    for folder in (own / "checkout", project / "there/checkout"):
+def test_custom_scripts_and_environments_from_another_folder(project):
+    """Start benchmark.sh through a symlink while CDPATH contains a folder of the same name."""
+    other = project / "other folder"
+    for folder in (other / "checkout", project / "there/checkout"):
         folder.mkdir(parents=True)
-    (own / "checkout/race").symlink_to(project / "benchmark.sh")
-    (own / "venv").symlink_to(sys.prefix)
-    shutil.copy(project / "ppo_linen.py", own / "mine.py")
-    env = environment(project) | {"CDPATH": f"{project}/there:{own}", "VENV": "venv"}
+    (other / "checkout/race").symlink_to(project / "benchmark.sh")
+    (other / "venv").symlink_to(sys.prefix)
+    shutil.copy(project / "ppo_linen.py", other / "mine.py")
+    env = environment(project) | {"CDPATH": f"{project}/there:{other}", "VENV": "venv"}
     again = "../more/ppo_rnn_linen.py,rnn_linen,ppo_rnn_linen.py"  # by path, name and file name
     flags = ["--scripts", f"mine.py,linen,{again}", "--envs", "games.mine:My-v0", "--no-report"]
-    succeed(project, *flags, env=env, cwd=own, program="checkout/race")
+    succeed(project, *flags, env=env, cwd=other, program="checkout/race")
     scripts = ("linen", "mine", "rnn_linen")
     linen, mine, rnn = (f"games.mine.My-v0__small__{x}__100it__seed1" for x in scripts)
-    assert completed(own) == [linen, mine, rnn]
-    info = info_of(own, mine)
-    assert (info["args"]["--env-id"], info["folder"]) == ("games.mine:My-v0", str(own))
+    assert completed(other) == [linen, mine, rnn]
+    info = info_of(other, mine)
+    assert (info["args"]["--env-id"], info["folder"]) == ("games.mine:My-v0", str(other))
 
 
-def test_a_table_s_own_flags_count_more_than_its_preset_s_and_these_more_than_the_file_s(project):
+def test_flags_of_a_table_override_its_preset_which_overrides_the_file(project):
     flags = ["flags = { a = 1, b = 1, c = 1 }", "flags = { c = 3 }\npreset = 'two'"]
     add_grid(project, f"{flags[0]}{LINEN}{flags[1]}\n[presets.two]\nb = 2\nc = 2")
     assert " --a 1 --b 2 --c 3 --seed 1 " in succeed(project, "mine", "--list")
 
 
-def test_repeats_of_a_table_are_an_upper_limit(project):
+def test_repeats_of_a_table_are_an_upper_bound(project):
     limited = f"{LINEN}label = 'limited'\nrepeats = 3"
     add_grid(project, f"repeats = 5{LINEN}{limited}")
     for repeats, expected in ((2, [2, 2]), (7, [7, 3])):
@@ -229,8 +229,8 @@ def test_repeats_of_a_table_are_an_upper_limit(project):
 
 
 # === Running ====================================================================================
-def test_the_same_command_resumes(project):
-    """Complete runs count, even of fewer repeats; incomplete ones are set aside and start over."""
+def test_the_same_command_continues_a_grid(project):
+    """Complete runs are kept, also with more repeats; incomplete ones are moved and start over."""
     flags = (*TWO, "--repeats", "2")
     names = names_of(project, *flags)
     empty, killed, third, fourth = names
@@ -239,7 +239,7 @@ def test_the_same_command_resumes(project):
         (project / "runs" / name / "run.json").write_text(text)
     assert "A report of 2 runs\n" in succeed(project, *TWO)
     assert started(project) == [empty, killed]
-    variables = info_of(project, empty)["variables"]  # every run compiles for itself
+    variables = info_of(project, empty)["variables"]  # no run reuses compiled code
     assert variables["JAX_ENABLE_COMPILATION_CACHE"] == "false"
     assert variables["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] == "1"
     assert len(list((project / "runs/.benchmark/partial").iterdir())) == 2
@@ -252,9 +252,9 @@ def test_the_same_command_resumes(project):
     assert started(project)[2:] == [killed, third, fourth] and completed(project) == sorted(names)
 
 
-def test_failures_are_recorded_and_the_grid_goes_on(project):
+def test_failures_are_recorded_and_the_grid_continues(project):
     (project / "runs").mkdir()
-    (project / "runs/benchmark.jsonl").write_text('"half a li')  # from when the disk was full
+    (project / "runs/benchmark.jsonl").write_text('"half a li')  # written when the disk was full
     plans = {"torch__": "crash", "torch_compile": "hang", "linen": "killed", "nnx__": "silent"}
     flags = ["--timeout", "2", "--repeats", "1", "--seed", "7", "--gpus", "0,1", "--no-report"]
     driver = bench(project, *flags, "--notes", "@first=\n5", **plans)
@@ -284,8 +284,8 @@ def test_failures_are_recorded_and_the_grid_goes_on(project):
     assert len(started(project)) == 9
 
 
-def test_a_study_has_commands_at_its_begin_and_end(project):
-    """It also announces that the runs take over two hours."""
+def test_a_study_runs_its_begin_and_end_commands(project):
+    """Before that, benchmark.sh states how long the runs take."""
     add_grid(project, f"begin = 'begin.py'\nend = 'end.py RUNS/x RUNS'{LINEN}seconds = 7201")
     (project / "begin.py").write_text("import sys\nsys.exit('not today')")
     driver = bench(project, "mine")
@@ -303,8 +303,8 @@ def test_a_study_has_commands_at_its_begin_and_end(project):
     ]
 
 
-def test_a_long_run_goes_on_from_its_checkpoint(project):
-    """A short run starts over: its durations must be those of one process."""
+def test_a_long_run_resumes_from_its_checkpoint(project):
+    """A short run starts over, because its durations must come from a single process."""
     linen = LINEN.replace("CartPole-v1", "@minatar")
     saving = "flags = { save-every = 20 }"
     grid = f"{linen}iterations = 20{linen}iterations = 100\n{saving}{linen}iterations = 7\n{saving}"
@@ -334,13 +334,13 @@ def test_a_full_disk_stops_the_grid(project):
     assert "Runs not complete: 2 of 2:" in driver.stdout
 
 
-# === Stopped, killed, and several at once =======================================================
+# === Interruptions and concurrent drivers =========================================================
 @pytest.mark.parametrize(
     ("sent", "status", "send"),
     [("SIGINT", 130, os.killpg), ("SIGTERM", 143, os.kill), ("SIGHUP", 129, os.killpg)],
 )
 def test_stopping_leaves_no_process(project, sent, status, send):
-    """Ctrl-C, or closing the terminal, signals the entire process group of benchmark.sh."""
+    """Ctrl-C and closing the terminal send a signal to the process group of benchmark.sh."""
     driver = start(project, "--gpus", "0,1", **HANG)
     wait_for(lambda: [event for event, *_ in trace(project)].count("hang") == 2)
     limits = [x.cmdline() for x in processes_in(project) if x.name() == "timeout"]
@@ -354,8 +354,8 @@ def test_stopping_leaves_no_process(project, sent, status, send):
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("runs_dir", ["runs", "other"])
-def test_a_killed_driver_s_run_ends_alone(project, runs_dir, send):
-    """A second benchmark.sh reports that it waits for the run, or for the machine."""
+def test_a_second_driver_waits_for_the_run_of_a_killed_driver(project, runs_dir, send):
+    """With another runs folder, it reports that another benchmark uses the machine."""
     first = start(project, *TWO, **HANG)
     wait_for(lambda: trace(project)[-1:] and trace(project)[-1][0] == "hang")
     send(first.pid, signal.SIGKILL)
@@ -376,7 +376,7 @@ def test_a_killed_driver_s_run_ends_alone(project, runs_dir, send):
 
 
 def test_two_drivers_on_two_gpus_share_a_grid(project):
-    """Each cell runs once, and one run at a time per GPU, so that measurements are undisturbed."""
+    """Every run happens once, and only one at a time on each GPU, so that timings are valid."""
     gpus = ("0", "GPU-8f3c7e21-0b7d")
     flags = (*TWO, "--repeats", "4", "--no-report", "--gpus", ",".join(gpus))
     drivers = [start(project, *flags, **{"": "0.7"}) for _ in range(2)]
@@ -389,8 +389,8 @@ def test_two_drivers_on_two_gpus_share_a_grid(project):
     assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_killed_at_random_moments(project):
-    """Kill benchmark.sh, its runs or both; KILLS=100 does so more often."""
+def test_a_grid_completes_after_kills_at_random_moments(project):
+    """Kill benchmark.sh, its runs or both. Set KILLS=100 to repeat this more often."""
     flags = (*TWO, "--repeats", "4", "--no-report")
     rng = random.Random(1)
     for _ in range(int(os.environ.get("KILLS", "4"))):
@@ -406,19 +406,19 @@ def test_killed_at_random_moments(project):
     succeed(project, *flags)
     assert completed(project) == sorted(names_of(project, *flags))
     partial = (project / "runs").glob(".benchmark/partial/*/run.json")
-    assert not any(map(is_complete, partial))  # none ran twice
+    assert not any(map(is_complete, partial))  # no complete run was repeated
     assert all(json.loads(line) for line in log_of(project))
 
 
-# === W&B, and real scripts ======================================================================
+# === W&B and real scripts =========================================================================
 def without_settings(project):
-    """An environment without settings of W&B."""
+    """Return environment variables without W&B settings."""
     env = environment(project) | {"HOME": str(project), "NETRC": str(project / "netrc")}
     return {name: x for name, x in env.items() if not name.startswith("WANDB_")}
 
 
-def test_groups_and_notes(project):
-    """Online if the server, which a module simulates, accepts the key."""
+def test_wandb_groups_and_notes(project):
+    """W&B runs are online if the server, simulated by a module, accepts the API key."""
     (project / "wandb.py").write_text("def login(verify):\n    return verify\n")
     flags = ("quick", "--only", "linen", "--repeats", "2", "--track", "--notes", "it's\n@5")
     another = {"WANDB_RUN_GROUP": "another", "WANDB_NOTES": "another"}
@@ -431,7 +431,7 @@ def test_groups_and_notes(project):
 
 
 def test_a_small_real_grid(tmp_path):
-    """A script and a copy with another name, offline, up to the report."""
+    """Run a script and a renamed copy of it offline, and write the report."""
     shutil.copy(ROOT / "ppo_linen.py", tmp_path / "mine.py")
     runs = tmp_path / "runs"
     flags = ("--scripts", f"linen,{tmp_path}/mine.py", "--iterations", "1", "--track")
@@ -445,7 +445,7 @@ def test_a_small_real_grid(tmp_path):
     place = said.index(f"Report: {runs}/report/report.html")
     send, end = said[place - 2 : place]
     assert end == f"Runs complete: 2 of 2, in {runs}."
-    # The last part is the answer: a sentence, then the table.
+    # The output ends with a sentence and a table.
     assert said[place + 2].startswith("On CartPole-v1, 1 iteration took ")
     assert [line.split()[0] for line in said[-2:]] == ["ppo_linen", "mine"]
     what, _, command = send.partition(": ")

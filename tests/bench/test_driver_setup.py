@@ -1,4 +1,4 @@
-"""setup.sh, with a stand-in for Python that only records what to install; and bench/machine.py."""
+"""setup.sh, with a stand-in for Python that records what it would install; bench/machine.py."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def project(tmp_path):
 
 
 def start(project, **variables):
-    """Source setup.sh with only the project's tools on PATH; print the `python` that it leaves."""
+    """Source setup.sh with only the tools of the project on PATH, and print the path of python."""
     own = {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
     env = {name: x for name, x in os.environ.items() if name != "VENV"} | own | variables
     return start_process(["bash", "-c", SOURCE], project, env)
@@ -57,7 +57,7 @@ def calls(project):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_it_installs_once_and_what_changed_or_failed_again(project):
+def test_setup_installs_once_and_again_after_changes_and_failures(project):
     code, said, _ = setup(project, FAIL="download.pytorch.org")
     assert code == 0 and any("torch comes from PyPI" in line for line in said)
     python = [str(project / ".venv/bin/python")]
@@ -74,24 +74,24 @@ def test_it_installs_once_and_what_changed_or_failed_again(project):
         assert setup(project) == (0, python, [])
 
 
-def test_without_a_compiler_or_pythons_headers_a_line_says_what_will_not_run(project):
+def test_a_missing_compiler_and_missing_python_headers_are_reported(project):
     code, _, errors = setup(project)
     assert code == 0 and "apt install g++ python3-dev" in "".join(errors)
     (project / "requirements.txt").write_text("torch==2.13.0\n")
-    add_tool(project, "g++", "#!/bin/bash\nmapfile\n")  # read, or echo would fail
+    add_tool(project, "g++", "#!/bin/bash\nmapfile\n")  # reads stdin, or echo would fail
     assert setup(project)[2] == []
 
 
-def test_an_nvidia_gpu_gets_the_cuda_requirements(project):
+def test_with_an_nvidia_gpu_setup_installs_the_cuda_requirements(project):
     """SETUP_WITH names additional packages."""
     add_tool(project, "nvidia-smi", "#!/bin/bash\n")
     assert setup(project, SETUP_WITH="tune")[0] == 0
     files = ("requirements-cuda.txt", "requirements-tune.txt")
     assert calls(project) == [f"{LOCKED} {name}" for name in files]
-    assert len(setup(project, SETUP_WITH="tune")[1]) == 1  # nothing is left to do
+    assert len(setup(project, SETUP_WITH="tune")[1]) == 1  # nothing to install
 
 
-def test_two_setups_at_once_install_once(project):
+def test_concurrent_setups_install_once(project):
     both = [start(project, SLOW="0.3") for _ in range(2)]
     said = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0] and len(calls(project)) == 2
@@ -99,7 +99,7 @@ def test_two_setups_at_once_install_once(project):
     assert waiting in said
 
 
-def test_what_cannot_be_set_up_gets_one_sentence(project):
+def test_setup_errors_are_one_line(project):
     missing = ["setup: VENV is 'nowhere', but there is no nowhere/bin/python."]
     assert setup(project, VENV="nowhere") == (2, [], missing)
     (project / ".venv").write_text("in the way")
@@ -112,7 +112,7 @@ def test_what_cannot_be_set_up_gets_one_sentence(project):
     assert setup(project) == (2, [], [error])
 
 
-def test_the_lock_has_every_requirement_at_its_version():
+def test_the_lock_file_contains_every_pinned_requirement():
     lines = (ROOT / "requirements-lock.txt").read_text().splitlines()
     locked = {line.partition(" ;")[0] for line in lines}
     for path in ROOT.glob("requirements*.txt"):
@@ -121,9 +121,9 @@ def test_the_lock_has_every_requirement_at_its_version():
             assert pin in locked or "==" not in pin, f"{pin}: CONTRIBUTING.md says how to lock it"
 
 
-# === What benchmark.sh tells a run of its machine ===============================================
-def test_what_is_known_of_a_machine_and_of_a_script(tmp_path):
-    """The output of a tool that fails is ignored, on stdout and on stderr."""
+# === bench/machine.py =============================================================================
+def test_description_of_the_machine_and_the_commit(tmp_path):
+    """The output of a tool that fails is ignored, and so is stderr."""
     script = tmp_path / "ppo_mine.py"
     script.write_text("")
 

@@ -1,4 +1,4 @@
-"""The runs that benchmark.sh lists: their number and order, and that scripts accept them."""
+"""The runs that benchmark.sh lists: their number, their order, and their commands."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ def env(tmp_path_factory):
 
 
 def cell_of(name):
-    """Parse the name of a run; the label is optional."""
+    """Parse the name of a run. The label is optional."""
     *label, environment, size, script, iterations, seed = name.split("__")
     cell = {"label": "".join(label), "env": environment, "size": size, "script": script}
     cell["iterations"] = int(iterations.removesuffix("it"))
@@ -32,8 +32,8 @@ def cell_of(name):
     return cell
 
 
-def test_help_says_what_a_study_has(env):
-    """The first line of a grid states its number of runs."""
+def test_help_states_the_number_of_runs_of_each_study(env):
+    """The number is in the first line of each grid.toml."""
     every = succeed(ROOT, "--help-all", env=env)
     assert every.startswith(succeed(ROOT, "--help", env=env))
     said = re.findall(r"^  (\w+) .*: (\d+) runs, ", every, re.MULTILINE)
@@ -44,22 +44,22 @@ def test_help_says_what_a_study_has(env):
         assert succeed(ROOT, *flags, env=env).split()[0] == runs
 
 
-def test_longer_runs_are_said_to_take_longer(env):
+def test_the_estimated_time_scales_with_the_iterations(env):
     def minutes(*flags):
         words = succeed(ROOT, "cpu", *flags, "--dry-run", env=env).splitlines()[-1].split()
         return float(words[6]) * {"hours": 60, "minutes": 1}[words[7]]
 
     usual = minutes()
     assert 60 < usual < 90  # 182 runs of 18 to 38 seconds
-    assert minutes("--iterations", "40") == pytest.approx(2 * usual, rel=0.3)  # not 20
+    assert minutes("--iterations", "40") == pytest.approx(2 * usual, rel=0.3)  # the default is 20
 
 
 def test_a_seed_shuffles_whole_blocks(env, tmp_path):
-    """Only the arguments determine the list, so that all Slurm jobs agree."""
+    """The order depends only on the arguments, so that all Slurm jobs have the same list."""
     phases = ("phases", "--repeats", "2")
     order = names_of(ROOT, *phases, env=env)
     cells = [cell_of(name) for name in order]
-    assert [cell["seed"] for cell in cells] == [1] * 120 + [2] * 120  # repeats are outer
+    assert [cell["seed"] for cell in cells] == [1] * 120 + [2] * 120  # the outer loop
     blocks = groupby(cells, lambda x: (x["seed"], x["label"], x["env"], x["size"]))
     scripts = [tuple(cell["script"] for cell in block) for _, block in blocks]
     assert {len(set(block)) for block in scripts} == {8} and len(set(scripts)) > 25
@@ -70,20 +70,20 @@ def test_a_seed_shuffles_whole_blocks(env, tmp_path):
     own = env | {"VENV": str(tmp_path / "linen")}
     same = names_of(ROOT, *phases, *flags, "--to=4", env=own)
     assert same == [name for name in order if "linen" in name][2:4]
-    # A repeat is one block, and no two repeats share the seed of an agent.
+    # Repeats are contiguous, and no two of them train agents with the same seed.
     agents = [cell_of(name) for name in names_of(ROOT, "agents", env=env)]
     assert [(x["seed"] - 1) // 1000 for x in agents] == [0] * 35 + [1] * 35 + [2] * 35
     assert len(list(groupby(agents[:35], lambda x: x["label"]))) > 15
-    # With custom runs, each cell appears once.
+    # A script that is named twice runs once.
     flags = "--scripts ppo_torch.py,linen,ppo_linen.py --sizes small,large --repeats=2"
     names = names_of(ROOT, *flags.split(), env=env)
     assert len(set(names)) == len(names) == 2 * 2 * 2
-    # Warm-up runs come first, and once.
+    # Warmup runs come first, without repeats.
     names = names_of(ROOT, "dqn", "--repeats", "2", env=env)
     assert [name[:6] == "warmup" for name in names] == [True] * 2 + [False] * 8
 
 
-def test_a_row_keeps_iterations_of_its_own(env):
+def test_iterations_in_a_grid_take_precedence_over_the_flag(env):
     cells = map(cell_of, names_of(ROOT, "dqn", "--iterations", "7", env=env))
     assert {(x["label"] == "warmup", x["iterations"]) for x in cells} == {(True, 1), (False, 7)}
 
@@ -91,9 +91,9 @@ def test_a_row_keeps_iterations_of_its_own(env):
 @pytest.mark.parametrize(
     "study", ["throughput", "phases", "dqn", "doors", "agents", "minatar", "gpu"]
 )
-def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
+def test_scripts_accept_the_listed_commands(env, study, monkeypatch):
     """The parsed flags of the commands agree with the names of the runs."""
-    kinds = {}  # one command of each
+    kinds = {}  # one command per kind of run
     for line in succeed(ROOT, study, "--list", env=env).splitlines():
         cell = cell_of(line.split()[-1])
         kinds[cell["label"], cell["script"], cell["size"], cell["iterations"]] = line, cell
@@ -102,11 +102,11 @@ def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
         words = shlex.split(line)
         compiles = words[:2] != ["env", "JAX_DISABLE_JIT=1"]
         assert compiles == (not script.endswith("-none"))
-        words = words[1:] if compiles else words[3:]  # after Python
+        words = words[1:] if compiles else words[3:]  # drop Python
         while words[0] == "-m":
             assert (ROOT / f"{words[1].replace('.', '/')}.py").is_file()
             words = words[2:]
-        name = "ppo_linen_vmap"  # one_scan has the same arguments
+        name = "ppo_linen_vmap"  # one_scan takes the same flags
         if script != "one_scan":
             name = script if script in ROWS else f"ppo_{script.removesuffix('-none')}"
             assert words.pop(0) == str(path_of(name).relative_to(ROOT))
@@ -122,7 +122,7 @@ def test_commands_are_what_their_scripts_take(env, study, monkeypatch):
         assert (args.save_every == 20) == (cell["env"] == "minatar" and args.num_iterations > 20)
 
 
-def test_without_an_environment_scripts_race_in_one_that_takes_their_actions(env):
+def test_the_default_environment_fits_the_actions_of_the_scripts(env):
     scripts = ("--scripts", "continuous_linen,continuous_torch_gymnasium")
     assert {cell_of(x)["env"] for x in names_of(ROOT, *scripts, env=env)} == {"Pendulum-v1"}
     (line, _) = succeed(ROOT, *scripts, "--list", env=env).splitlines()
@@ -134,14 +134,14 @@ def test_without_an_environment_scripts_race_in_one_that_takes_their_actions(env
     assert driver.stderr == f"benchmark.sh: --scripts: {both}, {why}\n"
 
 
-def test_tracked_are_all_runs_but_those_side_by_side(env):
-    """In W&B they would look like runs on an otherwise idle machine."""
+def test_track_applies_to_all_runs_except_side_by_side(env):
+    """In W&B, runs side by side would look like runs on an otherwise idle machine."""
     assert " --track " not in succeed(ROOT, "agents", "--list", env=env)
     for line in succeed(ROOT, "agents", "--track", "--list", env=env).splitlines():
         assert (" --track " in line) == ("side_by_side" not in line)
 
 
-def test_the_gpus_steps_have_each_run_of_their_grid_once(env):
+def test_the_steps_of_the_gpu_script_cover_the_gpu_grid_once(env):
     said = subprocess.check_output([ROOT / "tests/gpu/run.sh", "steps"], text=True)
     names = []
     for step in re.findall(r"^runs: (.+)$", said, re.MULTILINE):
@@ -149,8 +149,8 @@ def test_the_gpus_steps_have_each_run_of_their_grid_once(env):
     assert sorted(names) == sorted(names_of(ROOT, "gpu", env=env))
 
 
-def test_devices_start_one_training_on_as_many(env):
-    """PyTorch uses torchrun, JAX a variable; the names of these runs differ from others."""
+def test_devices_trains_on_several_devices(env):
+    """PyTorch uses torchrun, and JAX a variable. The run names contain the number of devices."""
     flags = ("--scripts", "linen_sharded,torch_ddp", "--devices", "2")
     lines = succeed(ROOT, *flags, "--list", env=env).splitlines()
     jax, torch = sorted((shlex.split(x) for x in lines), key=len)

@@ -40,7 +40,7 @@ def ticker(tmp_path):
 
 
 def start(folder, *words):
-    """race.py in a folder to which it writes its turns."""
+    """Start race.py, which writes its turns to the folder."""
     command = [sys.executable, ROOT / "race.py", "--out", folder / "turns.jsonl", *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
@@ -63,7 +63,7 @@ def is_guard(process):
 
 
 def racers_of(process):
-    """Return the processes that race.py has started, without its guard."""
+    """Return the processes that race.py started, except for its guard."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
         return [x for x in family if not is_guard(x)]
@@ -72,23 +72,23 @@ def racers_of(process):
 
 
 # === Turns ======================================================================================
-def test_a_race_says_who_is_faster_and_keeps_its_turns(tmp_path, ticker):
+def test_a_race_names_the_faster_program_and_saves_its_turns(tmp_path, ticker):
     slow, fast = ticker(0.04), ticker(0.01)
     status, out, err = race(tmp_path, "--turns", "12", "--seconds", "0.1", slow, fast)
     assert (status, err) == (0, "")
     assert "x as fast as" in out and "no significant" not in out.lower()
     (found,) = races.read(tmp_path / "turns.jsonl")
-    assert len(found.turns) == 24 and len(found.times()) == 10  # the first two do not count
+    assert len(found.turns) == 24 and len(found.times()) == 10  # the first two are discarded
     assert found.info["versions"]["numpy"] == np.__version__
     assert all(turn.seconds >= 0.1 and turn.iterations >= 1 for turn in found.turns)
     assert found.info["steps"] == [None, None] and not found.is_per_step()
-    assert found.times().median().iloc[0] > 0.036  # no iteration counts that is not timed
+    assert found.times().median().iloc[0] > 0.036  # all counted iterations are timed
     order = [turn.program for turn in found.turns]
     assert order == [0, 1, 1, 0] * 6
 
 
-def test_the_time_of_a_turn_is_without_its_first_iteration(tmp_path, monkeypatch):
-    """The first iteration takes 10 s, and the next ones take 1 s each."""
+def test_the_first_iteration_of_a_turn_is_not_timed(tmp_path, monkeypatch):
+    """The first iteration takes 10 s, and each of the others takes 1 s."""
     program = Program("program", ["true"], b"", "0.txt", None, None)
     runner = Runner(program, 0, tmp_path, new_mark(), Settings())
     runner.process.wait()
@@ -102,7 +102,7 @@ def test_the_time_of_a_turn_is_without_its_first_iteration(tmp_path, monkeypatch
     assert runner.take_turn(seconds=2.5) == (3, pytest.approx(3.0))
 
 
-def test_all_but_one_stand_still(tmp_path, ticker):
+def test_all_programs_but_one_are_paused(tmp_path, ticker):
     process = start(tmp_path, "--turns", "30", *[ticker(0.02), ticker(0.02), ticker(0.02)])
     wait_for(lambda: num_turns(tmp_path) > 0)
     for _ in range(20):
@@ -114,7 +114,7 @@ def test_all_but_one_stand_still(tmp_path, ticker):
     process.communicate(timeout=60)
 
 
-def test_scripts_race_and_flags_reach_them(tmp_path):
+def test_flags_are_passed_to_all_scripts(tmp_path):
     script = str(ROOT / "ppo_linen.py")
     turns = ("--turns", "12", "--seconds", "0.05", "--within", "10")
     flags = ("--num-envs", "2", "--num-steps", "8", "--num-minibatches", "1")
@@ -128,7 +128,7 @@ def test_scripts_race_and_flags_reach_them(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_steps_of_other_programs_make_them_comparable(tmp_path, ticker):
+def test_the_steps_flag_gives_times_per_step_for_other_programs(tmp_path, ticker):
     programs = (ticker(0.01), ticker(0.02))
     words = ("--turns", "12", "--seconds", "0.05", "--steps", "10", "20")
     status, out, err = race(tmp_path, *programs, *words)
@@ -141,7 +141,7 @@ def test_steps_of_other_programs_make_them_comparable(tmp_path, ticker):
     assert status == 2 and "--steps: 3 numbers for 2 programs with @TEXT" in err
 
 
-def test_a_path_may_have_a_space(tmp_path):
+def test_a_path_may_contain_a_space(tmp_path):
     folder = tmp_path / "my project"
     folder.mkdir()
     (folder / "mine.py").write_text("RunLog")
@@ -159,14 +159,14 @@ def test_a_path_may_have_a_space(tmp_path):
         (["a.py", "a.py"], ["a.py (1)", "a.py (2)"]),
     ],
 )
-def test_names_have_only_what_differs(texts, names):
+def test_names_contain_only_what_differs(texts, names):
     programs = [Program(x, [], b"", "", Path(x.split()[0]), None) for x in texts]
     assert race_module.names_of(programs) == names
 
 
-# === Ends =======================================================================================
+# === Termination ==================================================================================
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_no_end_leaves_a_process_behind(number, tmp_path, ticker):
+def test_no_signal_leaves_a_process_behind(number, tmp_path, ticker):
     process = start(tmp_path, "--seconds", "0.05", "--within", "0", ticker(0.01), ticker(0.01))
     wait_for(lambda: num_turns(tmp_path) >= 20)
     family = racers_of(process)
@@ -175,12 +175,12 @@ def test_no_end_leaves_a_process_behind(number, tmp_path, ticker):
     out, err = process.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert process.returncode == 1 and "stopped" in err
-        assert " and " in out or "here" in out  # what is known so far
+        assert " and " in out or "here" in out  # the results so far
     wait_for(lambda: not any(x.is_running() for x in family))
     assert num_turns(tmp_path) >= 20
 
 
-def test_a_program_that_ends_is_left_out_and_the_others_race_on(tmp_path, ticker):
+def test_a_program_that_exits_is_left_out_and_the_race_continues(tmp_path, ticker):
     programs = [ticker(0.01), ticker(0.011), ticker(0.012, times=60)]
     turns = ("--turns", "15", "--seconds", "0.1", "--within", "0")
     status, out, err = race(tmp_path, *turns, *programs)
@@ -193,7 +193,7 @@ def test_a_program_that_ends_is_left_out_and_the_others_race_on(tmp_path, ticker
     assert [turn.program for turn in found.turns].count(0) == 15
 
 
-def test_a_guard_that_is_killed_leaves_no_process_behind(tmp_path, ticker):
+def test_killing_the_guard_leaves_no_process_behind(tmp_path, ticker):
     process = start(tmp_path, "--seconds", "0.05", "--within", "0", ticker(0.01), ticker(0.01))
     wait_for(lambda: num_turns(tmp_path) >= 4)
     family = racers_of(process)
@@ -205,7 +205,7 @@ def test_a_guard_that_is_killed_leaves_no_process_behind(tmp_path, ticker):
     wait_for(lambda: not any(x.is_running() for x in family))
 
 
-def test_a_program_without_a_line_is_left_out(tmp_path, ticker):
+def test_a_program_without_progress_lines_is_left_out(tmp_path, ticker):
     silent = f"{sys.executable} -c 'import time; print(1, flush=True); time.sleep(99)' @tick"
     status, _, err = race(tmp_path, "--patience", "3", ticker(0.01), silent)
     assert status == 1
@@ -224,14 +224,14 @@ def test_a_program_without_a_line_is_left_out(tmp_path, ticker):
         ([str(ROOT / "evaluate.py"), "b"], "writes no run folder"),
     ],
 )
-def test_what_is_mistyped_is_one_sentence(programs, reason, tmp_path):
+def test_usage_errors_have_no_traceback(programs, reason, tmp_path):
     status, _, err = race(tmp_path, *programs)
     assert status == 2 and reason in err and "Traceback" not in err
 
 
 # === Studies ====================================================================================
 def write_study(folder, *races):
-    """Write races.toml with these races: a name, and seconds per line of each program."""
+    """Write races.toml. Each race is a name followed by the commands of its programs."""
     lines = []
     for name, *ticks in races:
         lines += ["[[races]]", f"name = {name!r}", "turns = 12", "seconds = 0.05", "within = 9.0"]
@@ -247,7 +247,7 @@ def race_study(folder):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_study_makes_the_races_that_it_lacks(tmp_path, ticker):
+def test_a_study_runs_only_the_missing_races(tmp_path, ticker):
     fast, slow, broken = ticker(0.01), ticker(0.02), ticker(0.01, times=5)
     write_study(tmp_path, ("one", fast, slow), ("broken", fast, broken), ("two", slow, fast))
     status, out, err = race_study(tmp_path)
@@ -257,14 +257,14 @@ def test_a_study_makes_the_races_that_it_lacks(tmp_path, ticker):
     assert found["one"].info["programs"] == ["a", "b"]
     assert found["one"].ratios()["b"].estimate > 1.5 and found["two"].ratios()["b"].estimate < 0.7
 
-    write_study(tmp_path, ("one", fast, slow), ("two", slow, slow))  # other programs than before
+    write_study(tmp_path, ("one", fast, slow), ("two", slow, slow))  # changed programs
     status, out, err = race_study(tmp_path)
     assert (status, err) == (0, "") and "Race 1 of 1: two" in out
     assert len(races.read(tmp_path / "races.jsonl")) == 3
     assert races.named(tmp_path / "races.jsonl")["two"].info["listed"]["programs"]["b"] == slow
 
 
-def test_a_study_that_is_stopped_keeps_whole_races_alone(tmp_path, ticker):
+def test_a_stopped_study_keeps_only_complete_races(tmp_path, ticker):
     write_study(tmp_path, ("one", ticker(0.01), ticker(0.01)), ("two", ticker(9), ticker(9)))
     pipe = subprocess.PIPE
     command = [sys.executable, ROOT / "race.py", "--study", tmp_path]
@@ -288,15 +288,15 @@ def test_a_study_that_is_stopped_keeps_whole_races_alone(tmp_path, ticker):
         ("[[races]", "races.toml"),
     ],
 )
-def test_a_wrong_study_is_one_sentence(text, reason, tmp_path):
+def test_errors_in_races_toml_have_no_traceback(text, reason, tmp_path):
     if text is not None:
         (tmp_path / "races.toml").write_text(text)
     status, _, err = race_study(tmp_path)
     assert status == 2 and reason in err and "Traceback" not in err
 
 
-# === What turns say =============================================================================
-def made_race(*programs):
+# === Analysis =====================================================================================
+def synthetic_race(*programs):
     """Return a race with the given times per turn."""
     names = [str(i) for i in range(len(programs))]
     info = {"programs": names, "discarded": 0, "args": {"within": 0.03}}
@@ -308,22 +308,22 @@ def made_race(*programs):
     return races.Race(info, turns)
 
 
-def test_a_burst_in_few_turns_changes_nothing():
+def test_outliers_in_a_few_turns_do_not_change_the_ratio():
     first = np.full(20, 0.1)
     second = 2 * first
     second[[3, 11, 17]] = 5.0
-    (ratio,) = made_race(first, second).ratios().values()
+    (ratio,) = synthetic_race(first, second).ratios().values()
     assert ratio == pytest.approx((2, 2, 2))
 
 
-def test_the_others_are_compared_where_the_first_was_left_out():
-    found = made_race([1.0, 1.0], [2.0] * 8, [3.0] * 8)
+def test_the_other_programs_are_compared_if_the_first_is_left_out():
+    found = synthetic_race([1.0, 1.0], [2.0] * 8, [3.0] * 8)
     assert found.first() == "1"
     assert found.ratios()["2"] == pytest.approx((1.5, 1.5, 1.5))
 
 
-def test_turns_that_do_not_count_and_programs_that_are_missing():
-    found = made_race([9, 9, 1, 1, 1, 1, 1, 1], [9, 9, 2, 2, 2, 2, 2, 2, 7], [9, 9, 3])
+def test_discarded_turns_and_missing_programs():
+    found = synthetic_race([9, 9, 1, 1, 1, 1, 1, 1], [9, 9, 2, 2, 2, 2, 2, 2, 7], [9, 9, 3])
     found.info["discarded"] = 2
     assert list(found.times().columns) == ["0", "1", "2"]
     ratios = found.ratios()
@@ -353,7 +353,7 @@ def test_sentence(ratio, sentence):
 @pytest.mark.parametrize(
     ("low", "high", "known"), [(1.95, 2.05, True), (1.5, 2.05, False), (1.95, 2.5, False)]
 )
-def test_a_ratio_is_known_where_both_ends_are_near(low, high, known):
+def test_a_ratio_is_known_if_both_ends_of_its_interval_are_close(low, high, known):
     assert races.is_known(Interval(2, low, high), 0.03) is known
 
 
@@ -376,7 +376,7 @@ def drift(rng, n):
 
 
 @pytest.mark.parametrize("noise", [normal, heavy_tails, bursts, drift])
-def test_intervals_hold_the_truth_though_a_race_ends_by_its_interval(noise):
+def test_intervals_cover_the_truth_despite_optional_stopping(noise):
     rng = np.random.default_rng(1)
     held = 0
     for _ in range(400):
@@ -386,12 +386,12 @@ def test_intervals_hold_the_truth_though_a_race_ends_by_its_interval(noise):
             if races.is_known(ratio, 0.03):
                 break
         held += ratio.low <= 2 <= ratio.high
-    assert held / 400 > 0.92  # 95% less three standard errors
+    assert held / 400 > 0.92  # 95% minus three standard errors
 
 
 def test_analysis_draws_a_race(tmp_path):
     rng = np.random.default_rng(0)
-    found = made_race(*np.exp(rng.normal(0, 0.1, (3, 12))))
+    found = synthetic_race(*np.exp(rng.normal(0, 0.1, (3, 12))))
     lines = [found.info, *(turn._asdict() for turn in found.turns)]
     path = tmp_path / "race.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -408,14 +408,14 @@ STRANGE += [HEAD + TURN.replace("1}", "NaN}"), HEAD + TURN + "\n" + TURN]
 
 
 @pytest.mark.parametrize("text", STRANGE, ids=range(len(STRANGE)))
-def test_a_strangers_file_is_one_sentence(text, tmp_path):
+def test_a_file_that_race_py_did_not_write_is_an_error(text, tmp_path):
     path = tmp_path / "race.jsonl"
     path.write_text(text + "\n")
     with pytest.raises(SourceError, match="was not written by race"):
         races.read(path)
 
 
-def test_a_second_race_at_once_has_a_file_of_its_own(tmp_path, ticker):
+def test_concurrent_races_write_separate_files(tmp_path, ticker):
     words = [sys.executable, ROOT / "race.py", "--turns", "12", "--seconds", "0.02"]
     words += [ticker(0.01), ticker(0.01)]
     both = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
