@@ -10,7 +10,7 @@
     python evaluate.py runs/a_* --against runs/b_*  # compare two groups of seeds
     python evaluate.py runs/first --epsilon 1 --gif random.gif  # a random agent, as a baseline
     python evaluate.py runs/mine --script path/to/mine.py --env-id my_module:MyEnv
-    python evaluate.py runs/slow --num-envs 4 --vectorization async  # four simulator processes
+    python evaluate.py runs/slow --num-envs 4 --vectorization async  # in four processes
 
 A run is a folder with run.json and a checkpoint; it may still be training. A folder with one
 subfolder per agent works too. The training script is looked up beside this file, in more/ and among
@@ -57,8 +57,8 @@ class Args:
     epsilon: float = 0.0  # probability of a uniformly random action; 1: a random agent
     max_steps: int = 10_000  # stop an episode after this many steps; its return so far counts
     seed: int = 0  # seed of environments and actions, the same for every run
-    num_envs: int | None = None  # parallel environments; by default one per episode
-    vectorization: Literal["sync", "async"] = "sync"  # async: one process per Gymnasium environment
+    num_envs: int | None = None  # parallel environments; default: one per episode, fewer with async
+    vectorization: Literal["sync", "async"] | None = None  # default: as in training
     script: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()  # training script in another folder
     env_id: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # my_module:MyEnv that may be imported
     gif: Path | None = None  # write the first episodes of all runs, side by side, to this GIF
@@ -71,8 +71,6 @@ class Args:
             raise ValueError("--episodes and --max-steps must be 1 or more")
         if self.num_envs is not None and self.num_envs < 1:
             raise ValueError("--num-envs must be 1 or more")
-        if self.num_envs is None and self.vectorization == "async":
-            raise ValueError("--vectorization async needs --num-envs, the number of processes")
         if self.num_envs and self.episodes % self.num_envs > 0:
             fitting = -(-self.episodes // self.num_envs) * self.num_envs
             rule = f"--episodes must be a multiple of --num-envs ({self.num_envs})"
@@ -343,12 +341,24 @@ def to_unit_range(action: np.ndarray, env: Any) -> np.ndarray:
     return 2 * (action - env.action_low) / (env.action_high - env.action_low) - 1
 
 
+def fill_in(run: Run, args: Args) -> Args:
+    """Return args with the missing vectorization and num_envs, which depend on the run."""
+    vectorization = args.vectorization or getattr(run.args, "vectorization", "sync")
+    num_envs = args.num_envs
+    if num_envs is None and vectorization == "async":
+        # At most as many processes as in training, with the same number of episodes in each.
+        counts = range(1, min(run.args.num_envs, args.episodes) + 1)
+        num_envs = max(n for n in counts if args.episodes % n == 0)
+    return replace(args, vectorization=vectorization, num_envs=num_envs or args.episodes)
+
+
 def evaluate(run: Run, args: Args) -> dict[str, Any]:
     """Play the episodes of a run. Return the contents of evaluation.json.
 
     Each environment plays the same number of episodes. Counting the first ones to finish instead
     would count too many short ones.
     """
+    args = fill_in(run, args)
     num_envs = args.num_envs or args.episodes
     episodes_per_env = args.episodes // num_envs
     returns = np.zeros((num_envs, episodes_per_env))
@@ -498,7 +508,7 @@ def draw(runs: list[Run], args: Args, path: Path) -> None:
     A shorter episode stays on its last frame until the longest one ends.
     """
     args = replace(args, max_steps=min(args.max_steps, 500))
-    episodes = [first_episode(run, args) for run in runs]
+    episodes = [first_episode(run, fill_in(run, args)) for run in runs]
     length = max(len(episode) for episode in episodes)
     frames = [Image.new("RGB", (300 * len(runs), 268), "white") for _ in range(length)]
     for i, (run, episode) in enumerate(zip(runs, episodes, strict=True)):

@@ -1,4 +1,4 @@
-"""evaluate.py: all kinds of checkpoints, episodes, groups of seeds, untrusted files, GIFs."""
+"""evaluate.py: checkpoints of all scripts, episodes, groups of seeds, untrusted files and GIFs."""
 
 import importlib.util
 import shutil
@@ -48,7 +48,7 @@ if "ProbeLengths-v0" not in gymnax.registered_envs:
 
 @pytest.fixture(scope="session")
 def dqn_run(tmp_path_factory):
-    """Return a function: name of a DQN script -> folder of a short run, trained once."""
+    """Return a function from the name of a DQN script to the folder of a short run."""
     runs_dir = tmp_path_factory.mktemp("runs")
 
     @cache
@@ -63,19 +63,19 @@ def dqn_run(tmp_path_factory):
 
 @pytest.fixture
 def copied_run(whole_run, tmp_path):
-    """A copy of a run folder, which the test may change."""
+    """Return a copy of a run folder, which the test may change."""
     return shutil.copytree(whole_run("ppo_linen").folder, tmp_path / "copied")
 
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Return a function that runs main with flags: exit status, stdout and stderr."""
+    """Return a function that runs main with flags and returns exit status, stdout and stderr."""
     monkeypatch.setattr(evaluate, "PROGRESS_AFTER", np.inf)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
         status: Any = 0
-        capsys.readouterr()  # drop the output of an earlier training
+        capsys.readouterr()  # discard the output of training
         try:
             evaluate.main()
         except SystemExit as stopped:
@@ -86,7 +86,7 @@ def command(monkeypatch, capsys):
 
 
 def stand_in(env_id, logits=(0.0, 0.0), folder="stand-in", seed=1, script=ppo_linen):
-    """A run without a checkpoint. Its policy is the same in every state."""
+    """Return a run without a checkpoint, whose policy is the same in every state."""
     args = SimpleNamespace(env_id=env_id, seed=seed, num_envs=4, num_steps=32)
 
     def load_policy(folder, seed=0):
@@ -165,7 +165,7 @@ def load_policy(folder, seed=0):
 """
 
 
-def test_a_script_of_the_user_with_continuous_actions(copied_run, command, tmp_path):
+def test_a_custom_script_with_continuous_actions(copied_run, command, tmp_path):
     """Random actions are sampled from the action space."""
     change(copied_run, {"env_id": "Pendulum-v1"}, script="continuous")
     (tmp_path / "continuous.py").write_text(CONTINUOUS)
@@ -178,7 +178,7 @@ def test_a_script_of_the_user_with_continuous_actions(copied_run, command, tmp_p
     )
 
 
-def test_a_script_lies_anywhere(copied_run, command, tmp_path):
+def test_a_script_in_any_folder(copied_run, command, tmp_path):
     change(copied_run, script="mine")
     sentence = "There is no mine.py beside evaluate.py: add --script path/to/mine.py\n"
     assert command(copied_run) == (2, "", sentence)
@@ -193,8 +193,8 @@ ACTIONS = [({}, 1.0), ({"sample": True}, 0.7), ({"epsilon": 0.5}, 0.75)]
 
 
 @pytest.mark.parametrize(("flags", "expected"), ACTIONS)
-def test_actions(flags, expected, monkeypatch):
-    """The second action of CartPole pushes to the right; the policy gives it probability 0.7."""
+def test_greedy_sampled_and_random_actions(flags, expected, monkeypatch):
+    """The second action of CartPole pushes right. The policy chooses it with probability 0.7."""
     monkeypatch.setattr(evaluate, "make_renderer", lambda run, env: lambda obs, state: obs)
     run = stand_in("CartPole-v1", np.log([0.3, 0.7]))
     args = evaluate.Args(runs=("some",), **flags)
@@ -207,7 +207,7 @@ def test_actions(flags, expected, monkeypatch):
 @pytest.mark.parametrize("num_envs", [None, 8])
 @pytest.mark.parametrize("max_steps", [20, 10_000])
 def test_short_episodes_are_not_overrepresented(max_steps, num_envs):
-    """Half of the episodes have 1 step, half 50. Most of the first ones to finish are short."""
+    """Half of the episodes have 1 step, half have 50. The first ones to finish are mostly short."""
     result = play(stand_in("ProbeLengths-v0"), episodes=400, max_steps=max_steps, num_envs=num_envs)
     assert set(result["lengths"]) == {1, min(50, max_steps)}
     assert result["returns"] == result["lengths"]
@@ -215,14 +215,14 @@ def test_short_episodes_are_not_overrepresented(max_steps, num_envs):
     assert result["capped"] == (result["lengths"].count(20) if max_steps == 20 else 0)
 
 
-def test_a_capped_episode_is_followed_by_a_new_one_in_gymnasium():
+def test_a_new_episode_follows_a_capped_one_in_gymnasium():
     run = stand_in("CartPole-v1", script=ppo_linen_gymnasium)
     result = play(run, episodes=6, max_steps=5, num_envs=2)
     assert result["lengths"] == result["returns"] == [5] * 6
 
 
-def test_a_recurrent_policy_is_told_where_episodes_start():
-    """Also after an episode that --max-steps stopped."""
+def test_a_recurrent_policy_receives_the_starts_of_episodes():
+    """An episode also starts after one that --max-steps stopped."""
     seen = []
 
     def load_policy(folder, seed):
@@ -242,14 +242,14 @@ def test_a_recurrent_policy_is_told_where_episodes_start():
 
 
 class LostLives(ppo_cnn_torch_gymnasium.VecEnv):
-    """It has no argument terminal_on_life_loss, so lost lives are terminated."""
+    """VecEnv without the argument terminal_on_life_loss: lost lives terminate episodes."""
 
     def __init__(self, env_id, num_envs, vectorization, seed):
         super().__init__(env_id, num_envs, vectorization, seed)
 
 
 @pytest.mark.parametrize("env_class", [ppo_cnn_torch_gymnasium.VecEnv, LostLives])
-def test_an_episode_of_an_atari_run_is_an_entire_game(env_class, monkeypatch):
+def test_an_episode_of_an_atari_run_is_a_full_game(env_class, monkeypatch):
     images.stand_in_for_ale_py(monkeypatch)
     run = stand_in("ALE/Arcade-v5", script=ppo_cnn_torch_gymnasium)
     run.script.VecEnv = env_class
@@ -297,7 +297,7 @@ gymnasium.register("Single-v0", Single)
 
 @pytest.fixture
 def single(tmp_path, monkeypatch):
-    """A run in an environment that allows one instance per process."""
+    """Yield a run in an environment that allows only one instance per process."""
     (tmp_path / "single.py").write_text(SINGLE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -310,11 +310,14 @@ ONE: dict[str, Any] = {"episodes": 2, "num_envs": 1}
 PROCESSES: dict[str, Any] = {"episodes": 6, "num_envs": 2, "vectorization": "async"}
 
 
-@pytest.mark.parametrize("flags", [ONE, PROCESSES])
+@pytest.mark.parametrize("flags", [ONE, PROCESSES, {"episodes": 6}])
 def test_one_simulator_per_process(flags, single, tmp_path):
-    """Every instance is closed before the next one is made."""
+    """Each instance is closed before the next one is created. The default is as in training."""
+    single.args.vectorization = "async"
+    single.args.num_envs = 4
     result = play(single, **flags)
     assert result["returns"] == [10.0] * flags["episodes"]
+    assert result["num_envs"] == flags.get("num_envs", 3)  # 6 episodes are not a multiple of 4
     evaluate.draw([single], evaluate.Args(runs=("some",), **flags), tmp_path / "single.gif")
     with Image.open(tmp_path / "single.gif") as file:
         assert getattr(file, "n_frames", 1) == 10
@@ -327,7 +330,7 @@ def test_a_failed_start_names_the_flags_for_one_instance_per_process(single):
     assert note.endswith("add --num-envs 4 --vectorization async")
 
 
-def test_a_seed_repeats_and_another_differs(dqn_run):
+def test_the_seed_determines_the_episodes(dqn_run):
     in_gymnasium = evaluate.load_run(dqn_run("dqn_linen_gymnasium"))
     for run, flags in (
         (stand_in("CartPole-v1"), {"sample": True}),
@@ -351,7 +354,7 @@ def test_a_long_evaluation_shows_progress(monkeypatch, capsys):
     assert out == "" and err.startswith("stand-in: 0 of 3 episodes, step 1, ")
 
 
-# === Numbers ====================================================================================
+# === Statistics ===================================================================================
 def test_compare_is_welchs_t_test():
     a, b = [10.0, 12.0, 11.0, 14.0], [9.0, 5.0, 8.0]
     low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
@@ -409,24 +412,23 @@ def test_groups_of_seeds(command, monkeypatch, tmp_path):
         ("--seed -1", "--seed must be 0 or more"),
         ("--script missing.py", "--script: missing.py is not a Python file"),
         ("--num-envs 0", "--num-envs must be 1 or more"),
-        ("--vectorization async", "--vectorization async needs --num-envs"),
         ("--num-envs 8", "(8), so that each environment plays as many: try 104"),
     ],
 )
-def test_bad_command_line(flags, sentence, command, monkeypatch):
+def test_usage_errors(flags, sentence, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # width of the error box
     status, out, err = command("run", *flags.split())
     assert (status, out) == (2, "") and sentence in err
 
 
-def test_async_is_for_gymnasium(copied_run, command):
+def test_async_requires_gymnasium(copied_run, command):
     status, out, err = command(copied_run, "--vectorization", "async", "--num-envs", 4)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("--vectorization async: ") and "run in JAX" in err
 
 
 def test_a_folder_that_cannot_be_written(copied_run, command, tmp_path):
-    """All results are printed and the GIF is drawn. One line says what was not written."""
+    """Results are printed, the GIF is drawn, and an error names the file that was not written."""
     other = shutil.copytree(copied_run, tmp_path / "other")
     (copied_run / "evaluation.new").mkdir()
     gif = tmp_path / "runs.gif"
@@ -437,7 +439,7 @@ def test_a_folder_that_cannot_be_written(copied_run, command, tmp_path):
     assert gif.exists() and (other / "evaluation.json").exists()
 
 
-def test_started_through_a_symlink(tmp_path):
+def test_start_through_a_symlink(tmp_path):
     (tmp_path / "evaluate").symlink_to(ROOT / "evaluate.py")
     loader = SourceFileLoader("linked", str(tmp_path / "evaluate"))
     spec: Any = importlib.util.spec_from_loader("linked", loader)
@@ -461,9 +463,7 @@ UNTRUSTED = [
 
 
 @pytest.mark.parametrize(("changes", "message"), UNTRUSTED)
-def test_an_untrusted_file_runs_nothing(
-    changes, message, copied_run, command, monkeypatch, tmp_path
-):
+def test_untrusted_files_run_no_code(changes, message, copied_run, command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("import os\nos.mkdir('evil')\n")
@@ -482,7 +482,7 @@ def test_a_damaged_run_folder(name, whole_run, command, tmp_path):
     status, out, err = command(folder)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"{name}.py cannot load the checkpoint, maybe it is damaged: " in err
-    path.rename(folder / "checkpoint.new")  # killed while it wrote the first checkpoint
+    path.rename(folder / "checkpoint.new")  # killed while writing the first checkpoint
     status, _, err = command(folder)
     assert status == 2 and err.startswith(f"{folder} has no checkpoint yet: ")
     (folder / "run.json").write_text("[")
@@ -516,7 +516,7 @@ def test_an_unfinished_run_with_a_checkpoint(status, whole_run, tmp_path):
 
 
 # === GIF ========================================================================================
-def test_frames_are_drawn_as_they_are():
+def test_frames_are_drawn_unchanged():
     rng = np.random.default_rng(0)
     image = rng.integers(256, size=(60, 80, 3), dtype=np.uint8)
     np.testing.assert_array_equal(evaluate.draw_observation(image), image)
@@ -526,7 +526,7 @@ def test_frames_are_drawn_as_they_are():
 
 
 class Screens(images.Arcade):
-    """With grayscale=False, frames are red, and their green is the game, the step and the seed."""
+    """With grayscale=False, frames are red, and green encodes the game, the step and the seed."""
 
     def observe(self):
         if self.options.get("grayscale", True):
@@ -543,7 +543,7 @@ if "ALE/Screens-v5" not in gymnasium.registry:
 
 
 def test_a_gif_shows_the_screens_of_an_atari_game_in_color(monkeypatch):
-    """Also after a new game, and with the seed of the games that the agent plays."""
+    """The next game is shown, too. The seed is the same as in the evaluation."""
     images.stand_in_for_ale_py(monkeypatch)
     run = stand_in("ALE/Screens-v5", script=ppo_cnn_torch_gymnasium)
     seen = []
@@ -572,5 +572,5 @@ def test_gif(name, whole_run, dqn_run, command, tmp_path):
         frames = [np.asarray(x.convert("RGB")) for x in ImageSequence.Iterator(file)]
     assert len(frames) > 3 and frames[0].shape == (268, 300, 3)
     assert (frames[0][68:] != frames[3][68:]).any()
-    dark = (frames[0][68:] < 20).all(-1).mean()  # in CartPole, the cart and its rail
+    dark = (frames[0][68:] < 20).all(-1).mean()  # cart and track of CartPole
     assert dark > 0.3 if name == "dqn_torch" else 0.001 < dark < 0.3
