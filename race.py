@@ -4,12 +4,12 @@
     python race.py more/ppo_linen_gymnasium.py more/ppo_torch_gymnasium.py
     python race.py ppo_linen.py ../before/ppo_linen.py  # the effect of a change
     python race.py ppo_linen.py "python ../cleanrl/cleanrl/ppo.py @SPS:" --steps 512
-    python race.py --study studies/control  # the races in its races.toml that races.jsonl lacks
+    python race.py --study studies/control  # the missing races of a study
 
-All programs start, compile and are paused. Then they run interleaved: each in turn for a second,
-while the others are paused. Other load on the machine affects all of them alike, so the ratio of
-two programs within a turn is much steadier than their times. The race ends when each ratio is
-known to within --within, or after --turns turns.
+All programs start, compile and are paused. Then they run interleaved: in each round, every program
+has a turn of one second while the others are paused. Other load on the machine affects all of them
+alike, so the ratio of two programs within a round varies much less than their times. The race ends
+when each ratio is known to within --within, or after --turns rounds.
 
 A program is a script of this project, a copy of one, or a command in quotes. Flags after -- are
 passed to all scripts; put the flags of a single script in quotes with it. For any other program,
@@ -48,22 +48,22 @@ from analysis.schema import clean
 from bench import machine
 from bench.interleave import Interleaved, Program, Runner, Settings
 
-DISCARDED = 2  # turns of each program, while caches fill and the clock frequency settles
-MIN_TURNS = 10  # further turns before a race may end
+DISCARDED = 2  # rounds at the start, while caches fill and the clock frequency settles
+MIN_TURNS = 10  # further rounds before a race may end
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "torch", "numpy", "gymnax", "gymnasium")
 
 
 @dataclass
 class Args(Settings):
     programs: tyro.conf.Positional[tuple[str, ...]] = ()  # scripts, or commands in quotes
-    study: Path | None = None  # folder whose races.toml lists races and whose races.jsonl has them
+    study: Path | None = None  # run the races in its races.toml that are not in its races.jsonl
     within: float = 0.03  # end when each ratio is known to within this fraction
     steps: tuple[int, ...] = ()  # environment steps per progress line of each program with @TEXT
-    out: Path | None = None  # file for the turns; default a new file in races/
+    out: Path | None = None  # output file; default a new file in races/
 
     def __post_init__(self) -> None:
         if self.study and self.programs:
-            raise ValueError("name programs or a --study")
+            raise ValueError("name programs or a --study, not both")
         if not self.study and len(self.programs) < 2:
             raise ValueError("name two programs or more")
         if not (self.within >= 0 and self.seconds > 0 and self.patience > 0):
@@ -122,7 +122,7 @@ def read_program(text: str, number: int, flags: Sequence[str], folder: Path) -> 
 
 
 def names_of(programs: list[Program]) -> list[str]:
-    """Return short names, which only contain what differs between the programs."""
+    """Return short names that contain only what differs between the programs."""
     stems = [program.script.stem if program.script else program.name for program in programs]
     written = [program.name for program in programs]
     for names in (stems, differences(written), written):
@@ -132,16 +132,16 @@ def names_of(programs: list[Program]) -> list[str]:
 
 
 def differences(texts: list[str]) -> list[str]:
-    """Return the commands without the flags, with their values, that all of them have."""
+    """Return the commands without the flags, and their values, that all of them share."""
     parts = [parts_of(text) for text in texts]
     common = set.intersection(*map(set, parts))
     names = []
-    for own in parts:
-        rest = [x for x in own[1:] if x not in common]
-        if own[0] in common:
-            names.append(" ".join([Path(own[0]).name, *rest]))
+    for program, *flags in parts:
+        rest = [x for x in flags if x not in common]
+        if program in common:
+            names.append(" ".join([Path(program).name, *rest]))
         else:
-            names.append(" ".join([own[0], *rest]))
+            names.append(" ".join([program, *rest]))
     return names
 
 
@@ -165,7 +165,7 @@ class Listed(BaseModel, extra="forbid"):
     programs: dict[str, str]  # by the name in tables and figures
     flags: str = ""  # for all scripts
     steps: dict[str, int] = {}  # environment steps per progress line, by the name of the program
-    cores: str = ""  # from here on as on the command line
+    cores: str = ""  # this and the fields below: as on the command line
     within: float = 0.03
     turns: int = 60
     seconds: float = 1.0
@@ -182,13 +182,13 @@ class Listed(BaseModel, extra="forbid"):
 
 
 class Study(BaseModel, extra="forbid"):
-    """A races.toml."""
+    """The contents of a races.toml."""
 
     races: list[Listed]
 
 
 def missing_races(study: Path) -> list[Listed]:
-    """Return the races in races.toml that races.jsonl lacks, or has with other settings."""
+    """Return the races in races.toml that are not in races.jsonl with the same settings."""
     try:
         listed = Study(**tomllib.loads((study / "races.toml").read_text(encoding="utf-8"))).races
         for x in listed:
@@ -208,7 +208,7 @@ def missing_races(study: Path) -> list[Listed]:
 
 
 def race_study(args: Args) -> list[str]:
-    """Run the missing races, and return what failed; a race that is stopped leaves no results."""
+    """Run the missing races and return failures; a race that is stopped leaves no results."""
     assert args.study is not None
     failures = []
     missing = missing_races(args.study)
@@ -229,7 +229,7 @@ def race_study(args: Args) -> list[str]:
 
 # === Race =======================================================================================
 def run_race(args: Args, flags: Sequence[str], listed: Listed | None = None) -> list[str]:
-    """Run a race, write its turns into a file, and return what failed."""
+    """Run a race, write its turns to a file, and return failures."""
     out = args.out or Path("races", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl")
     interleaved = Interleaved(args)
     try:
@@ -248,14 +248,14 @@ def run_race(args: Args, flags: Sequence[str], listed: Listed | None = None) -> 
         interleaved.close()
         signal.signal(signal.SIGINT, interrupted)
     if race.turns:
-        print(f"Turns: {out}. Draw them with: python -m analysis race {out}", flush=True)
+        print(f"Results: {out}. Plot them with: python -m analysis race {out}", flush=True)
     return failures
 
 
 def follow(
     interleaved: Interleaved, programs: list[Program], race: Race, args: Args, file: IO[str]
 ) -> list[str]:
-    """Race until each ratio is known, show the table meanwhile, and return what failed."""
+    """Race until each ratio is known, update the table meanwhile, and return failures."""
     failures = []
     console = Console(highlight=False, soft_wrap=True)
     with Live("Starting and compiling all programs.", console=console, auto_refresh=False) as live:
@@ -287,7 +287,7 @@ def table_of(race: Race, args: Args, number: int, seconds: float) -> Table:
     """Return the results after `number` rounds, each of which took `seconds` on average."""
     left = max(0, int(seconds * (turns_of(race, args) - number)))
     most = int(seconds * (args.turns - number))
-    caption = f"{number} turns each; about {left} s left, at most {most} s"
+    caption = f"{number} rounds; about {left} s left, at most {most} s"
     times = race.compared_times()
     first = race.first()
     table = Table(caption=caption)
@@ -307,7 +307,7 @@ def table_of(race: Race, args: Args, number: int, seconds: float) -> Table:
 
 
 def turns_of(race: Race, args: Args) -> float:
-    """Return an estimate of the number of turns in the entire race."""
+    """Return an estimate of the total number of rounds."""
     needed = race.turns_needed(args.within)
     return args.turns if np.isnan(needed) else np.clip(needed, DISCARDED + MIN_TURNS, args.turns)
 
@@ -321,7 +321,7 @@ def reason_of(runner: Runner) -> str:
 def describe(
     programs: list[Program], args: Args, flags: Sequence[str], listed: Listed | None
 ) -> dict[str, Any]:
-    """Return the first line of the file: everything that the race depends on."""
+    """Return the first line of the file: everything that affects the race."""
     installed = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
     commits = [machine.git_commit(x.script.resolve()) if x.script else None for x in programs]
     return {

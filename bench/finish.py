@@ -1,4 +1,4 @@
-"""End a benchmark: run what the study runs at its end, write the report, and list failed runs.
+"""Finish a benchmark: run the end command of the study, write the report, and list failed runs.
 
     python -m bench.finish PLAN
 

@@ -1,4 +1,4 @@
-"""Run programs interleaved: each in turn for a second, while the others are paused.
+"""Run programs interleaved: in each round, each runs for a second while the others are paused.
 
 Other load on the machine slows all of them equally, so the ratio of their times is steady even if
 the times are not.
@@ -22,7 +22,7 @@ POLL = 0.002  # seconds between checks for new progress lines
 
 @dataclass
 class Settings:
-    turns: int = 60  # end after this many turns of each program
+    turns: int = 60  # maximum number of rounds; in a round, each program has one turn
     seconds: float = 1.0  # minimum duration of a turn, which ends with an iteration
     warm_up: int = 3  # iterations before the first turn; more if learning starts later
     apart: bool = False  # start the programs one after the other, for a GPU: docs/benchmark.md
@@ -34,13 +34,13 @@ class Program(NamedTuple):
     name: str
     command: list[str]
     text: bytes  # appears in every progress line and nowhere else
-    pattern: str  # of the file with the progress lines, in the folder of the race
+    pattern: str  # glob pattern of the file with the progress lines, in the folder of the race
     script: Path | None
     steps: int | None  # environment steps per progress line; scripts report them themselves
 
 
 class Runner:
-    """The processes of a program, which are paused except in its turns."""
+    """The processes of a program, which are paused except during its turns."""
 
     def __init__(self, program: Program, number: int, folder: Path, mark: str, settings: Settings):
         self.program = program
@@ -49,14 +49,14 @@ class Runner:
         self.mark = f"{mark}.{number}"
         self.patience = settings.patience
         self.output = folder / f"{number}.txt"
-        self.file: Path | None = None  # with the progress lines
+        self.file: Path | None = None  # contains the progress lines
         self.position = 0  # in that file; everything before it was read
         self.steps = program.steps
         self.last_step = 0
         self.seen = time.perf_counter()  # the time of the last progress line
         self.failure = ""
         pinned = ["taskset", "--cpu-list", settings.cores] if settings.cores else []
-        # By default JAX reserves three quarters of a GPU's memory for one program.
+        # By default JAX reserves three quarters of the GPU memory for one program.
         environment = {"PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         with open(self.output, "wb") as file:
             self.process = subprocess.Popen(
@@ -65,11 +65,11 @@ class Runner:
                 stdout=file,
                 stderr=file,
                 env=environment | os.environ | {processes.MARK: self.mark},
-                start_new_session=True,  # Ctrl-C in a terminal reaches race.py alone
+                start_new_session=True,  # Ctrl-C in a terminal reaches only race.py
             )
 
     def take_turn(self, seconds: float) -> tuple[int, float]:
-        """Run for this long or longer; return the number of iterations and their seconds.
+        """Run for this long or longer; return the number of iterations and their duration.
 
         The first iteration of a turn is not counted, because it started in an earlier turn and may
         have continued on a GPU while the program was paused.
@@ -163,7 +163,7 @@ class Interleaved:
                         del left[runner.number]
 
     def rounds(self) -> Iterator[Iterator[Turn]]:
-        """Yield rounds, in which each program takes a turn, while two programs or more are left."""
+        """Yield rounds, in which each program has a turn, while at least two programs are left."""
         for number in range(self.settings.turns):
             yield self.take_round(number)
             if sum(not runner.failure for runner in self.runners) < 2:

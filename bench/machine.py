@@ -1,4 +1,4 @@
-"""Describe the machine: everything besides the program that its running time depends on.
+"""Describe the machine: everything except the program that affects its running time.
 
     RUN_INFO=$(python -m bench.machine ppo_linen.py) python ppo_linen.py
 
@@ -51,7 +51,7 @@ def cpu() -> str | None:
 
 
 def cpu_quota() -> float | None:
-    """Return how many CPUs the control groups (version 2) grant this process; None if all."""
+    """Return the number of CPUs that cgroups (v2) grant this process, or None if unlimited."""
     quotas = []
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -72,12 +72,12 @@ def gpu() -> tuple[str | None, str | None]:
 
 
 def git_commit(script: Path) -> str | None:
-    """Return the commit of a script, with -dirty if files differ; None if git does not track it."""
+    """Return the commit of a script, plus -dirty if files differ; None if it is not in git."""
     git = ("git", "-C", str(script.parent))
     if output(*git, "ls-files", "--error-unmatch", script.name) is None:
         return None
     commit = output(*git, "rev-parse", "HEAD")
-    # Results that a study is still collecting do not change a program.
+    # Ignore results that a study is still collecting: they do not change a program.
     others = (":/", ":(exclude,top)*.jsonl")
     is_dirty = output(*git, "status", "--porcelain", "--untracked-files=no", "--", *others)
     return f"{commit}-dirty" if commit and is_dirty else commit
@@ -98,13 +98,13 @@ def describe() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "os": platform.platform(),
-        "machine": hash_of("/etc/machine-id") or boot,  # a container may have no id
+        "machine": hash_of("/etc/machine-id") or boot,  # a container may have no machine-id
         "boot": boot,  # clones of a machine share its id
         "cpu": cpu(),
         "cores": psutil.cpu_count(logical=False),
         "cpu_quota": cpu_quota(),
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
-        "load": os.getloadavg()[0],  # processes that ran or waited, mean of the last minute
+        "load": os.getloadavg()[0],  # 1-minute load average
         "gpu": gpu_name,
         "driver": driver,
         "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),

@@ -1,9 +1,9 @@
-"""List the runs that benchmark.sh is asked for, and write them into a file.
+"""List the runs for the arguments of benchmark.sh, and write the plan to a file.
 
     python -m bench.plan PROGRAM FOLDER FILE [arguments of benchmark.sh]
 
-PROGRAM is benchmark.sh as it was called, in FOLDER. FILE gets the number of missing runs and the
-GPUs in its first line, the command line in its second line, and the Plan in its third line. With
+PROGRAM is benchmark.sh as it was called, in FOLDER. The first line of FILE contains the number of
+missing runs and the GPUs, the second line the command line, and the third line the Plan. With
 --list, --count or --dry-run, FILE stays empty and the answer is printed.
 
 The first argument of benchmark.sh may name a study; docs/benchmark.md describes its grid.toml.
@@ -34,11 +34,11 @@ from bench.run import Plan, Run, log_event
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_AND_NAME = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z0-9_-]+"  # a custom environment
 DEFAULT_SCRIPTS = ["torch", "torch_compile", "linen", "nnx", "nnx_cached"]
-# Rough seconds per iteration on two idle cores; they only serve to estimate the total duration.
+# Rough seconds per iteration on two idle cores, used only to estimate the total duration.
 COMPILED = {"small": 0.05, "medium": 0.6, "large": 38.4, "default": 0.25}
 UNCOMPILED = {"small": 15.7, "medium": 26.3, "large": 66, "default": 15.7}
 STARTUP = 8  # seconds
-LONG = 7200  # seconds; benchmark.sh announces how long it will take if it is longer
+LONG = 7200  # seconds; before a longer benchmark, benchmark.sh prints how long it will take
 
 
 def fail(reason: str) -> NoReturn:
@@ -70,7 +70,7 @@ ALL = [
 NETWORKS = SIZES | {"default": []}  # units per hidden layer; default keeps those of the script
 
 # === Studies ====================================================================================
-# The descriptions end the sentence "NAME must be".
+# Each description completes the sentence "NAME must be".
 Count = Annotated[int, Field(gt=0, lt=10**9, description="a positive integer")]
 Counts = Annotated[list[Count], Field(min_length=1, description="a list of positive integers")]
 Text = Annotated[str, Field(pattern=r"^\PC*[^\pC\pZ]\PC*$", description="one line of text")]
@@ -107,7 +107,7 @@ class Options(BaseModel):
     seconds: Count = 0  # 0 means an estimate
     wrapper: Name = ""  # a module that runs the script
     seeds: Counts = [1]
-    seed_stride: Count = 1  # difference of the seeds of two repeats
+    seed_stride: Count = 1  # difference between the seeds of two successive repeats
     track: bool = Field(True, description="true or false")
 
 
@@ -123,11 +123,11 @@ class Study(Options):
 
 
 class Row(Options):
-    """A [[runs]] with all its options: from the table, its study, and the command line."""
+    """A [[runs]] table with all its options, from the table, its study and the command line."""
 
     where: str  # the start of error messages about it
     shuffle: str
-    has_iterations: bool  # the table itself sets iterations
+    has_iterations: bool  # whether the table itself sets iterations
 
 
 @dataclass
@@ -207,7 +207,7 @@ def positive(text: str) -> int:
 
 def items(text: str) -> list[str]:
     if os.path.isfile(text):  # False for text that is too long to be a path
-        return [text]  # the path of a script may have spaces
+        return [text]  # the path of a script may contain spaces
     words = text.replace(",", " ").split()
     if not words:
         raise argparse.ArgumentTypeError(f"must name one or more, not '{text}'")
@@ -388,7 +388,7 @@ def make_run(
     if script not in grid.programs and full_name(script) not in SCRIPTS:
         fail(f"{row.where}there is no script '{script}'")
     seed = first_seed + row.seed_stride * (repeat - 1)
-    # A dot replaces the colon of a custom environment; no other environment has a dot.
+    # A dot replaces the colon of a custom environment; no other environment contains a dot.
     parts = [row.label, env.replace(":", ".")]
     if is_preset:
         parts = [row.label or env[1:]]
@@ -456,7 +456,7 @@ def words_of(flags: dict[str, Any]) -> list[str]:
 
 
 def as_argument(path: Path) -> str:
-    """Return a path that no script mistakes for a flag."""
+    """Return a path that a script cannot mistake for a flag."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
@@ -468,7 +468,7 @@ def in_words(seconds: int) -> str:
 
 
 def on_one_line(words: list[str]) -> str:
-    """Return a command that a shell can read, on one line."""
+    """Return a command on one line, quoted for a shell."""
     return shlex.join(words).replace("\n", "'$'\\n''")
 
 
@@ -485,7 +485,7 @@ def print_missing(runs: list[Run]) -> None:
 
 
 def begin(args: argparse.Namespace, grid: Grid, runs: list[Run], invocation: str) -> Plan:
-    """Prepare the folder of the runs, run what the study runs at its start, and return the plan."""
+    """Prepare the folder for the runs, run the begin command of the study, and return the plan."""
     missing = [i for i, run in enumerate(runs) if not run.is_done()]
     event = {"event": "grid", "study": args.study, "runs": len(runs), "order_seed": args.seed}
     event |= {"complete": len(runs) - len(missing), "repeats": grid.repeats}

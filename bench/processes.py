@@ -1,8 +1,8 @@
 """Pause, resume and end all processes of a program, wherever they are.
 
 The processes of a program inherit an environment variable, the mark. So they are found even if
-their parent has ended, or if they lead a session of their own. The mark "a" also finds the
-processes with the marks "a.1" and "a.2".
+their parent has ended or they have started a new session. The mark "a" also finds the processes
+with the marks "a.1" and "a.2".
 """
 
 import os
@@ -27,7 +27,7 @@ def new_mark() -> str:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes with a mark; zombies have lost theirs."""
+    """Return the processes with a mark; zombies have no environment."""
     found = []
     for process in psutil.process_iter(["environ"]):
         value = (process.info["environ"] or {}).get(MARK, "")
@@ -37,7 +37,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def pause(mark: str) -> None:
-    """Pause the processes, and those that they start meanwhile."""
+    """Pause the processes, and any that they start in the meantime."""
     paused: set[psutil.Process] = set()
     while new := set(marked(mark)) - paused:
         for process in new:
@@ -53,7 +53,7 @@ def resume(mark: str) -> None:
 
 
 def end(mark: str, seconds: float = 0) -> None:
-    """Kill the processes; with seconds, first send SIGTERM to the programs and wait so long."""
+    """Kill the processes; with seconds, first send SIGTERM to the programs and wait that long."""
     if seconds:
         processes = [x for x in marked(mark) if leads_session(x)]
         for process in processes:
@@ -77,7 +77,7 @@ def leads_session(process: psutil.Process) -> bool:
 
 
 def end_on_signals(mark: str) -> None:
-    """On a signal, end the processes with the mark and this process."""
+    """When a signal arrives, end the processes with the mark and this process."""
 
     def stop(number: int, _: Any) -> None:
         for other in SIGNALS:
@@ -91,9 +91,9 @@ def end_on_signals(mark: str) -> None:
 
 
 class Guard:
-    """A process that ends the marked processes once this process has ended, even by SIGKILL.
+    """A process that ends the marked processes when this process has ended, even by SIGKILL.
 
-    It also deletes the folder, if there is one.
+    It also deletes the folder, if one is given.
     """
 
     def __init__(self, mark: str, seconds: float = 0, folder: Path | None = None) -> None:

@@ -1,11 +1,11 @@
 """Make one run of a plan, in a fresh process: python -m bench.run PLAN NUMBER GPU DRIVER [wait]
 
 benchmark.sh calls this for each run. NUMBER counts the missing runs of the plan from 0, GPU is "-"
-if the run gets no GPU of its own, and DRIVER is the process id of benchmark.sh.
+if no GPU is assigned to the run, and DRIVER is the process id of benchmark.sh.
 
-No other run uses the same GPU at the same time, or the same machine if there is no GPU, and two
-calls of benchmark.sh never make the same run. Locks ensure both. The run inherits them, so they
-last as long as the run, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
+Locks ensure that only one run at a time uses a GPU, or the machine if it has no GPU, and that two
+calls of benchmark.sh never make the same run. The run inherits the locks, so they last as long as
+the run, even if benchmark.sh is killed. No run starts after benchmark.sh has ended.
 """
 
 import errno
@@ -26,7 +26,7 @@ import psutil
 from bench import processes
 from bench.machine import describe, git_commit
 
-# Exit statuses. With 0 the run is complete, or its failure was reported.
+# Exit statuses. 0 means that the run is complete or its failure was reported.
 NO_MORE_RUNS = 74  # the disk is full, or benchmark.sh was killed
 BUSY = 75  # another process is making this run
 
@@ -38,7 +38,7 @@ class Run:
     runs_dir: str
     timeout: int  # seconds
     name: str
-    folder: str  # where the script writes
+    folder: str  # run folder, to which the script writes
     repeat: int
     command: list[str]
     key: str  # the text that --only searches
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def failed(self) -> Path:
-        """The file with the reason of a failure; benchmark.sh deletes it when it starts."""
+        """The file with the reason for a failure; benchmark.sh deletes it when it starts."""
         return self.state / f"{self.name}.failed"
 
     def has_status(self, status: str) -> bool:
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass
 class Plan:
-    """All that a call of benchmark.sh will do."""
+    """Everything that a call of benchmark.sh will do."""
 
     invocation: str  # the command that continues it
     runs_dir: str
@@ -106,7 +106,7 @@ class Plan:
         return Plan(**(values | {"runs": [Run(**x) for x in values["runs"]]}))
 
     def progress(self) -> str:
-        """Return how many runs are complete, and about how long the rest will take."""
+        """Return the number of complete runs, and roughly how long the others will take."""
         seconds = time.time() - self.started
         missing = sum(not self.runs[i].is_done() for i in self.missing)
         text = f"{len(self.runs) - missing}/{len(self.runs)} done, {clock(seconds)}"
@@ -129,14 +129,14 @@ def log_event(runs_dir: str, **event: Any) -> None:
     with open(f"{runs_dir}/benchmark.jsonl", "ab+", buffering=0) as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - 1))
-        if size and log.read(1) != b"\n":  # the last line was cut when the disk was full
+        if size and log.read(1) != b"\n":  # the last line was cut off when the disk was full
             line = b"\n" + line
         log.write(line)
 
 
 def check_room(run: Run) -> None:
     """Raise OSError if a run could not write its files."""
-    # The name is fixed, so the next call removes what a killed process has left.
+    # The name is fixed, so the next call removes the file of a killed process.
     space = run.state / "space"
     try:
         space.write_bytes(bytes(1_000_000))
@@ -145,7 +145,7 @@ def check_room(run: Run) -> None:
 
 
 def lock(file: IO[bytes], holder: str) -> bool:
-    """Lock a file; if it is taken, wait and say for what, or give up if holder is empty."""
+    """Lock a file; if it is locked, print the holder and wait, or give up if holder is empty."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -170,7 +170,7 @@ def command_of(run: Run) -> list[str]:
 
 def environment_of(run: Run, notes: str) -> dict[str, str]:
     environment = os.environ | {
-        # Every run compiles for itself; with a cache the second run would start faster.
+        # Every run must compile: with a cache, the second run would start faster.
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
@@ -184,7 +184,7 @@ def environment_of(run: Run, notes: str) -> dict[str, str]:
 
 
 def wandb_mode() -> str:
-    """Return "online" if a server accepts the key, or else "offline"."""
+    """Return "online" if a server accepts the API key, and "offline" otherwise."""
     code = "import sys, wandb; sys.exit(not wandb.login(verify=True))"
     words = ["timeout", "30", sys.executable, "-c", code]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True)
@@ -220,7 +220,7 @@ def make(run: Run, plan: Plan, output: IO[bytes], gpu_lock: IO[bytes]) -> None:
     status = process.wait()
     processes.end(os.environ[processes.MARK])
     if status < 0:
-        status = 128 - status  # a signal, counted as shells do
+        status = 128 - status  # a signal, numbered as in a shell
     seconds = int(time.monotonic() - start)
     event = {"event": "end", "run": run.name, "exit_status": status, "seconds": seconds}
     if run.is_done():
@@ -249,8 +249,8 @@ def report_failure(run: Run, event: dict[str, Any], output: IO[bytes]) -> None:
 
 
 def wait_and_make(run: Run, plan: Plan, driver: int, wait: bool) -> int:
-    """Make the run as soon as its GPU is free, unless it was made meanwhile; return the status."""
-    # One lock per machine, user and GPU. Slurm jobs never share a GPU, although names repeat.
+    """Make the run when its GPU is free, unless it is complete by then; return the status."""
+    # One lock per machine, user and GPU. Slurm jobs never share a GPU, although they reuse names.
     job, gpus = (os.environ.get(x, "") for x in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES"))
     gpu_file = os.environ.get("TMPDIR") or "/tmp"
     gpu_file += f"/ppo-benchmark.{os.getuid()}.{job}.{gpus}.lock"
@@ -264,7 +264,7 @@ def wait_and_make(run: Run, plan: Plan, driver: int, wait: bool) -> int:
             if not psutil.pid_exists(driver):
                 return NO_MORE_RUNS
             make(run, plan, output, gpu_lock)
-        # Closing is not enough: a process that outlived its run may hold the files open.
+        # Closing is not enough: a process that outlived its run may keep the files open.
         fcntl.flock(gpu_lock, fcntl.LOCK_UN)
         fcntl.flock(output, fcntl.LOCK_UN)
     return 0
@@ -278,7 +278,7 @@ def main() -> None:
     processes.end_on_signals(mark)
     if gpu != "-":
         run.gpu = gpu
-        # By default CUDA numbers the fastest GPU first, unlike nvidia-smi.
+        # By default CUDA numbers the fastest GPU 0, unlike nvidia-smi.
         os.environ |= {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
         sys.exit(wait_and_make(run, plan, int(driver), wait == ["wait"]))

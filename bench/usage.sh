@@ -20,11 +20,11 @@ $(sed -nE 's/^(\w+) = \[(.+)\]$/                      \1 (\2)/p' analysis/sizes.
                       default (as in the script)
 
   --iterations N    iterations of 8192 steps; default 100, or as in the study
-  --repeats N       make each run with N seeds; default 1, or as in the study
+  --repeats N       repeat each run with N seeds; default 1, or as in the study
   --only REGEX      only the commands that match
   --list, --count   print the commands, or their number, and run nothing
-  --dry-run         print the missing runs and how long they take
-  --runs-dir DIR    default runs; runs that are complete there are not repeated
+  --dry-run         print the missing runs and how long they will take
+  --runs-dir DIR    folder for the runs, default runs; complete runs are not repeated
   --help-all        all flags, and what each study contains
 
 If it is stopped or killed, run the same command again to continue.
@@ -34,7 +34,7 @@ cat <<'END'
 
 More flags:
   --scripts LIST    also the other scripts in scripts.toml, without "ppo_"; and torch-none,
-                    linen-none, nnx-none and equinox-none, in which JAX compiles nothing
+                    linen-none, nnx-none and equinox-none, which disable jax.jit
   --iterations N    scripts.toml has the steps per iteration of each script
   --devices N       train on N devices; only for linen_sharded and torch_ddp
   --phases          wait for the device after each rollout, to time rollout and update
@@ -46,12 +46,12 @@ More flags:
   --track           also log to Weights & Biases, one group per repeat; offline unless a server
                     accepts your key
   --notes TEXT      stored in benchmark.jsonl, and with each run in W&B
-  --no-report       skip the report, and what else the study does at its end
+  --no-report       skip the report and the end command of the study
 
 A run that was interrupted starts over, because its durations must be those of one process.
 Exit status: 0 if all runs are complete, 1 if some failed, 2 for wrong usage.
 
-Studies, and how long they take on two idle cores; studies/NAME/grid.toml lists the runs:
+Studies, and how long they take on two idle cores; studies/NAME/grid.toml lists their runs:
 END
 for grid in studies/*/grid.toml; do
   read -r line <"$grid"
