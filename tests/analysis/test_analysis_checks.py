@@ -8,7 +8,7 @@ from analysis import checks, measures
 from analysis.runs import load
 
 
-# === Runs =========================================================================================
+# === Runs =======================================================================================
 def warnings_of(frame, iterations, **more):
     return checks.run_warnings(data_of(frame, iterations, **more))
 
@@ -53,7 +53,7 @@ def test_missing_losses_do_not_count_as_divergence():
     assert warnings_of(frame, iterations) == []
 
 
-# === Studies ======================================================================================
+# === Studies ====================================================================================
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -15,7 +15,7 @@ KNOWN = learning.load_environments()
 ENDS = ("estimate", "low", "high")
 
 
-# === Returns and equivalence ======================================================================
+# === Returns and equivalence ====================================================================
 def test_verdicts():
     rows = np.arange(6.0)
     frame = pd.concat(
@@ -65,7 +65,7 @@ def test_off_policy_scripts_are_compared_over_the_last_100_episodes():
     assert np.isnan(found[LINEN]["minus_estimate"])
 
 
-# === Learning curves and targets ==================================================================
+# === Learning curves and targets ================================================================
 def test_progress_is_the_mean_over_seeds_with_a_t_interval():
     frame = returning({LINEN: [0.0] * 4, TORCH: [0.0]})
     values = np.random.default_rng(0).normal(size=(5, 10))

@@ -131,7 +131,7 @@ def test_two_boots_of_a_machine_are_two_platforms_if_the_time_of_a_script_differ
     assert found == (["here"] if factor == 1 else ["here", "here, boot b"])
 
 
-# === Golden files =================================================================================
+# === Golden files ===============================================================================
 @cache
 def experiment_of(folder):
     return measures.experiments(load(folder))[0]

@@ -121,7 +121,7 @@ def test_terminal_output_contains_no_control_characters():
     )
 
 
-# === Figures ======================================================================================
+# === Figures ====================================================================================
 HOSTILE = ["a$\\undefined$b", "<script>alert(1)</script>", "W" * 300, "", "$x^{$", "\\"]
 PARTS = {"startup": "startup", "rest": "later iterations"}
 

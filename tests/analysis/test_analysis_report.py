@@ -63,7 +63,7 @@ def steady_of(path):
     return pd.read_csv(path).query("value == 'steady'")["estimate"].to_numpy()
 
 
-# === Report =======================================================================================
+# === Report =====================================================================================
 def test_a_full_grid_gives_every_section_with_separate_files(tmp_path):
     write_grid(tmp_path / "async", sizes=("small", "medium"), repeats=3)
     modes = ("linen jit", "linen none", "nnx jit", "nnx none")
@@ -174,7 +174,7 @@ def test_a_ratio_with_a_very_wide_interval_is_shown_as_not_significant():
     assert "100x" not in tables.make("answer", only_experiment(grid(APART, repeats=2))).note
 
 
-# === Platforms, baselines and earlier results =====================================================
+# === Platforms, baselines and earlier results ===================================================
 def test_a_machine_is_listed_once_per_set_of_versions(tmp_path):
     """Scripts that import different packages do not count as different versions."""
     write_grid(tmp_path, ("linen jit",), ENVS[:1])

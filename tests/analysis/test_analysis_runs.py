@@ -189,7 +189,7 @@ def test_platforms_differ_by_gpu_driver_machine_and_wsl2(tmp_path):
     ]
 
 
-# === Broken runs ==================================================================================
+# === Broken runs ================================================================================
 @pytest.mark.parametrize(
     ("changes", "row", "reason"),
     [
@@ -264,7 +264,7 @@ def test_failed_runs_are_reported_from_the_log_of_benchmark_sh(tmp_path):
     assert load(tmp_path).left_out == reasons
 
 
-# === Duplicates ===================================================================================
+# === Duplicates =================================================================================
 def test_the_latest_complete_run_among_duplicates_counts(tmp_path):
     """A repeated seed is not a second observation, even at another commit or version."""
     late = NEW_YEAR + 3600.0

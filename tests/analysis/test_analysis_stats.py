@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 ENDS = list(stats.Interval._fields)
 
 
-# === Intervals of means ===========================================================================
+# === Intervals of means =========================================================================
 @pytest.mark.parametrize("envs", ["ABC", "AAA"])
 def test_the_interval_of_three_values_equals_a_calculation_by_hand(envs):
     # Variance 7/3, 2 degrees of freedom: the half-width is 4.3027 * sqrt(7/9) = 3.7946.

@@ -54,7 +54,7 @@ def test_the_seed_replaces_a_missing_repeat_and_one_of_them_is_required(tmp_path
     ]  # the last of several rows with the same repeat
 
 
-# === Invalid input ================================================================================
+# === Invalid input ==============================================================================
 @pytest.mark.parametrize(
     ("kind", "name", "values", "reason"),
     [

@@ -334,7 +334,7 @@ def test_a_full_disk_stops_the_grid(project):
     assert "Runs not complete: 2 of 2:" in driver.stdout
 
 
-# === Interruptions and concurrent drivers =========================================================
+# === Interruptions and concurrent drivers =======================================================
 @pytest.mark.parametrize(
     ("sent", "status", "send"),
     [("SIGINT", 130, os.killpg), ("SIGTERM", 143, os.kill), ("SIGHUP", 129, os.killpg)],
@@ -410,7 +410,7 @@ def test_a_grid_completes_after_kills_at_random_moments(project):
     assert all(json.loads(line) for line in log_of(project))
 
 
-# === W&B and real scripts =========================================================================
+# === W&B and real scripts =======================================================================
 def without_settings(project):
     """Return environment variables without W&B settings."""
     env = environment(project) | {"HOME": str(project), "NETRC": str(project / "netrc")}

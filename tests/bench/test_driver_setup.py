@@ -121,7 +121,7 @@ def test_the_lock_file_contains_every_pinned_requirement():
             assert pin in locked or "==" not in pin, f"{pin}: CONTRIBUTING.md says how to lock it"
 
 
-# === bench/machine.py =============================================================================
+# === bench/machine.py ===========================================================================
 def test_description_of_the_machine_and_the_commit(tmp_path):
     """The output of a tool that fails is ignored, and so is stderr."""
     script = tmp_path / "ppo_mine.py"

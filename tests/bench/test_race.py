@@ -164,7 +164,7 @@ def test_names_contain_only_what_differs(texts, names):
     assert race_module.names_of(programs) == names
 
 
-# === Termination ==================================================================================
+# === Termination ================================================================================
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_no_signal_leaves_a_process_behind(number, tmp_path, ticker):
     process = start(tmp_path, "--seconds", "0.05", "--within", "0", ticker(0.01), ticker(0.01))
@@ -295,7 +295,7 @@ def test_errors_in_races_toml_have_no_traceback(text, reason, tmp_path):
     assert status == 2 and reason in err and "Traceback" not in err
 
 
-# === Analysis =====================================================================================
+# === Analysis ===================================================================================
 def synthetic_race(*programs):
     """Return a race with the given times per turn."""
     names = [str(i) for i in range(len(programs))]

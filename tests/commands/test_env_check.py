@@ -36,7 +36,7 @@ SMALL += ["--total-timesteps=128"]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """The current folder, with the modules of the page. Imports are undone afterwards."""
+    """Write the modules of the page to the current folder, and undo their import afterwards."""
     for name, text in zip(MODULES, EXAMPLES, strict=True):
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -51,13 +51,13 @@ def here(tmp_path, monkeypatch):
 
 # === Commands of the page =======================================================================
 def words_of(block):
-    """The commands in a block of the page, each as a list of the words after "python"."""
+    """Return the commands in a block of the page, each as the list of arguments of python."""
     lines = COMMANDS[block].replace("~/ppo-rosetta", str(ROOT)).splitlines()
     return [shlex.split(line)[1:] for line in lines]
 
 
 def output_of(*words):
-    """Run Python; it must not fail or write to stderr."""
+    """Run Python, which must succeed without output on stderr, and return stdout."""
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -70,7 +70,7 @@ def assert_evaluates(words, monkeypatch):
 
 
 def test_files_in_the_current_folder_do_not_hide_packages(here):
-    """Neither random.py nor a package envs."""
+    """Neither random.py nor envs/ in the current folder shadows another module."""
     (here / "random.py").write_text("raise RuntimeError\n")
     (here / "envs").mkdir()
     (here / "envs/__init__.py").write_text("raise RuntimeError\n")
@@ -84,16 +84,16 @@ def test_files_in_the_current_folder_do_not_hide_packages(here):
 
 
 def ok(env_id, script):
-    """The last lines of a successful check."""
+    """Return the last lines of a successful check."""
     return f"{env_id}: OK. Train with:\n    python {ROOT}/{script} --env-id {env_id}\n"
 
 
 def test_the_commands_for_gymnax(here, monkeypatch, capsys):
-    """Trained, stopped, resumed, evaluated and drawn."""
-    sys.path.remove(str(here))  # the script appends it
+    """Train, stop, resume, evaluate, and draw a GIF."""
+    sys.path.remove(str(here))  # the script adds it
     _, (_, *train_it), evaluate_it = words_of(1)
     _, resume_it = words_of(8)
-    run_log = importlib.import_module("ppo_linen").RunLog  # tests import the script again
+    run_log = importlib.import_module("ppo_linen").RunLog  # other tests reload the script
     write = run_log.write
 
     def write_and_stop(log, *args):
@@ -111,7 +111,7 @@ def test_the_commands_for_gymnax(here, monkeypatch, capsys):
 
 
 def test_the_commands_for_gymnasium(monkeypatch):
-    """Each process imports the module."""
+    """With async, each worker process imports the module."""
     (_, env_id), train_it, evaluate_it = words_of(2)
     check.main(env_id)
     output_of(*train_it, *SMALL, "--vectorization=async")
@@ -119,7 +119,7 @@ def test_the_commands_for_gymnasium(monkeypatch):
 
 
 def test_the_commands_for_arguments(capsys):
-    """Each id passes other arguments."""
+    """Each id passes different arguments to the environment."""
     for (_, _, env_id, *_), wind in zip(words_of(4), (0.001, 0.01), strict=True):
         check.main(env_id)
         assert f"{env_id}: OK" in capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_the_commands_for_one_simulator_per_process(here, monkeypatch):
     train_it, (script, *flags) = words_of(7)
     small = [x for x in SMALL if "num-envs" not in x]
     output_of(*train_it, *small)
-    # Each of four processes plays two episodes, and one process plays for the GIF.
+    # Four processes run two episodes each, and one process runs an episode for the GIF.
     words = [script, *flags, "--episodes=8", "--max-steps=30"]
     subprocess.run([sys.executable, *words], check=True)  # progress is on stderr
     assert (here / "third.gif").exists()
@@ -141,7 +141,7 @@ def without_numbers(text):
     return re.sub(r"[\d.,]+", "0", text)
 
 
-def test_the_verdicts_on_the_page_are_those_of_the_check(monkeypatch, capsys):
+def test_the_page_quotes_the_messages_of_the_check(monkeypatch, capsys):
     images.stand_in_for_ale_py(monkeypatch)
     speeds = {"sync": 100.0, "async": 10.0, "vector_entry_point": 1000.0}
     monkeypatch.setattr(check, "measure_speed", lambda env_id, name, num_envs: speeds[name])
@@ -167,7 +167,7 @@ NAMES = {
 }
 IN_50 = "observation_space = lambda *x: Box(-50, 50, (2,))"
 BOX_ACTIONS = "action_space = lambda *x: Box(-1, 1, (1,))"
-# Line in the class body of a gymnax environment -> message. obs are two zeros.
+# Line in the class body of a gymnax environment -> message. obs is an array of two zeros.
 GYMNAX = {
     "action_space = environment.Environment.action_space": "MyEnv has no action_space, which gymn",
     "default_params = environment.Environment.default_params": "MyEnv has no default_params, whic",
@@ -183,7 +183,7 @@ GYMNAX = {
     "step_env = lambda *x: (obs, x[2], (0, 0), False, {})": "reward must be one number, not (Shape",
     "step_env = lambda *x: (obs, x[2], 0.0, 0, {})": "terminated and truncated must be one boolean",
     "step = lambda *x, params: (*Lander.step(*x, params)[:5], {})": "must have final_observation",
-    # Only random steps can show these.
+    # Errors that only random steps can find.
     "step_env = lambda *x: ends_at(100, *Lander.step_env(*x))": "100, max_steps_in_episode, all",
     "observation_space = lambda *x: Box(-99, [99, 0], (2,))": "side observation_space (-99 to 0)",
     "observation_space = lambda *x: Box([-99, 0], 99, (2,))": "side observation_space (0 to 99)",
@@ -216,7 +216,7 @@ GYMNASIUM = {
 
 
 def write_gymnax(change):
-    """Write a module with MyEnv, a Lander with this line in its class body. Return its id."""
+    """Write a module with MyEnv, a Lander with another line in its class body. Return the id."""
     text = "from gymnax.environments.spaces import Box, Dict, Discrete\nfrom lander import *\n"
     text += "obs = jnp.zeros(2)\ndef ends_at(limit, obs, state, reward, terminated, info):\n"
     text += "    return obs, state, reward, terminated | (state.time >= limit), info\n"
@@ -271,7 +271,7 @@ RULES += [(str, *x) for x in NAMES.items()]
 
 
 @pytest.mark.parametrize(("write", "change", "sentence"), RULES)
-def test_a_broken_rule_is_one_sentence(write, change, sentence, capsys):
+def test_a_broken_rule_is_a_one_line_error(write, change, sentence, capsys):
     env_id = write(change)
     with pytest.raises(SystemExit) as stopped:
         check.main(env_id)
@@ -317,8 +317,8 @@ def bounded(self, action):
 
 @pytest.mark.parametrize("dtype", ["np.float32", "np.float64"])
 @pytest.mark.parametrize("side", ["low", "high"])
-def test_both_bounds_of_actions_are_taken(dtype, side):
-    """float32 has no 0.1. An environment may check its action space, but not exclude a bound."""
+def test_actions_at_both_bounds_are_tested(dtype, side):
+    """0.1 is not exact in float32. Environments may reject invalid actions, but not the bounds."""
     env_id = write_gymnasium(TENTH.format(dtype))
     text = Path("given.py").read_text() + BOUNDED
     Path("given.py").write_text(text.replace("EXTRA", "True"))
@@ -405,11 +405,11 @@ def test_the_default_and_the_small_convolutions_fit_the_smallest_images():
 
 # === Correct environments =======================================================================
 CONTINUOUS = "step_env = lambda *x: Lander.step_env(*x[:3], x[3][0] > 0, x[4])"
-OWN_STEP = "step = lambda self, *x, **y: Lander().step(*x, **y); "
-OWN_STEP += "step_env = environment.Environment.step_env"  # which is not called then
-RIGHT: list[Any] = [
+CUSTOM_STEP = "step = lambda self, *x, **y: Lander().step(*x, **y); "
+CUSTOM_STEP += "step_env = environment.Environment.step_env"  # not called
+CORRECT: list[Any] = [
     (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weak types
-    (write_gymnax, OWN_STEP),
+    (write_gymnax, CUSTOM_STEP),
     (write_gymnax, f"action_space = lambda *x: Box(-1, 1, (1,)); {CONTINUOUS}"),
     (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(x[1]), 0, {})"),
     (
@@ -419,7 +419,7 @@ RIGHT: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("write", "change"), RIGHT)
+@pytest.mark.parametrize(("write", "change"), CORRECT)
 def test_correct_environments(write, change, capsys):
     env_id = write(change)
     check.main(env_id)
@@ -449,7 +449,7 @@ def test_the_recommended_script(checked, in_gymnasium, expected):
 
 
 # === Atari ======================================================================================
-def test_an_atari_game_is_recommended_the_script_for_images(monkeypatch, capsys):
+def test_the_script_for_images_is_recommended_for_atari(monkeypatch, capsys):
     images.stand_in_for_ale_py(monkeypatch)
     measured = []
     monkeypatch.setattr(check, "measure_speed", lambda *words: measured.append(words) or 999.6)
@@ -476,13 +476,13 @@ def test_atari_games_need_ale_py(monkeypatch, capsys):
     assert pin and capsys.readouterr().err.endswith(f" pip install {pin[0]}\n")
 
 
-def test_a_vector_environment_is_measured_as_the_scripts_step_it(monkeypatch):
+def test_the_speed_of_a_vector_environment(monkeypatch):
     images.stand_in_for_ale_py(monkeypatch)
 
     class Arcade(images.Arcade):
         action_space = MultiDiscrete([3, 3])
 
-        def reset(self, *, seed=None, options=None):  # ale-py takes an int as well
+        def reset(self, *, seed=None, options=None):  # ale-py also accepts an int
             seeds = None if seed is None else np.full(self.num_envs, seed)
             return super().reset(seed=seeds, options=options)
 
@@ -530,7 +530,7 @@ import subprocess
 
 def broken_in_a_worker():
     if os.path.basename(sys.argv[0]) == "speed.py":
-        raise RuntimeError("no licence")
+        raise RuntimeError("no license")
 
 
 def hanging():
@@ -542,11 +542,11 @@ def hanging():
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_failed_measurement_names_the_reason(vectorization):
+def test_a_failed_measurement_reports_the_reason(vectorization):
     env_id = write_gymnasium("__init__ = lambda *x, **y: broken_in_a_worker()")
     text = Path("given.py").read_text()
     Path("given.py").write_text(f"import sys\n{BREAKS}\n{text}")
-    assert check.measure_speed(env_id, vectorization, 1) == "RuntimeError: no licence"
+    assert check.measure_speed(env_id, vectorization, 1) == "RuntimeError: no license"
 
 
 def test_a_hanging_measurement_is_killed_with_its_processes(monkeypatch):
@@ -583,7 +583,7 @@ def test_an_exception_in_the_module_is_raised():
         check.main("broken:MyEnv")
 
 
-# A package that the module needs.
+# Modules that need a missing package.
 MISSING = [
     ("import no_such_package", "No module named 'no_such_package'"),
     (
@@ -594,7 +594,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("line", "sentence"), MISSING)
-def test_a_missing_package_is_a_sentence(line, sentence, capsys):
+def test_a_missing_package_is_a_one_line_error(line, sentence, capsys):
     Path("given.py").write_text(f"import gymnasium\n{line}\ngymnasium.register('MyEnv-v0', make)\n")
     with pytest.raises(SystemExit) as stopped:
         check.main("given:MyEnv-v0")

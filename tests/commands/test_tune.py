@@ -1,4 +1,4 @@
-"""tune.py with stand-ins for a script and evaluate.py, killed and stopped, and a real study.
+"""tune.py with stand-ins for a training script and evaluate.py, and with a real script.
 
 The imports of tune.py take seconds, so its commands run in processes forked from a server that
 has already imported everything.
@@ -55,7 +55,7 @@ def project(tmp_path):
 
 
 def begin(project, words, env, patch):
-    """In a forked process: run tune.py, with its output in files."""
+    """Run tune.py in a forked process, with its output redirected to files."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(project / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(project)
@@ -63,7 +63,7 @@ def begin(project, words, env, patch):
     os.environ.update(env)
     sys.argv = ["tune.py", *words]
     tune.HERE = project  # folder of the stand-in for evaluate.py
-    tune.draw = lambda *_: None  # the slowest part
+    tune.draw = lambda *_: None  # slow
     if patch:
         patch()
     tune.main(*tune.parse_args())
@@ -78,7 +78,7 @@ def start(project, *words, mlflow="", patch=None, **plans):
 
 
 def wait(project, process):
-    """Exit status, output and errors."""
+    """Return the exit status, stdout and stderr."""
     process.join(60)
     return process.exitcode, (project / "out").read_text(), (project / "err").read_text()
 
@@ -88,11 +88,11 @@ def run(project, *words, **options):
 
 
 def processes_in(project):
-    """Return the live processes that the commands of this test started; numbers may be reused."""
+    """Return ids of live processes that this test started; another process may reuse an id."""
     own = str(project / "trace")
     found = []
     for pid in {x["pid"] for x in traced(project, "start")}:
-        with suppress(psutil.Error):  # it has ended or is ending
+        with suppress(psutil.Error):  # the process has ended
             if psutil.Process(pid).environ().get("TRACE") == own:
                 found.append(pid)
     return found
@@ -104,7 +104,7 @@ def load(project, storage=None):
 
 
 def values_of(project, storage=None):
-    """Return the values of all trials of a study whose trials are all complete."""
+    """Return the values of the trials of a study, all of which must be complete."""
     trials = tune.counted(load(project, storage))
     assert {x.state for x in trials} == {TrialState.COMPLETE}
     return {x.number: x.value for x in trials}
@@ -115,15 +115,15 @@ def report(project):
 
 
 def traced(project, *what):
-    """Return the events of runs, in order."""
+    """Return the events of these kinds, in order."""
     path = project / "trace"
     lines = path.read_text().splitlines() if path.exists() else []
     return [x for x in map(json.loads, lines) if x["what"] in what]
 
 
 def check_runs(project):
-    """Assert that no run ran twice at once, restarted after its end, or lost a checkpoint."""
-    saved = {}  # the progress of a run, or that it resumed or ended
+    """Assert that no run ran twice at the same time, restarted after its end, or lost progress."""
+    saved = {}  # the iteration at which a run stopped, or the last event
     for event in traced(project, "start", "stop", "end"):
         run = event["place"]
         if event["what"] == "start":
@@ -134,9 +134,9 @@ def check_runs(project):
         saved[run] = event.get("done", event["what"])
 
 
-# === What a study finds and says ================================================================
+# === Results ====================================================================================
 def test_a_study(project):
-    """A trial has the interquartile mean over seeds; held-out seeds evaluate the best trial."""
+    """The value is the interquartile mean over seeds. Held-out seeds evaluate the best trial."""
     words = ["fake.py", "--trials", 3, "--num-seeds", 4, "--fresh-seeds", 3, "--episodes", 7]
     words += ["--pruner", "none", "--workers", 2, "--space", "gamma=none", "--seconds", "0.1"]
     status, out, err = run(project, *words)
@@ -166,10 +166,10 @@ def test_a_study(project):
     # The seeds of trials, of the final runs and of their evaluations are disjoint.
     trained = Counter((x["run"][0] == "0", x["settings"]["seed"]) for x in traced(project, "start"))
     assert trained == {(True, x): 3 for x in range(1, 5)} | {(False, x): 2 for x in fresh}
-    games = Counter((x["games"], x["episodes"]) for x in traced(project, "judge"))
-    assert games == {(1_000_000, 7): 3 * 4, (2_000_000, 7): 2 * 3}
+    evaluated = Counter((x["seed"], x["episodes"]) for x in traced(project, "evaluate"))
+    assert evaluated == {(1_000_000, 7): 3 * 4, (2_000_000, 7): 2 * 3}
 
-    # Its figures make no network requests.
+    # The figures make no network requests.
     tune.draw(load(project), project)
     for name in ("optimization_history", "param_importances", "parallel_coordinate", "contour"):
         page = (project / f"{name}.html").read_text()
@@ -177,7 +177,7 @@ def test_a_study(project):
 
 
 def test_summary():
-    """The interquartile mean with Tukey and McLaughlin's interval, the mean with Student's."""
+    """Compare the Tukey-McLaughlin interval of the interquartile mean, and the t interval."""
     returns = [1.0, 2.0, 4.0, 7.0, 8.0, 9.0, 9.5, 100.0]
     result = tune.summary(returns)
     assert (result["iqm"], result["mean"]) == (7, 17.5625)
@@ -186,12 +186,12 @@ def test_summary():
     assert result["interval"] == pytest.approx([7 - reach, 7 + reach], rel=1e-4)
     reach = stats.t.ppf(0.975, 7) * stats.sem(returns)
     assert np.diff(result["mean_interval"]) == pytest.approx(2 * reach, rel=1e-4)
-    assert tune.summary([2.0] * 12)["interval"] is None  # and not one of no width
+    assert tune.summary([2.0] * 12)["interval"] is None  # not an interval of width 0
 
 
 def test_a_study_prefers_better_settings(tmp_path):
-    """With a synthetic objective whose optimum is 0.8, most of the later trials are near it."""
-    _, space, study = opened(tmp_path, "tpe")
+    """The synthetic objective has its optimum at 0.8. Most of the later trials are close to it."""
+    _, space, study = new_study(tmp_path, "tpe")
     for _ in range(40):
         trial = study.ask(space)
         study.tell(trial, -abs(trial.params["gamma"] - 0.8))
@@ -204,8 +204,8 @@ def test_a_study_prefers_better_settings(tmp_path):
 
 
 # === Interruptions ==============================================================================
-def test_killed_at_any_moment_the_same_command_goes_on(project):
-    """No finished trial is lost or repeated, and no process is left."""
+def test_the_same_command_continues_after_a_kill_at_any_moment(project):
+    """No finished trial is lost or repeated, and no process is left behind."""
     words = [*QUICK, "--workers", 2, "--seconds", "0.3", "--trials", 5]
     rng = random.Random(1)
     ended = {}
@@ -227,17 +227,17 @@ def test_killed_at_any_moment_the_same_command_goes_on(project):
     assert len(traced(project, "end")) == 5 * 2 + 2 * 2
 
 
-def opened(folder, sampler="random"):
-    """Return a study without trials, and its search space."""
+def new_study(folder, sampler="random"):
+    """Return the arguments, the search space, and a study without trials."""
     folder.mkdir(exist_ok=True)
     args = tune.Args(folder / "fake.py", sampler=sampler, pruner="none")
     space = {"gamma": optuna.distributions.FloatDistribution(0, 1)}
     return args, space, tune.open_study("name", args, folder, {}, {"gamma": 0.5})
 
 
-def test_an_interrupted_trial_goes_on_where_it_was(tmp_path, capsys):
-    """Even if it had no settings yet; a trial of another machine that still runs is left alone."""
-    args, space, study = opened(tmp_path)
+def test_an_interrupted_trial_continues(tmp_path, capsys):
+    """Also if it had no settings yet. A trial that runs on another machine is left alone."""
+    args, space, study = new_study(tmp_path)
     command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
     study.ask()  # with the defaults of the script
     tune.requeue(command)
@@ -255,28 +255,28 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path, capsys):
     third.set_user_attr("error", "it failed, and could not say so")
     tune.requeue(command)
     assert study.trials[-1].number == third.number and study.trials[-1].state == TrialState.FAIL
-    for seconds, state in ((0, TrialState.RUNNING), (700, TrialState.FAIL)):  # of silence
+    for seconds, state in ((0, TrialState.RUNNING), (700, TrialState.FAIL)):  # since the heartbeat
         other.set_user_attr("heard", time.time() - seconds)
         tune.requeue(command)
         assert study.trials[other.number].state == state
     (waiting,) = tune.counted(study, TrialState.WAITING)
     assert waiting.user_attrs["goes_on"] == other.number
-    tune.finish(command)  # too early
+    tune.finish(command)  # trials are running
     assert "Other commands are running trials" in capsys.readouterr().out
 
 
-def live_on():
+def disable_guard():
     tune.processes.Guard = Mock()
     tune.HEARTBEAT = 0
 
 
-def test_what_a_killed_command_left_behind_is_waited_for(project):
-    """If nothing ended its script, it continues, and no other trains at the same time."""
+def test_a_command_waits_for_the_processes_of_a_killed_one(project):
+    """Without the guard, the training process survives, and no second one trains the run."""
     words = ["fake.py", "--trials", 1, "--num-seeds", 1, "--fresh-seeds", 1, "--episodes", 5]
-    command = start(project, *words, patch=live_on, **{"0000-": "hang"})
+    command = start(project, *words, patch=disable_guard, **{"0000-": "hang"})
     wait_for(lambda: processes_in(project))
-    first = heard(project)
-    wait_for(lambda: heard(project) > first)
+    first = last_heartbeat(project)
+    wait_for(lambda: last_heartbeat(project) > first)
     command.kill()
     wait(project, command)
     (left,) = processes_in(project)
@@ -288,12 +288,12 @@ def test_what_a_killed_command_left_behind_is_waited_for(project):
     check_runs(project)
 
 
-def heard(project):
+def last_heartbeat(project):
     return load(project).trials[0].user_attrs["heard"]
 
 
-def test_a_signal_saves_and_the_same_command_goes_on(project):
-    """Both in trials and in the final runs, which do not end by themselves."""
+def test_a_signal_saves_checkpoints_and_the_same_command_continues(project):
+    """Both in trials and in final runs, which hang until the signal."""
     words = [*QUICK, "--workers", 2, "--trials", 3, "--seconds", "0.1"]
     trial, fresh = {"0002-seed-1"}, {"own-seed-1001", "own-seed-1002"}
     for number, runs in ((signal.SIGINT, trial), (signal.SIGTERM, fresh)):
@@ -311,7 +311,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(project):
 
 
 def test_two_machines_share_a_storage(project):
-    """Return a journal file in a new folder."""
+    """The storage is a journal file."""
     words = [*QUICK, "--trials", 6, "--seconds", "0.1", "--storage", project / "journal"]
     commands = [start(project, *words, "--studies-dir", x) for x in ("here", "there")]
     assert [wait(project, x)[::2] for x in commands] == [(0, "")] * 2
@@ -320,14 +320,14 @@ def test_two_machines_share_a_storage(project):
     assert len(values_of(project, tune.open_storage(str(project / "journal"), project))) >= 6
 
 
-# === Pruning and failing ========================================================================
+# === Pruning and failures =======================================================================
 def prune_strictly():
-    """By a threshold, so also the first trial, which Hyperband cannot compare with others."""
+    """Prune below a threshold; Hyperband could not prune the first trial."""
     strict = optuna.pruners.ThresholdPruner(lower=-1.5)
     optuna.pruners.HyperbandPruner.prune = lambda _, *trial: strict.prune(*trial)
 
 
-def test_hyperband_judges_at_a_ninth_and_at_a_third(tmp_path):
+def test_hyperband_prunes_at_a_ninth_and_at_a_third(tmp_path):
     """Each trial is worse than all previous ones."""
     args = tune.Args(tmp_path / "fake.py", storage=str(tmp_path / "journal"))
     pruner = tune.open_study("name", args, tmp_path, {}, {}).pruner
@@ -344,8 +344,8 @@ def test_hyperband_judges_at_a_ninth_and_at_a_third(tmp_path):
     assert ends == {10, 30}
 
 
-def test_a_pruned_trial_s_process_is_ended(project):
-    """The default learning rate of 0.1 is off by two decades; the choices are not."""
+def test_pruning_a_trial_ends_its_process(project):
+    """The default learning rate is 100x too large, so its trials are pruned; the others are not."""
     words = ["fake.py", "--num-seeds", 2, "--fresh-seeds", 1, "--trials", 3, "--workers", 2]
     words += ["--space", "learning_rate=1e-3,2e-3,3e-3"]
     status, out, err = run(project, *words, patch=prune_strictly, **{"0000-": "hang"})
@@ -358,8 +358,8 @@ def test_a_pruned_trial_s_process_is_ended(project):
     assert not processes_in(project)
 
 
-def test_failures_are_told_and_the_study_goes_on(project):
-    """Failed final runs can be repeated later; failed trials are not."""
+def test_failures_are_reported_and_the_study_continues(project):
+    """The same command repeats failed final runs, but not failed trials."""
     words = [*QUICK, "--trials", 5, "--workers", 2, "--timeout", 3]
     plans = {"0001-": "crash", "0002-seed-2": "killed", "0003-": "hang"}
     plans["own-seed-1002"] = "crash"
@@ -380,14 +380,14 @@ def test_failures_are_told_and_the_study_goes_on(project):
     assert after - before == {"own-seed-1002": 1}
 
 
-def test_where_all_trials_fail_one_sentence_says_so(project):
+def test_if_all_trials_fail_the_error_is_one_line(project):
     status, out, err = run(project, *QUICK, "--trials", 1, diverged="")
     assert (status, err) == (1, "no trial is complete; trials.csv has the reasons\n")
     assert "trial 0: the return of an agent is not finite" in out
 
 
-def test_what_the_scripts_own_settings_cannot_run_ends_the_study(project):
-    """With the message of the script; once it is fixed, the same command continues."""
+def test_a_failure_with_the_default_settings_ends_the_study(project):
+    """The error is that of the script. Once it is fixed, the same command continues."""
     words = [*QUICK, "--trials", 2]
     sentence = "fake.py ended with status 2: --env-id: a package is missing\n"
     assert run(project, *words, **{"0000-": "refused"})[::2] == (2, sentence)
@@ -397,11 +397,11 @@ def test_what_the_scripts_own_settings_cannot_run_ends_the_study(project):
     assert another.user_attrs["error"] == sentence.strip()
 
 
-# === What a user gets wrong, and may well do ====================================================
+# === Command line ===============================================================================
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        ("fake.py --gamma 2", "--gamma must lie between 0 and 1, not 2.0"),
+        ("fake.py --gamma 2", "--gamma must be between 0 and 1, not 2.0"),
         ("fake.py --run-name=x", "--run-name cannot be set: tune.py sets it for each run"),
         ("fake.py --studies-dir /dev/null", "the study cannot be opened: [Errno 20] Not a dir"),
         ("fake.py --gamma 0.9 --space gamma=0.9,1", "gamma is fixed, by a flag"),
@@ -412,7 +412,7 @@ def test_what_the_scripts_own_settings_cannot_run_ends_the_study(project):
         ("ppo_lenin", "ppo_lenin is neither a file nor a script of this project"),
     ],
 )
-def test_what_is_wrong_is_said(project, words, sentence):
+def test_usage_errors(project, words, sentence):
     text = (project / "fake.py").read_text()
     many = text.replace("    seed: int", "    num_agents: int = 8\n    seed: int", 1)
     (project / "many.py").write_text(many)
@@ -421,7 +421,7 @@ def test_what_is_wrong_is_said(project, words, sentence):
     assert "Traceback" not in err and "\x1b" not in err and not (project / "trace").exists()
 
 
-def test_a_study_goes_on_only_as_it_was_begun_and_by_one_command(project):
+def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
     words = [*QUICK, "--trials", 1]
     assert run(project, *words)[0] == 0
     code = (project / "fake.py").read_text()
@@ -432,19 +432,19 @@ def test_a_study_goes_on_only_as_it_was_begun_and_by_one_command(project):
     with tune.locked(project / "tuned" / NAME / "study.lock", ""):
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command is running this study")
-    # These only affect how, or how much, to run.
+    # Flags that only affect how, or how much, to run may change.
     more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
     assert run(project, *words, *more)[0] == 0
     check_runs(project)
     assert len(values_of(project)) == 2 and len(report(project)["own"]["returns"]) == 3
-    # A new database means another study of this name, with other runs.
+    # A new database means a new study of the same name, with new runs.
     (project / "tuned" / NAME / "study.db").unlink()
     assert run(project, *words)[0] == 0
     assert Counter(x["run"] for x in traced(project, "start"))["0000-seed-1"] == 2
 
 
-def test_a_script_lies_anywhere_and_gets_the_words_that_are_not_tune_s(project):
-    """Also with a named configuration, and with a module next to the script."""
+def test_a_script_in_any_folder_gets_the_flags_unknown_to_tune_py(project):
+    """They may start with a named configuration. The script may import a module next to it."""
     home = project / "else where"
     home.mkdir()
     (home / "beside.py").write_text("GAMMA = 0.9\n")
@@ -461,7 +461,7 @@ def test_a_script_lies_anywhere_and_gets_the_words_that_are_not_tune_s(project):
     assert "anneal_lr" not in best["best_settings"] and " ".join(own) in best["command"]
 
 
-def test_ranges(capsys):
+def test_parse_range(capsys):
     kinds = optuna.distributions
 
     def parse(name, text):
@@ -478,18 +478,18 @@ def test_ranges(capsys):
     assert "Leaving out gamma=2.0: Error" in capsys.readouterr().out
 
 
-def test_the_same_seed_proposes_the_same(tmp_path):
-    """But not when a study continues."""
+def test_the_seed_determines_the_proposed_settings(tmp_path):
+    """A study that continues proposes other settings."""
     found = []
     for place in ("a", "b", "a"):
-        _, space, study = opened(tmp_path / place)
+        _, space, study = new_study(tmp_path / place)
         found.append([study.ask(space).params["gamma"] for _ in range(3)])
     assert found[0] == found[1] and found[0][0] == 0.5
     assert not set(found[0]) & set(found[2])
 
 
-def test_the_space_is_of_settings_that_scripts_have():
-    """PPO and DQN have twelve flags, continuous PPO two more, SAC eight; plus those of tune.py."""
+def test_the_search_space_consists_of_flags_of_the_scripts():
+    """PPO and DQN have 12 of its flags, continuous PPO 14, SAC 8; all have those of tune.py."""
     for name in ROWS:
         path = tune.find_script(Path(name))
         assert path.samefile(path_of(name))
@@ -508,30 +508,30 @@ def test_the_space_is_of_settings_that_scripts_have():
         assert len(searched) == count, (path, searched)
 
 
-# === A real script, and MLflow ==================================================================
+# === A real script and MLflow ===================================================================
 @pytest.fixture
-def begun(monkeypatch):
-    """Return a function from the arguments of tune.py to its command, before a trial runs."""
+def begin_command(monkeypatch):
+    """Return a function from the arguments of tune.py to its command, before the first trial."""
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setenv("COLUMNS", "500")
 
-    def begun(folder, *words):
+    def begin_command(folder, *words):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["tune.py", *map(str, words)])
         return tune.begin(*tune.parse_args())
 
-    yield begun
+    yield begin_command
     sys.modules.pop("fake", None)
 
 
-def test_a_trial_of_a_real_script(tmp_path, compiled, begun, monkeypatch):
-    """Train, and run evaluate.py."""
+def test_a_trial_of_a_real_script(tmp_path, compiled, begin_command, monkeypatch):
+    """Train and evaluate."""
     for name, value in compiled.items():
         monkeypatch.setenv(name, value)
     words = "ppo_linen --trials 1 --num-seeds 1 --episodes 8"
     words += " --num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2"
     words += " --hidden-sizes 8 8 --total-timesteps 512"
-    command = begun(tmp_path, *words.split())
+    command = begin_command(tmp_path, *words.split())
     tune.work(command)
     (trial,) = command.study.trials
     assert 1 <= trial.value <= 500
@@ -539,13 +539,13 @@ def test_a_trial_of_a_real_script(tmp_path, compiled, begun, monkeypatch):
     assert (args["num_envs"], args["total_timesteps"], args["seed"]) == (4, 512, 1)
 
 
-def test_mlflow_has_all_of_a_study_once(project, begun, monkeypatch):
-    """Also if a command had no server, and if another one follows the copy."""
+def test_mlflow_receives_each_trial_once(project, begin_command, monkeypatch):
+    """Even if a command found no server, and if another one runs after the copy."""
     mlflow = pytest.importorskip("mlflow")
     words = [*QUICK, "--trials", 2]
     assert run(project, *words, **{"0001-": "crash"})[::2] == (0, "")
     monkeypatch.setattr(tune, "draw", lambda *_: None)
-    command = begun(project, *words, "--mlflow")
+    command = begin_command(project, *words, "--mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(SystemExit, match=r"^--mlflow: .*run the same command to try again$"):
         tune.finish(command)

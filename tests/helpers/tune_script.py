@@ -1,8 +1,8 @@
 """Stand-in for a training script with ten iterations, and for evaluate.py.
 
-It has the files, signals and --resume of a real script. Returns are an exact function of the
-settings. MISBEHAVE is JSON: part of the name of a run -> how the run misbehaves. TRACE names a file
-that gets a line per event of a run.
+It writes the same files, handles the same signals, and supports --resume. Returns are a function of
+the settings. MISBEHAVE is a JSON object from part of the name of a run to a kind of failure. Every
+event of a run adds a line to the file TRACE.
 """
 
 import argparse
@@ -30,14 +30,14 @@ class Args:
     gamma: float = 0.99
     loss: Literal["mse", "huber"] = "mse"
     hidden_sizes: tuple[int, ...] = (64, 64)
-    seconds: float = 0.0  # seconds of training
+    seconds: float = 0.0  # duration of training
     runs_dir: str = "runs"
     run_name: str = ""
     resume: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f"--gamma must lie between 0 and 1, not {self.gamma}")
+            raise ValueError(f"--gamma must be between 0 and 1, not {self.gamma}")
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Short(Args):
 
 
 def parse_args() -> Args:
-    """A named configuration may come first, as in DQN."""
+    """Parse the flags. A named configuration may precede them, as in the DQN scripts."""
     words = sys.argv[1:]
     kind = Args
     if words[:1] == ["short"]:
@@ -54,7 +54,7 @@ def parse_args() -> Args:
         words.pop(0)
     if "tyro" in sys.modules:
         return sys.modules["tyro"].cli(kind, args=words)
-    parser = argparse.ArgumentParser()  # importing tyro is the slowest part
+    parser = argparse.ArgumentParser()  # importing tyro is slow
     for x in fields(kind):
         options: dict[str, Any] = {"type": type(x.default)}
         if isinstance(x.default, bool):
@@ -126,29 +126,29 @@ def train(args: Args) -> None:
     trace(folder, "end")
 
 
-def greedy(args: dict[str, Any], seed: int, games: int) -> float:
-    """Return the mean return of the agent of a seed, in episodes with another seed."""
+def greedy(args: dict[str, Any], seed: int, eval_seed: int) -> float:
+    """Return the mean return of an agent in episodes with the seed eval_seed."""
     value = recent(args) - 0.5 * args["anneal_lr"]
-    return value + (1 + args["anneal_lr"]) * luck(seed) + games / 1e9
+    return value + (1 + args["anneal_lr"]) * luck(seed) + eval_seed / 1e9
 
 
-def judge() -> None:
+def evaluate() -> None:
     flag = next(i for i, word in enumerate(sys.argv) if word.startswith("--"))
     options = dict(zip(sys.argv[flag::2], sys.argv[flag + 1 :: 2], strict=True))
     assert options["--env-id"] == "Fake-v1" and Path(options["--script"]).is_file()
-    games, episodes = int(options["--seed"]), int(options["--episodes"])
+    eval_seed, episodes = int(options["--seed"]), int(options["--episodes"])
     for folder in map(Path, sys.argv[1:flag]):
         assert (folder / "checkpoint.msgpack").exists()
         args = json.loads((folder / "run.json").read_text())["args"]
-        value = greedy(args, args["seed"], games)
+        value = greedy(args, args["seed"], eval_seed)
         if "diverged" in os.environ["MISBEHAVE"]:
             value = math.nan
         (folder / "evaluation.json").write_text(json.dumps({"return": {"mean": value}}))
-        trace(folder, "judge", games=games, episodes=episodes)
+        trace(folder, "evaluate", seed=eval_seed, episodes=episodes)
 
 
 if __name__ == "__main__":
     if Path(sys.argv[0]).name == "evaluate.py":
-        judge()
+        evaluate()
     else:
         train(parse_args())
