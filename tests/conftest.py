@@ -1,6 +1,6 @@
-"""Run all tests on the CPU, where results of the frameworks agree to the last digit.
+"""Run all tests on the CPU, where results are reproducible to the last digit.
 
-Only tests/gpu/run.sh sets TEST_DEVICE, and lets tests see the GPU.
+Only tests/gpu/run.sh sets TEST_DEVICE, which lets the tests use the GPU.
 """
 
 import os
@@ -19,7 +19,7 @@ else:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["XLA_FLAGS"] = (
-        "--xla_backend_optimization_level=0"  # compiles in two thirds of the time
+        "--xla_backend_optimization_level=0"  # shortens compilation by a third
     )
 os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads are slow if tests share the cores
 os.environ["WANDB_MODE"] = "offline"
@@ -45,16 +45,16 @@ def start_process(words, folder, env, **options):
 
 @pytest.fixture(scope="session")
 def session_dir(tmp_path_factory):
-    """A folder of the session, which all processes of pytest-xdist have in common."""
+    """Return a folder that all workers of pytest-xdist share."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(session_dir):
-    """The variables by which a process finds what JAX compiled in the session, as tests do.
+    """Share a JAX compilation cache. Return the variables that enable it in other processes.
 
-    It still counts as compiled: JAX reports a compilation whether it is new or found.
+    Compilations are still counted: JAX reports them even if they are in the cache.
     """
     import jax
 
@@ -69,7 +69,7 @@ def compiled(session_dir):
 
 @pytest.fixture(scope="session")
 def whole_run(session_dir):
-    """Name of a script -> its run of four iterations, which the first process that asks makes."""
+    """Return a function from the name of a script to its run, which the first caller creates."""
     from running import make_whole_run, read_whole_run
 
     @cache
@@ -89,4 +89,4 @@ def wait_for(condition):
         if condition():
             return
         time.sleep(0.05)
-    raise AssertionError("what the test waits for does not come")
+    raise AssertionError("the condition is still false after a minute")

@@ -1,4 +1,4 @@
-"""Which package may import which: the architecture in CONTRIBUTING.md."""
+"""Imports between packages follow the architecture in CONTRIBUTING.md."""
 
 import ast
 from pathlib import Path

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests and measures on a GPU within a time limit, the most valuable steps first: see --help
+# Run tests and measurements on a GPU within a time limit, the most valuable first. See --help.
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "$0")")/../.."
 
@@ -39,13 +39,13 @@ steps() {
   race agents 110 "${agents[@]}"
   race brax 150 --warm-up 8 "${brax[@]}"
   race breakout 170 "${breakout[@]}"
-  runs "CartPole-v1__small" # measures start-up
+  runs "CartPole-v1__small" # measures the startup time
   tests training 420 tests/scripts/test_training.py \
     -k "(nothing_compiles_twice or resuming_is_exact) and not gymnasium"
   tests resume 300 tests/gpu/test_gpu.py -k resuming
   tests memory 300 tests/gpu/test_handover.py -k memory
   tests robots 400 tests/scripts/test_continuous.py tests/scripts/test_sac.py \
-    -k "best_actions or killed_run or nothing_compiles"
+    -k "best_actions or continues_exactly or nothing_compiles"
   tests streams 450 tests/gpu/test_gpu.py -k "not resuming"
   JAX_DEFAULT_MATMUL_PRECISION=highest tests numerics 300 tests/scripts/test_numerics.py -k "not torch"
   runs "CartPole-v1__(medium|large)"

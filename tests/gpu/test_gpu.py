@@ -1,4 +1,4 @@
-"""Complete runs on a GPU, each in its own process, as a user would start it."""
+"""Complete runs on a GPU, each in a separate process, as a user would start it."""
 
 import os
 import signal
@@ -19,9 +19,9 @@ TORCH = ["ppo_torch", "ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_tor
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Return a function that starts a script. All of them share one compilation cache.
+    """Return a function that starts a script. All processes share a compilation cache.
 
-    Compiling for a GPU chooses the fastest kernels. The choice can change from run to run, and
+    Compilation for a GPU selects the fastest kernels. The selection can differ between runs, and
     other kernels round differently.
     """
     caches = tmp_path_factory.mktemp("caches")
@@ -52,7 +52,7 @@ def run(start, name, folder, *flags, iterations=5, **variables):
 
 
 def assert_same_first_iteration(rows, expected):
-    """Compare the first iteration. Later, rounding changes an action, and then everything."""
+    """Compare the first iteration only. Later, rounding changes an action and all that follows."""
     assert rows[0] == pytest.approx(expected[0], rel=1e-2, abs=1e-4)
 
 
@@ -77,7 +77,7 @@ def test_training_works_and_resuming_is_exact(name, start, tmp_path):
 
 @pytest.mark.parametrize("name", TORCH)
 def test_the_frameworks_wait_for_each_other(name, start, tmp_path):
-    """Waiting for every kernel changes nothing: no stream reads data before it is written."""
+    """Blocking after every kernel does not change the results, so no stream reads too early."""
     overlapped = run(start, name, tmp_path / "overlapped")
     assert overlapped == run(start, name, tmp_path / "blocking", CUDA_LAUNCH_BLOCKING="1")
 

@@ -65,9 +65,9 @@ def test_jax_waits_for_torch():
 
 @ON_GPU
 def test_torch_waits_for_jax():
-    """Either the stream of PyTorch waits, or the host does, in JAX's __dlpack__.
+    """Either the stream of PyTorch waits, or JAX's __dlpack__ blocks the host.
 
-    The Python loop unrolls the products, since the host might control a loop of JAX.
+    The Python loop unrolls the products, because the host might control a JAX loop.
     """
 
     @jax.jit
@@ -86,7 +86,7 @@ def test_torch_waits_for_jax():
 
 # === CUDA graphs and memory =====================================================================
 @ON_GPU
-def test_the_next_replay_keeps_inputs_and_outputs_of_a_graph():
+def test_the_next_replay_does_not_change_inputs_and_outputs_of_a_graph():
     state = torch.zeros(1, device="cuda")
 
     def count(x):
@@ -101,7 +101,7 @@ def test_the_next_replay_keeps_inputs_and_outputs_of_a_graph():
 
 
 def memory_in_use():
-    """Memory in use in MB, on the host and on the device, if there is one."""
+    """Return the memory in use in MB, on the host and on the device, if there is one."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     in_jax = (jax.devices()[0].memory_stats() or {}).get("bytes_in_use", 0)
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, (in_jax + torch.cuda.memory_allocated()) / 1e6

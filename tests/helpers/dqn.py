@@ -1,7 +1,7 @@
-"""DQN in float64 as a reference, and one NumPy interface to all DQN scripts.
+"""Reference implementation of DQN in float64, and a NumPy interface to all DQN scripts.
 
 Weights are lists of layers [(kernel (inputs, outputs), bias), ...]. For images (H, W, C), the first
-layer is the 3x3 convolution, as a dense layer of the patches: (9 C, 16).
+layer is the 3x3 convolution, written as a dense layer on patches: (9 C, 16).
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
 COMPILED = "dqn_torch_compile"
-# One script for each version of a section. All Agents differ, except in the pair of eager PyTorch;
-# Replay is identical in all scripts in PyTorch.
+# One script per version of a section. Agent differs between all scripts except the two in eager
+# PyTorch. Replay is identical in all scripts in PyTorch.
 AGENTS = (*LINEN_PAIR, TORCH_PAIR[0], COMPILED)
 REPLAYS = (*LINEN_PAIR, TORCH_PAIR[0])
 LOSSES = ("losses/td_loss", "losses/q_value")
@@ -38,8 +38,8 @@ LOSSES = ("losses/td_loss", "losses/q_value")
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
 
-# === Reference: the papers' formulas with PyTorch's autograd and optimizers =====================
-# It shares no code with the scripts.
+# === Reference, with the autograd and the optimizers of PyTorch =================================
+# The reference shares no code with the scripts.
 def q_values(params: list[torch.Tensor], obs: np.ndarray, obs_shape: tuple) -> torch.Tensor:
     x = torch.tensor(obs, dtype=torch.float64)
     if len(obs_shape) == 3:  # (B, H - 2, W - 2, C, 3, 3), then (B, H - 2, W - 2, 9 C)
@@ -50,7 +50,7 @@ def q_values(params: list[torch.Tensor], obs: np.ndarray, obs_shape: tuple) -> t
 
 
 def loss(params: list, target_params: list, batch: tuple, args: Any, obs_shape: tuple):
-    """Return the loss and the mean Q. The target is constant; truncations bootstrap."""
+    """Return the loss and the mean Q-value. The target has no gradient; truncations bootstrap."""
     obs, action, reward, terminated, next_obs = batch
     indices = np.arange(len(action))
     future = q_values(target_params, next_obs, obs_shape).detach()
@@ -76,7 +76,7 @@ def copies_of(params: list[torch.Tensor]) -> Layers:
 
 
 def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
-    """Yield after each update: both networks' layers, and the loss and the mean Q."""
+    """Yield the layers of both networks, the loss and the mean Q-value after each update."""
     params = parameters(layers)
     target_params = parameters(layers)
     if args.optimizer == "adam":
@@ -96,7 +96,7 @@ def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
 
 
 def random_batch(seed: int, size: int, obs_shape: tuple, num_actions: int) -> tuple:
-    """Return the fields of a Transition. The first number of each obs is 0."""
+    """Return the fields of a Transition. The first element of each obs is 0."""
     rng = np.random.default_rng(seed)
     obs, next_obs = rng.normal(size=(2, size, *obs_shape)).astype("f")
     obs.reshape(size, -1)[:, 0] = 0
@@ -107,14 +107,14 @@ def random_batch(seed: int, size: int, obs_shape: tuple, num_actions: int) -> tu
 
 # === The scripts ================================================================================
 def layers_of(named: Mapping[str, Any]) -> Layers:
-    """Convert a script's named arrays. In order of the names, a bias precedes its kernel."""
+    """Convert the named arrays of a script. Sorted by name, a bias precedes its kernel."""
     names = sorted(named)
     kernels = [np.array(named[name]) for name in names[1::2]]
     if "Conv_0/kernel" in named:  # (rows, columns, C, 16)
         kernels[0] = kernels[0].reshape(-1, 16)
-    if "output.weight" in named:  # in PyTorch, (outputs, inputs)
+    if "output.weight" in named:  # PyTorch: (outputs, inputs)
         kernels = [x.T for x in kernels]
-    if "conv.weight" in named:  # by now (columns, rows, C, 16), and then (16 H W, outputs)
+    if "conv.weight" in named:  # (columns, rows, C, 16), then (16 H W, outputs)
         image, hidden = kernels[:2]
         kernels[0] = image.swapaxes(0, 1).reshape(-1, 16)
         hidden = hidden.reshape(16, -1, hidden.shape[1]).swapaxes(0, 1)
@@ -123,7 +123,7 @@ def layers_of(named: Mapping[str, Any]) -> Layers:
 
 
 def layers_in(folder: Path) -> Layers:
-    """Return the network's layers in a run's checkpoint."""
+    """Return the layers of the network in the checkpoint of a run."""
     beginning = re.compile("train_state/params/params/|agent/")
     found = arrays(folder).items()
     return layers_of({beginning.sub("", name): x for name, x in found if beginning.match(name)})
@@ -134,7 +134,7 @@ def flat(layers: Layers) -> np.ndarray:
 
 
 def replay_in(folder: Path) -> list[np.ndarray]:
-    """Return the replay in a run's checkpoint: the fields of a Transition."""
+    """Return the replay buffer in the checkpoint of a run, as fields of a Transition."""
     found = arrays(folder)
     names = ("obs", "action", "reward", "terminated", "next_obs")
     return [found[f"replay/transitions/{name}"] for name in names]
@@ -158,14 +158,14 @@ class Linen:
 
 
 class Torch:
-    """Copies the target network as train() does, which test_dqn_training.py checks."""
+    """Copies the target network as train() does; test_dqn_training.py checks the latter."""
 
     def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
         self.script, self.args = script, args
         torch.manual_seed(args.seed)
         made = script.make_agent(args, obs_shape, 3, torch.device("cpu"))
         self.agent, self.target, self.optimizer = made
-        self.done = 0  # updates
+        self.done = 0  # number of updates
 
     def layers(self) -> list[Layers]:
         """Return the layers of the network and of the target network."""
@@ -185,7 +185,7 @@ class Torch:
 
 
 class TorchCompile(Torch):
-    """The compiled script, without torch.compile."""
+    """Learner for the compiled script, but without torch.compile."""
 
     def update_in_place(self, batch: Any, learning_rate: float) -> dict:
         rate = torch.tensor(learning_rate)
@@ -209,7 +209,7 @@ def make_learner(name: str, obs_shape: tuple, flags: str) -> Linen | Torch:
 
 
 class Replay:
-    """The replay of a script."""
+    """NumPy interface to the replay buffer of a script."""
 
     def __init__(
         self, name: str, flags: str, obs_shape: tuple = (4,), obs_dtype: Any = "f"
@@ -263,7 +263,7 @@ if "ShortCartPole-v0" not in gymnax.registered_envs:
 
 
 class Ends(probes.ProbeSignal):
-    """Terminates after one step if the signal is 1, and is truncated after two if it is -1."""
+    """Episodes terminate after one step if the signal is 1, or are truncated after two."""
 
     def is_terminated(self, state: Any, params: Any) -> jax.Array:
         return state.signal > 0
@@ -298,7 +298,7 @@ class GymnasiumBytes(probes.GymnasiumSignal):
 
 
 class GymnasiumNumbers(GymnasiumBytes):
-    """The same in float64."""
+    """Observations are float64."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (3,), np.float64)
 
@@ -332,7 +332,7 @@ def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> list[list]:
-    """From reward and done (T, N): the episodes (return, length) of each num_steps steps."""
+    """Return the episodes (return, length) of each num_steps steps, from reward and done (T, N)."""
     iterations: list[list] = [[] for _ in range(len(reward) // num_steps)]
     for env in range(reward.shape[1]):
         start = 0
@@ -353,7 +353,7 @@ FAULTS = [
 def make_faulty(monkeypatch: Any, kind: Any, what: str, value: float) -> None:
     """Make environment 2 return the value, in its second step or in its first reset."""
     reset, step = kind.reset, kind.step
-    envs: list[Any] = []  # in the order in which they get a seed
+    envs: list[Any] = []  # in the order of their seeds
 
     def faulty_reset(env: Any, *, seed: Any = None, options: Any = None) -> tuple:
         obs, info = reset(env, seed=seed, options=options)
@@ -376,8 +376,8 @@ def make_faulty(monkeypatch: Any, kind: Any, what: str, value: float) -> None:
 
 
 def assert_counts_are_checked(name: str, flags: list[str], monkeypatch: Any, capfd: Any) -> None:
-    """Counts below the least allowed value are usage errors."""
-    monkeypatch.setenv("COLUMNS", "200")  # width of the box around the message
+    """Assert that counts below the minimum are usage errors."""
+    monkeypatch.setenv("COLUMNS", "200")  # width of the error box
     flags = ["num-envs", "num-steps", "buffer-size", "batch-size", "train-frequency", *flags]
     messages = {"total-timesteps": (0, "must be at least one iteration")}
     for flag in flags:

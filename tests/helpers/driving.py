@@ -22,7 +22,7 @@ def add_grid(project, text, study="mine"):
 
 
 def environment(project, **stand_in):
-    """Environment in which benchmark.sh uses this Python, and a lock of this test."""
+    """Return variables with which benchmark.sh uses this Python and a lock for this test only."""
     return os.environ | {
         "VENV": sys.prefix,
         "TMPDIR": str(project),
@@ -89,7 +89,7 @@ def processes_in(project):
     """Return the processes that the benchmark.sh of this test started, directly or indirectly."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended, or belongs to another user
+        with suppress(psutil.Error):  # ended, or belongs to another user
             is_ours = process.environ().get("TMPDIR") == str(project)
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)

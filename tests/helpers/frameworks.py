@@ -1,7 +1,7 @@
-"""One NumPy interface to the functions of all PPO scripts, with small networks.
+"""NumPy interface to the functions of all PPO scripts, with small networks.
 
-Weights travel as {"actor": [(kernel, bias), ...], "critic": [...]}, kernels (inputs, outputs); with
-continuous actions also {"log_std": [(array,)]}.
+Weights are {"actor": [(kernel, bias), ...], "critic": [...]}, where kernels are (inputs, outputs).
+With continuous actions, there is also {"log_std": [(array,)]}.
 """
 
 import importlib
@@ -44,8 +44,8 @@ def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions
     return {"actor": layers(num_actions), "critic": layers(1)}
 
 
-# In every framework, sorting an agent's arrays by name gives: of the actor, then of the critic,
-# each layer's bias and kernel; then log_std. Only PyTorch's kernels are (outputs, inputs).
+# In every framework, the arrays of an agent, sorted by name, are bias and kernel of each layer of
+# the actor, the same for the critic, then log_std. Only in PyTorch, kernels are (outputs, inputs).
 def to_weights(arrays: list[Any]) -> Weights:
     copies = [np.array(x) for x in arrays]
     weights: Weights = {}
@@ -64,10 +64,10 @@ def to_arrays(weights: Weights) -> list[np.ndarray]:
 
 
 def weights_in(folder: Path) -> Weights:
-    """The weights in a run's checkpoint.
+    """Return the weights in the checkpoint of a run.
 
-    Equinox's are numbered: first the iteration, then the six arrays of the statistics, if there are
-    any, then the agent's, in its order.
+    In Equinox, arrays are numbered: the iteration, then the six arrays of the statistics, if any,
+    then the arrays of the agent in the order of its fields.
     """
     found, run = arrays(folder), info(folder)
     framework = ROWS[run["script"]]["framework"]
@@ -89,13 +89,13 @@ def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
 
 
 def next_rate(args: Any) -> Any:
-    """Return the learning rate in the log after an update."""
+    """Return the learning rate that the first update logs."""
     share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
     return pytest.approx(args.learning_rate * share, abs=1e-9)
 
 
 def num_shuffled(args: Any) -> int:
-    """Size of the permutations: PPO shuffles steps, and recurrent PPO shuffles environments."""
+    """Return the size of the permutations: PPO shuffles steps, recurrent PPO environments."""
     return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
 
 
@@ -109,14 +109,14 @@ def floats(metrics: dict[str, Any]) -> Metrics:
     return {name: float(x) for name, x in metrics.items()}
 
 
-def own(script: ModuleType) -> Any:
+def converter(script: ModuleType) -> Any:
     """Return the function that converts a NumPy array to an array of the framework."""
     return torch.tensor if "torch" in script.__name__ else jnp.array
 
 
 def gae(script: ModuleType, storage: tuple, value, next_value, args: Any) -> np.ndarray:
-    storage = script.Storage(*map(own(script), storage))
-    values = own(script)(value), own(script)(next_value)
+    storage = script.Storage(*map(converter(script), storage))
+    values = converter(script)(value), converter(script)(next_value)
     return np.array(script.compute_gae(storage, *values, args))
 
 
@@ -133,7 +133,7 @@ def sizes(env: Any) -> tuple:
 
 # === JAX ========================================================================================
 class Linen:
-    """An agent and its environments, created, stepped and updated by the functions of a script."""
+    """An agent and its environments, created and trained by the functions of a script."""
 
     jit: Any = staticmethod(jax.jit)
 
@@ -141,7 +141,7 @@ class Linen:
         self.script, self.args = script, args
         self.make_env()
         self.make_agent(jax.random.PRNGKey(args.seed))
-        self.stats: list[Any] = []  # if the script has them
+        self.stats: list[Any] = []  # empty if the script has none
         if hasattr(script, "make_stats"):
             self.stats.append(script.make_stats(self.env.obs_shape))
         self.update_fn = self.jit(partial(script.update, args=args))
@@ -259,7 +259,7 @@ class Equinox(Linen):
 
 # === PyTorch ====================================================================================
 class Torch:
-    """The same without torch.compile."""
+    """The same for PyTorch, without torch.compile."""
 
     def __init__(self, script: ModuleType, args: Any) -> None:
         self.script, self.args = script, args
@@ -267,7 +267,7 @@ class Torch:
         self.make_env()
         self.agent, *self.learning = script.make_agent(args, *sizes(self.env), torch.device("cpu"))
         self.policy_fn = partial(script.policy, self.agent)
-        self.stats: list[Any] = []  # if the script has them
+        self.stats: list[Any] = []  # empty if the script has none
         if hasattr(script, "Stats"):
             self.stats.append(script.Stats(self.env.obs_shape))
             self.policy_fn = partial(script.policy, self.agent, self.stats[0].obs, args=args)
@@ -344,7 +344,7 @@ class TorchCompileGymnasium(TorchCompile, TorchGymnasium):
     pass
 
 
-class TorchMemory(Torch):
+class TorchRecurrent(Torch):
     def tensors(self) -> list[torch.nn.Parameter]:
         named = dict(self.agent.named_parameters())
         names = [x for x in sorted(named) if "gru" not in x]
@@ -364,7 +364,7 @@ LEARNERS: dict[str, Any] = {
     "ppo_rnn_linen": Linen,
     "ppo_rnn_nnx": NNX,
     "ppo_rnn_equinox": Equinox,
-    "ppo_rnn_torch": TorchMemory,
+    "ppo_rnn_torch": TorchRecurrent,
     "ppo_continuous_linen": Linen,
     "ppo_continuous_nnx": NNX,
     "ppo_continuous_equinox": Equinox,

@@ -1,4 +1,4 @@
-"""Image environments for Gymnasium: some that work, some that do not, and a stand-in for ale-py."""
+"""Image environments for Gymnasium, both valid and invalid, and a stand-in for ale-py."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -11,12 +11,12 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 
-# Convolutions for images from 7 x 7 on, and small images for tests that train.
+# Convolutions for images of at least 7 x 7 pixels.
 SMALL_CONVS = "--conv-channels 4 8 --conv-kernels 3 3 --conv-strides 2 1"
 
 
 class Constant(gymnasium.Env):
-    """One-step episodes that are all the same, so new episodes after a resume do not differ."""
+    """Episodes are identical, so that a run that resumes with new ones can be compared."""
 
     action_space: Any = Discrete(2)
     observation_space: Any = Box(0, 255, (9, 8, 3), np.uint8)
@@ -38,7 +38,7 @@ class Gray(Constant):
 
 
 class First(Constant):
-    """Channels first."""
+    """The channels come first."""
 
     observation_space = Box(0, 255, (3, 9, 8), np.uint8)
 
@@ -75,26 +75,26 @@ for kind in (Constant, Gray, First, Large, Floats, Nested, Stacked, Joystick, Bu
 
 
 # === A stand-in for ale-py ======================================================================
-# (reward, lives, terminated, truncated) of each step in a game, which then repeats.
+# (reward, lives, terminated, truncated) in each step of a game. Every game is the same.
 GAME = [(7, 2, False, False), (0, 1, False, False), (-3, 1, False, False), (400, 0, True, False)]
 CUT_OFF = [(1, 2, False, False), (0, 2, False, True)]
 GAMES = [GAME, CUT_OFF]  # for environments 0, 2, ... and 1, 3, ...
 
 
 class Arcade(gymnasium.vector.VectorEnv):
-    """Games as from ale-py's AtariVectorEnv. Each frame shows the game, its step and the seed."""
+    """Stand-in for AtariVectorEnv. Each frame shows the number of the game and its step."""
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-    made: "Arcade"  # the most recent one
+    made: "Arcade"  # the latest instance
 
     def __init__(self, num_envs: int, **options: Any) -> None:
         Arcade.made = self
         self.num_envs, self.options = num_envs, options
-        self.seeds: list[np.ndarray] = []  # per reset of all games
+        self.seeds: list[np.ndarray] = []  # of each reset with seeds
         self.shape = (4, options["img_height"], options["img_width"])
         self.single_observation_space = Box(0, 255, self.shape, np.uint8)
         self.single_action_space = Discrete(3)
-        self.number = np.zeros(num_envs, int)  # game
+        self.number = np.zeros(num_envs, int)  # number of the game
         self.time = np.zeros(num_envs, int)
 
     def observe(self) -> np.ndarray:
@@ -116,7 +116,7 @@ class Arcade(gymnasium.vector.VectorEnv):
         assert actions.dtype == np.int64
         games = [GAMES[i % 2] for i in range(self.num_envs)]
         before = [2 if t == 0 else game[t - 1][1] for t, game in zip(self.time, games, strict=True)]
-        now = [game[t] for t, game in zip(self.time, games, strict=True)]  # fails beyond the end
+        now = [game[t] for t, game in zip(self.time, games, strict=True)]  # fails after the end
         reward, lives, is_over, truncated = map(np.array, zip(*now, strict=True))
         terminated = is_over
         if self.options["life_loss_info"]:
@@ -127,7 +127,7 @@ class Arcade(gymnasium.vector.VectorEnv):
 
 
 def stand_in_for_ale_py(patch: pytest.MonkeyPatch) -> None:
-    """Register ALE/Arcade-v5, whether or not ale-py is installed."""
+    """Make ale_py importable, whether or not it is installed."""
     module = ModuleType("ale_py")
     module.__spec__ = ModuleSpec("ale_py", None)
     patch.setitem(sys.modules, "ale_py", module)

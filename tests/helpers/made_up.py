@@ -1,4 +1,4 @@
-"""Synthetic runs with known true values: as tables, and as the run folders of scripts."""
+"""Synthetic runs with known true values, as tables and as run folders."""
 
 import io
 import json
@@ -24,7 +24,7 @@ ENVS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 
 # === Tables =====================================================================================
 def table(rows: pd.DataFrame | Sequence[dict[str, Any]], **common: Any) -> pd.DataFrame:
-    """Return a complete table of runs; columns that are neither in rows nor common are empty."""
+    """Return a complete table of runs. Columns that are in neither rows nor common are empty."""
     frame = pd.DataFrame(rows).assign(**common)
     usual: dict[str, Any] = {"run": [f"run {i + 1}" for i in range(len(frame))], "size": "small"}
     usual |= {"env_id": "CartPole-v1", "repeat": 1.0, "platform": "here", "compile_mode": "jit"}
@@ -45,10 +45,10 @@ def grid(
     seed: int = 0,
     **common: Any,
 ) -> pd.DataFrame:
-    """Return a run per mode, environment and repeat, from each mode's startup and iteration.
+    """Return a run per mode, environment and repeat. modes has the seconds (startup, iteration).
 
-    Iterations in environment n take 2 ** n as long. Log-normal noise is drawn separately for
-    start-up and iteration; imports, set-up and iteration 0 are 3 : 2 : 5 of a start-up.
+    Iterations in environment n take 2 ** n times as many seconds. Startup and iterations have
+    separate log-normal noise. Imports, setup and iteration 0 are 30%, 20% and 50% of the startup.
     """
     rng = np.random.default_rng(seed)
     rows = []
@@ -64,7 +64,7 @@ def grid(
 
 
 def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -> pd.DataFrame:
-    """Return runs with the final returns given for each mode, numbered from 1."""
+    """Return runs with the given final returns of each mode. Repeats are numbered from 1."""
     parts = []
     for mode, returns in values.items():
         part = grid({mode: (6.0, 0.1)}, (env,), repeats=len(returns), **common)
@@ -75,7 +75,7 @@ def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -
 def logs(
     frame: pd.DataFrame, returns: Callable | None = None, loss: Callable | None = None
 ) -> pd.DataFrame:
-    """Return ten iterations per run, with return and loss from a function of its row and of i.
+    """Return ten iterations per run. returns and loss are functions of the run and of i.
 
     By default, every run has different losses and no returns. Iteration 0 compiles.
     """
@@ -92,7 +92,7 @@ def logs(
 
 
 def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
-    """Return runs, renumbered, as loaded from a source."""
+    """Return runs as loaded from a source, with a new index."""
     table = pd.DataFrame() if iterations is None else iterations
     found, _ = schema.validate(table, schema.ITERATIONS)
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
@@ -107,7 +107,7 @@ def only_experiment(
 
 
 def by(frame: pd.DataFrame, *names: str) -> dict[Any, dict[str, Any]]:
-    """Return the rows of a table, by the values in the columns named."""
+    """Return the rows of a table as a dict, keyed by the values in the named columns."""
     rows = frame.to_dict("records")
     found = {tuple(row[x] for x in names) if len(names) > 1 else row[names[0]]: row for row in rows}
     assert len(found) == len(rows)
@@ -126,7 +126,7 @@ MODES: dict[str, tuple[str, str, str, float, float]] = {
     "nnx jit": ("ppo_nnx", "nnx", "jit", 3.2, 0.062),
     "nnx cached_partial": ("ppo_nnx_cached", "nnx", "cached_partial", 3.2, 0.061),
 }
-SECONDS = np.arange(1, 13) / 10  # of each iteration: 0.1, 0.2, ...
+SECONDS = np.arange(1, 13) / 10  # per iteration: 0.1, 0.2, ...
 NEW_YEAR = 1767225600.0  # 2026-01-01, in UTC
 RETURNS = np.arange(12) * 10.0
 
@@ -142,7 +142,7 @@ def run_info(
 ) -> dict[str, Any]:
     """Return run.json of a run that benchmark.sh started, without the results.
 
-    args replace some of the arguments, and changes replace top-level values.
+    args override arguments of the run, and changes override top-level values.
     """
     script, _, compile_mode, *_ = MODES[mode]
     name = f"{env_id}__{mode.replace(' ', '_')}__{size}__{'sync__' if sync else ''}{seed}"
@@ -176,13 +176,13 @@ def metrics_rows(
 
 
 def results(info: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the part of run.json that is known at the end; a wrapper may have measured memory."""
+    """Return the entries that run.json gets at the end, including memory measured by a wrapper."""
     ended = info["started"] + rows[-1]["time/elapsed"]
     return {"status": "completed", "ended": ended, "peak_host_bytes": 500_000_000}
 
 
 def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]] | None = None) -> Path:
-    """Write the folder of a run, completed unless info says otherwise, and return it."""
+    """Write a run folder and return it. The run is completed unless info has another status."""
     rows = rows or metrics_rows(info)
     path = folder / info["args"]["run_name"]
     path.mkdir(parents=True)
@@ -192,7 +192,7 @@ def write_run(folder: Path, info: dict[str, Any], rows: list[dict[str, Any]] | N
 
 
 def write_plain(folder: Path, **changes: Any) -> Path:
-    """Write a run that differs from others only in its changes, and return its folder."""
+    """Write a run with the defaults of run_info() except for changes, and return its folder."""
     return write_run(folder, run_info(**changes))
 
 
@@ -205,7 +205,7 @@ def write_grid(
     slowdown: float = 1.0,
     **changes: Any,
 ) -> Path:
-    """Write a run per cell and repeat, with noise of a few percent, and return folder."""
+    """Write a run per cell and repeat, with noise of a few percent, and return the folder."""
     rng = np.random.default_rng(0)
     for seed, env_id, size, mode in product(range(1, repeats + 1), envs, sizes, modes):
         *_, first, steady = MODES[mode]
@@ -217,7 +217,7 @@ def write_grid(
     return folder
 
 
-# === Somebody else's ============================================================================
+# === Tables from other sources ==================================================================
 def foreign_runs(**columns: Any) -> pd.DataFrame:
     """Return the required columns of a table, and some optional ones, for two modes.
 
@@ -260,7 +260,7 @@ def write_study(folder: Path, runs: pd.DataFrame, iterations: pd.DataFrame) -> P
 
 
 def run_command(*arguments: object) -> tuple[Any, str, str]:
-    """Run the analysis in this process, as a user would; return its status, output and errors."""
+    """Run the analysis in this process. Return its exit status, stdout and stderr."""
     out = io.StringIO()
     err = io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:

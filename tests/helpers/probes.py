@@ -1,6 +1,6 @@
-"""An environment whose values and best actions are known, in gymnax and in Gymnasium.
+"""Probe environments, whose values and best actions are known, for gymnax and Gymnasium.
 
-The idea is Andy Jones's: a probe is so small that one kind of mistake fails it.
+The idea is from Andy Jones: a probe is so simple that a failure points to one kind of bug.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class Params:
 
 
 class Probe(environment.Environment):
-    """One step, reward 1: the value is 1. Others override what they change."""
+    """One step with reward 1, so the value is 1. Base class of the other probes."""
 
     @property
     def default_params(self) -> Any:
@@ -69,9 +69,9 @@ class ShortCartPole(CartPole):
 
 
 class ProbeSignal(Probe):
-    """Endless reward: 1 for the observed action, -1 for the other one; truncated after 2 steps.
+    """Reward 1 for the observed action, and -1 for the other one. Truncated after 2 steps.
 
-    So the best action has value 1 / (1 - gamma), if truncations are bootstrapped.
+    The best action has the value 1 / (1 - gamma) if truncations are bootstrapped.
     """
 
     @property
@@ -89,7 +89,7 @@ class ProbeSignal(Probe):
 
 
 class Recall1(Probe):
-    """Only the first observation shows which action earns 1 at the end; the other one earns -1."""
+    """The first observation shows which action has reward 1 at the end; the other one has -1."""
 
     steps = 1  # steps from the signal to the end
 
@@ -108,22 +108,23 @@ class Recall10(Recall1):
     steps = 10
 
 
-# Bounds of continuous actions: around 1, and from 0 to 10.
+# Bounds of continuous actions: -1 to 3, and 0 to 10.
 LOW, HIGH = np.array([-1, 0], np.float32), np.array([3, 10], np.float32)
+IMAGE = (5, 6, 2)  # height, width, channels
 
 
 def best_action(signal: Any) -> Any:
-    """(2, 2.5) where the signal is 1, and (0, 7.5) where it is -1."""
+    """Return (2, 2.5) if the signal is 1, and (0, 7.5) if it is -1."""
     return np.array([1, 5], np.float32) + np.array([1, -2.5], np.float32) * signal
 
 
 def nearness(signal: Any, action: Any) -> Any:
-    """Return 1 for the best action, and less with the distance from it."""
+    """Return 1 for the best action, and less the farther an action is from it."""
     return 1 - (((action - best_action(signal)) / (HIGH - LOW)) ** 2).mean(-1)
 
 
 class Aim(ProbeSignal):
-    """Reward 1 for the best action, given by a signal: 0 +- 1 or 1000 +- 1."""
+    """Reward 1 for the best action. The signal is observed as +-1 and as 1000 +- 1."""
 
     def reward(self, state: State, action: Any) -> jax.Array:
         return nearness(state.signal, action)
@@ -138,13 +139,23 @@ class Aim(ProbeSignal):
         return spaces.Box(-1.0, 1001.0, (3,))
 
 
+class ImageAim(Aim):
+    """The observation is an image in which all pixels have the value of the signal."""
+
+    def observe(self, key: jax.Array, state: State, action: Any, params: Params) -> jax.Array:
+        return jnp.full(IMAGE, state.signal)
+
+    def observation_space(self, params: Params) -> spaces.Box:
+        return spaces.Box(-1.0, 1.0, IMAGE)
+
+
 class Unbounded(Aim):
     def action_space(self, params: Params) -> spaces.Space:
         return spaces.Box(-jnp.inf, jnp.inf, (2,))
 
 
 class GymnasiumSignal(gymnasium.Env):
-    """The same for Gymnasium, which truncates it."""
+    """ProbeSignal for Gymnasium, whose time limit truncates episodes."""
 
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -160,7 +171,7 @@ class GymnasiumSignal(gymnasium.Env):
 
 
 class GymnasiumAim(gymnasium.Env):
-    """Aim for Gymnasium, which truncates it."""
+    """Aim for Gymnasium, whose time limit truncates episodes."""
 
     action_space: Any = gymnasium.spaces.Box(LOW, HIGH)
     observation_space = gymnasium.spaces.Box(-1, 1001, (3,), np.float32)
@@ -181,9 +192,16 @@ class GymnasiumAim(gymnasium.Env):
 
 
 class GymnasiumAimAlike(GymnasiumAim):
-    """All episodes are identical, so new ones do not differ."""
+    """Episodes are identical, so that a run that resumes with new ones can be compared."""
 
     signals = (1,)
+
+
+class GymnasiumImageAim(GymnasiumAim):
+    observation_space = gymnasium.spaces.Box(-1, 1, IMAGE, np.float32)
+
+    def observe(self) -> np.ndarray:
+        return np.full(IMAGE, self.signal, np.float32)
 
 
 class GymnasiumUnbounded(GymnasiumAim):
@@ -195,26 +213,27 @@ class GymnasiumIntegers(GymnasiumAim):
 
 
 class GymnasiumDoubles(GymnasiumAim):
-    """The bounds are float64; actions must be float64 as well, or strictly within them."""
+    """The bounds are float64. Actions must be float64, too, or strictly within the bounds."""
 
     action_space = gymnasium.spaces.Box(np.float64(LOW), np.float64(HIGH), dtype=np.float64)
 
 
 def make_doubled(env_id: str) -> gymnasium.Env:
-    """With a wrapper that has a lambda, which an EnvSpec cannot contain."""
+    """Make an environment with a wrapper that has a lambda, which an EnvSpec cannot contain."""
     env = gymnasium.make(env_id)
     return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * float(reward))
 
 
 if "ProbeSignal-v0" not in gymnax.registered_envs:
-    for probe in (ProbeSignal, Aim, Unbounded):
+    for probe in (ProbeSignal, Aim, ImageAim, Unbounded):
         gymnax.register(f"{probe.__name__}-v0", probe)
     kinds: dict[str, type] = {"ProbeSignal": GymnasiumSignal, "Aim": GymnasiumAim}
     kinds |= {"AimAlike": GymnasiumAimAlike, "Unbounded": GymnasiumUnbounded}
+    kinds |= {"ImageAim": GymnasiumImageAim}
     kinds |= {"Integers": GymnasiumIntegers, "Doubles": GymnasiumDoubles}
     for name, kind in kinds.items():
         entry_point = f"probes:{kind.__name__}"
         gymnasium.register(f"{name}-v0", entry_point=entry_point, max_episode_steps=2)
     for name in ("ProbeSignal", "Aim"):
-        own = {"env_id": f"{name}-v0"}
-        gymnasium.register(f"Doubled{name}-v0", entry_point="probes:make_doubled", kwargs=own)
+        options = {"env_id": f"{name}-v0"}
+        gymnasium.register(f"Doubled{name}-v0", entry_point="probes:make_doubled", kwargs=options)

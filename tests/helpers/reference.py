@@ -1,4 +1,4 @@
-"""PPO in float64 NumPy, written from the papers; shares no code with the scripts."""
+"""Reference implementation of PPO in float64 NumPy, which shares no code with the scripts."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def gae(reward, terminated, truncated, value, next_value, args: Any) -> np.ndarray:
-    """Advantages (T, N), one environment and one step at a time."""
+    """Return advantages (T, N), computed for one environment and one step at a time."""
     num_steps, num_envs = reward.shape
     advantage = np.zeros((num_steps, num_envs))
     for n in range(num_envs):
@@ -33,7 +33,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_prob_and_entropy(weights: dict, obs, action) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probability and entropy: categorical, or Gaussian if the weights have log_std."""
+    """Return log-probability and entropy: categorical, or Gaussian if weights has log_std."""
     outputs = forward(weights["actor"], obs)
     if "log_std" not in weights:
         log_probs = log_softmax(outputs)
@@ -87,7 +87,7 @@ def unflatten(vector: np.ndarray, like: dict) -> dict:
 
 
 def gradient(weights: dict, batch: tuple, args: Any, loss_fn: Any = ppo_loss) -> np.ndarray:
-    """Gradient by central differences, as a flat array."""
+    """Return the gradient by central differences, as a flat array."""
     step = 1e-6
     vector = flatten(weights)
     grads = np.zeros_like(vector)
@@ -112,8 +112,11 @@ def episode_statistics(storage: tuple) -> dict[str, float]:
 
 
 def normalized(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
-    """Normalize a rollout as an update does: obs by the mean and standard deviation of all earlier
-    obs; rewards by the standard deviation of all discounted returns, including this rollout."""
+    """Normalize a rollout as an update does.
+
+    Observations use the mean and variance of all earlier rollouts. Rewards use the variance of all
+    discounted returns, including those of this rollout.
+    """
     obs, action, logprob, reward, terminated, truncated, next_obs, *others = storage
     if args.norm_obs:
         mean, var = moments([x[0] for x in earlier])
@@ -127,13 +130,13 @@ def normalized(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
 
 
 def moments(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance over all steps and environments of arrays (T, N, ...)."""
+    """Return mean and variance over all steps and environments of arrays (T, N, ...)."""
     rows = np.concatenate([x.reshape(-1, *x.shape[2:]) for x in arrays]).astype(float)
     return rows.mean(0), rows.var(0)
 
 
 def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict, dict]:
-    """Weights after update_epochs over storage with Adam, and what is logged."""
+    """Train on storage for update_epochs with Adam. Return the weights and the metrics."""
     obs, action, logprob, reward, terminated, truncated, next_obs = storage[:7]
     value = forward(weights["critic"], obs)[..., 0]
     next_value = forward(weights["critic"], next_obs)[..., 0]
@@ -143,13 +146,13 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
     batch = [x.reshape(rows, *x.shape[2:]) for x in batch]
     weights, metrics = train(weights, batch, orders, args)
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = args.learning_rate  # of the first step
+    metrics["charts/learning_rate"] = args.learning_rate  # in the first step
     metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
     return weights, metrics
 
 
 def train(weights: dict, batch: list, orders: list, args: Any, loss_fn: Any = ppo_loss) -> tuple:
-    """Weights after an epoch in each order of the batch's first axis, and the mean losses."""
+    """Train for one epoch per permutation in orders. Return the weights and the mean losses."""
     vector = flatten(weights)
     mean, square, count, losses = np.zeros_like(vector), np.zeros_like(vector), 0, []
     total = args.num_iterations * args.update_epochs * args.num_minibatches

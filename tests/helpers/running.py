@@ -1,4 +1,4 @@
-"""Run train() of the scripts in tests, and check files, compilations and transfers."""
+"""Run train() of the scripts, and check files, compilations and transfers."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
-# With SMALL, scripts with continuous actions learn in 80 iterations; the entropy bonus matters.
+# With SMALL and AIM, continuous actions are learned in 80 iterations, given an entropy bonus.
 AIM = "--env-id Aim-v0 --learning-rate 1e-2 --no-anneal-lr --gamma 0.5 --gae-lambda 0.5"
 AIM += " --ent-coef 0.01"
 
@@ -50,20 +50,20 @@ def main(name, *flags):
 
 
 def stop(log):
-    """Set the flag of a log that SIGTERM would set, as scripts only then have signal handlers."""
+    """Call the SIGTERM handler of a log, which imported scripts do not install."""
     handler = signal.getsignal(signal.SIGTERM)
     getattr(log, "run", log).stop(signal.SIGTERM, None)
     signal.signal(signal.SIGTERM, handler)
 
 
 def train(name, runs_dir, run_name, *flags, iterations=6):
-    """Train to the end; return the folder."""
+    """Train to the end. Return the run folder."""
     own = ["--runs-dir", runs_dir, "--run-name", run_name]
     assert main(name, *command(name, run_name, iterations)[2:], *own, *flags) == 0
     return Path(runs_dir, run_name)
 
 
-# === What a run leaves ==========================================================================
+# === Files of a run =============================================================================
 def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -99,12 +99,12 @@ def assert_tensorboard_agrees(folder):
 
 
 def checkpoints(folder) -> list[Path]:
-    """Return the checkpoint, if any; a killed run may also leave a partial one."""
+    """Return the path of the checkpoint, if any. A killed run may also have a partial one."""
     return [path for path in folder.glob("checkpoint.*") if path.suffix != ".new"]
 
 
 def arrays(folder) -> dict[str, Any]:
-    """Return the arrays of a checkpoint by path, joined with slashes; in Equinox, by number."""
+    """Return the arrays of a checkpoint, keyed by path (a/b/c) or, in Equinox, by number."""
     (path,) = checkpoints(folder)
     if path.suffix == ".msgpack":
         return dict(flat(msgpack_restore(path.read_bytes())))
@@ -128,7 +128,7 @@ def flat(tree, place=""):
 
 
 def rewrite(folder, changed):
-    """Put changed(array) for each of NumPy's or PyTorch's arrays in a checkpoint."""
+    """Replace each array in a checkpoint by changed(array)."""
     (path,) = folder.glob("checkpoint.*")
     if path.suffix == ".msgpack":
         tree = jax.tree.map(changed, msgpack_restore(path.read_bytes()))
@@ -144,7 +144,7 @@ def rewrite(folder, changed):
 
 
 def assert_same_checkpoints(folder, other):
-    """Assert equality to the last digit."""
+    """Assert that two checkpoints are exactly equal."""
     ours, theirs = arrays(folder), arrays(other)
     assert ours.keys() == theirs.keys()
     for place, x in ours.items():
@@ -152,7 +152,7 @@ def assert_same_checkpoints(folder, other):
 
 
 def change(folder, args=(), **others):
-    """Change entries of the run.json of a run."""
+    """Change entries of run.json."""
     said = info(folder)
     said["args"] |= dict(args)
     (folder / "run.json").write_text(json.dumps(said | others))
@@ -168,7 +168,7 @@ def content(folder):
     return [(x, x.lstat().st_mtime_ns, x.is_file() and x.read_bytes()) for x in paths]
 
 
-# === What a run costs ===========================================================================
+# === Compilations and transfers =================================================================
 class Counts:
     """Count compilations and transfers to the host between two calls of RunLog.write."""
 
@@ -177,7 +177,7 @@ class Counts:
         jax.monitoring.register_event_duration_secs_listener(self.on_event)
         array: Any = type(jax.numpy.zeros(1))
         monkeypatch.setattr(array, "_value", property(self.counted("transfers", array._value.fget)))
-        # Not numpy(), which returns a view on a CPU, and fails on a GPU.
+        # numpy() is no transfer: it returns a view on a CPU, and fails on a GPU.
         for method in ("tolist", "item", "cpu", "__bool__", "__float__", "__int__"):
             original = getattr(torch.Tensor, method)
             monkeypatch.setattr(torch.Tensor, method, self.counted("transfers", original))
@@ -195,7 +195,7 @@ class Counts:
             self.now[str(kwargs.get("fun_name"))] += 1
 
     def watch(self, monkeypatch, script):
-        log = getattr(script, "RunLogs", script.RunLog)  # of many agents or of one
+        log = getattr(script, "RunLogs", script.RunLog)  # for many agents or one
         write = log.write
 
         def watched(log, *args):
@@ -207,16 +207,16 @@ class Counts:
         monkeypatch.setattr(log, "write", watched)
 
 
-# === A run to compare with ======================================================================
+# === Reference run ==============================================================================
 AGENTS, SEED = 3, 2**32 - 1  # the last of many agents has the largest seed
 
 
 class WholeRun(NamedTuple):
-    """A run of five iterations, which saved a checkpoint after two, four and five."""
+    """A run of five iterations, with checkpoints after the second, fourth and fifth."""
 
     folder: Path
-    saved: Path  # a folder for each of these checkpoints: 2, 4 and 5
-    counts: list[dict[str, int]]  # by iteration
+    saved: Path  # folder with these checkpoints: 2, 4 and 5
+    counts: list[dict[str, int]]  # per iteration
 
 
 def flags_of(name):
@@ -227,16 +227,16 @@ def flags_of(name):
         own += AIM.split()
     if name in IMAGE_SCRIPTS:
         own += f"--env-id ImageConstant-v0 {images.SMALL_CONVS}".split()
-    elif "gymnasium" in name:  # continues with new episodes, so here all are identical
+    elif "gymnasium" in name:  # resumes with new episodes, so all are identical
         own += ["--env-id", "AimAlike-v0" if name in CONTINUOUS_SCRIPTS else "Constant-v0"]
     return (*own, "--save-every", 2, "--sync-for-timing")
 
 
 def op_by_op(monkeypatch, script):
-    """Run PyTorch without the slow torch.compile, and pass arrays to JAX by DLPack as on a GPU.
+    """Skip torch.compile, which is slow, and pass arrays to JAX by DLPack as on a GPU.
 
-    An array from DLPack is committed to its device, and JAX compiles for that. On a GPU it must
-    begin at a multiple of 16 bytes: a tensor's memory does, and a view of its middle need not.
+    JAX compiles separately for arrays from DLPack, because they are committed to a device. On a
+    GPU, they must be aligned to 16 bytes, as entire tensors are, but not every view.
     """
 
     def to_jax(tensor):
@@ -250,9 +250,9 @@ def op_by_op(monkeypatch, script):
 
 
 def make_whole_run(name, runs_dir, begin=None):
-    """A run that begin starts, which is the one of five iterations if there is none.
+    """Start a run with begin, by default one of five iterations, and return it.
 
-    It stays in runs_dir, where read_whole_run finds it.
+    The run stays in runs_dir, from which read_whole_run reads it.
     """
     script = importlib.import_module(name)
     save = script.save_checkpoint
@@ -260,7 +260,7 @@ def make_whole_run(name, runs_dir, begin=None):
 
     def keep(folder, *what):
         save(folder, *what)
-        if folder == whole:  # not that of a single one of many agents
+        if folder == whole:  # not the folder of one of many agents
             (path,) = folder.glob("checkpoint.*")
             place = runs_dir / f"saved/{len(rows(folder))}"
             place.mkdir(parents=True)
@@ -285,7 +285,7 @@ def read_whole_run(runs_dir):
 
 
 def rewind(run, folder):
-    """A copy of the run as if it had been killed late, with the checkpoint after two iterations."""
+    """Copy a run as if it had been killed late, with the checkpoint of the second iteration."""
     shutil.copytree(run.folder, folder)
     (path,) = (run.saved / "2").iterdir()
     shutil.copy(path, folder)

@@ -1,4 +1,4 @@
-"""A Gymnasium environment with known transitions, and environments that go wrong."""
+"""A Gymnasium environment with known transitions, and environments that fail."""
 
 import multiprocessing
 import os
@@ -37,7 +37,7 @@ class Scripted(gymnasium.Env):
         self.time += 1
         length, terminated, truncated = ENDS[self.episode % len(ENDS)]
         ends = self.time == length
-        assert self.time <= length, "stepped beyond its end"
+        assert self.time <= length, "step after the end of the episode"
         # An integer reward, which would overflow if the action had eight bits.
         reward = 200 * self.time + (action - 1) * 100
         info = {"x": 1 if self.draw % 2 else None}  # Gymnasium cannot merge these types
@@ -48,7 +48,7 @@ class Scripted(gymnasium.Env):
 
 
 class Rich(Scripted):
-    """Rewards whose sum is not exact in float32."""
+    """The sum of the rewards is not exact in float32."""
 
     def step(self, action: Any) -> tuple:
         obs, _, _, _, info = super().step(action)
@@ -57,7 +57,7 @@ class Rich(Scripted):
 
 
 class Constant(gymnasium.Env):
-    """All episodes are the same, and one step long."""
+    """All episodes are identical and have one step."""
 
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(0, 1, (4,), np.float32)
@@ -71,7 +71,7 @@ class Constant(gymnasium.Env):
 
 
 class Sensor(gymnasium.Env):
-    """Returns the attributes obs and reward. Episodes have 4 steps."""
+    """Observations and rewards are the attributes obs and reward. Episodes have 4 steps."""
 
     action_space: Any = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -105,7 +105,7 @@ class NeedsNoOptions(Constant):
 
 
 class Parent(Constant):
-    """Starts a simulator by multiprocessing, and leaves ending it to Python."""
+    """Starts a simulator as a daemon process, which multiprocessing ends at exit."""
 
     def __init__(self) -> None:
         fork = multiprocessing.get_context("fork")
@@ -113,7 +113,7 @@ class Parent(Constant):
 
 
 class OnlyObs(Scripted):
-    """reset returns no info, as in Gym before 0.26; the two rows look like (obs, info)."""
+    """reset returns no info, as in Gym before 0.26. The two rows of obs look like (obs, info)."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
         obs, _ = super().reset(seed=seed)
@@ -126,25 +126,25 @@ class Needs(Scripted):
 
 
 class Later(Scripted):
-    """Goes wrong in its second episode."""
+    """Fails in the second episode."""
 
     resets = 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        self.resets += seed is None  # no seed: the restart after an episode
+        self.resets += seed is None  # restarts have no seed
         return super().reset(seed=seed)
 
     def step(self, action: Any) -> tuple:
         if self.resets > 0:
-            self.go_wrong()
+            self.fail()
         return super().step(action)
 
-    def go_wrong(self) -> None:
+    def fail(self) -> None:
         raise NotImplementedError
 
 
 class ArmError(ConnectionResetError):
-    """Also what the process that trains gets when a worker has died."""
+    """The training process also gets a ConnectionResetError if a worker dies."""
 
 
 class Fails(Later):
@@ -162,7 +162,7 @@ class Fails(Later):
             self.program.terminate()
             self.program.wait()
 
-    def go_wrong(self) -> None:
+    def fail(self) -> None:
         raise ArmError("the left arm has fallen off")
 
 
@@ -172,7 +172,7 @@ class FailsAtStart(Scripted):
 
 
 class FailsInWorker(Scripted):
-    """The process that trains can create it, and a worker cannot."""
+    """The training process can create the environment, but a worker cannot."""
 
     def __init__(self) -> None:
         if multiprocessing.parent_process():
@@ -180,9 +180,9 @@ class FailsInWorker(Scripted):
 
 
 class Quits(Later):
-    """Its process ends, as if the kernel had killed it because memory ran out."""
+    """The process exits, as if the kernel had killed it because memory ran out."""
 
-    def go_wrong(self) -> None:
+    def fail(self) -> None:
         os._exit(0)
 
 

@@ -1,7 +1,7 @@
 """Stand-in for a training script, to test benchmark.sh quickly.
 
-Writes the same files into the same folder. STAND_IN is JSON: part of the name of a run -> how the
-run misbehaves. TRACE names a file that gets a line when a run starts, hangs and ends.
+It writes the same files to the same folder. STAND_IN is a JSON object from part of the name of a
+run to a kind of failure. A run that starts, hangs or ends adds a line to the file TRACE.
 """
 
 import json
@@ -32,7 +32,7 @@ flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
 checkpoint = folder / "checkpoint.msgpack"
-if (resumed or flags["--runs-dir"]).startswith("-"):  # as in a script, which parses it as a flag
+if (resumed or flags["--runs-dir"]).startswith("-"):  # a script parses it as a flag
     sys.exit("--runs-dir has no value")
 if folder.exists() and not resumed:
     sys.exit(f"--run-name must be new in --runs-dir, not {folder.name}")
@@ -48,7 +48,7 @@ if plan == "killed" and not resumed:
     checkpoint.write_text("8")
     os.kill(os.getpid(), signal.SIGKILL)
 if plan == "hang":
-    # In a new session, with the open files of this process.
+    # The child is in a new session, and inherits the open files of this process.
     subprocess.Popen(["sleep", "1000"], start_new_session=True, close_fds=False)
     trace("hang")
     time.sleep(1000)

@@ -261,14 +261,14 @@ def test_statistics_are_of_games_and_advantages_of_lives():
     images_ = np.zeros((*shape, 2, 2), np.uint8)
     fields = (images_, zeros, zeros, ones, terminated, terminated & False, restart, images_)
     pairs: list[Any] = [(linen, jnp.array), (pytorch, torch.tensor)]
-    for script, own in pairs:
-        storage = script.Storage(*map(own, (*fields, returns, returns)))
+    for script, converter in pairs:
+        storage = script.Storage(*map(converter, (*fields, returns, returns)))
         statistics = {x: float(y) for x, y in script.episode_statistics(storage).items()}
         assert statistics["charts/episodes"] == 1
         assert statistics["charts/episodic_return"] == statistics["charts/episodic_length"] == 30
         assert statistics["charts/episodic_return_min"] == 30
         args = script.Args(num_envs=1, num_steps=4, total_timesteps=4)
-        advantage = script.compute_gae(storage, own(zeros), own(9 * ones), args)
+        advantage = script.compute_gae(storage, converter(zeros), converter(9 * ones), args)
         assert float(advantage[0, 0]) == 1  # no value of the next life
 
 

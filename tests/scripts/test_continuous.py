@@ -20,9 +20,9 @@ from frameworks import (
     LEARNERS,
     OTHER_FLAGS,
     assert_orthogonal,
+    converter,
     make_env,
     next_rate,
-    own,
     random_weights,
     weights_in,
 )
@@ -90,7 +90,7 @@ def test_statistics_are_those_of_all_rollouts(name, offset, num_envs):
     else:
         stats = script.make_stats((OBS_DIM,)).obs
     for rows in rollouts:
-        x = own(script)(rows.reshape(-1, num_envs, OBS_DIM))
+        x = converter(script)(rows.reshape(-1, num_envs, OBS_DIM))
         if name in CONTINUOUS_IN_TORCH:
             stats.update(x)
         else:

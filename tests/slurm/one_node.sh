@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs benchmark.slurm for real, on a Slurm of one node that lives as long as this script.
+# Run benchmark.slurm on a real Slurm cluster of one node, which this script starts and stops.
 #
 #     sudo apt-get install --no-install-recommends slurmctld slurmd slurm-client
 #     sudo tests/slurm/one_node.sh
@@ -79,7 +79,7 @@ submit
 expect "runs started after one was lost" "$(starts)" 5
 expect "complete runs at the end" "$(find "$runs" -name run.json | wc -l)" 4
 
-# One training in two tasks, and by the driver on two devices.
+# Train one agent in two tasks, and with benchmark.sh on two devices.
 runs=$folder/devices
 words=(--total-timesteps 16384 --runs-dir "$runs")
 srun --ntasks=2 python more/ppo_linen_sharded.py "${words[@]}" --run-name sharded
@@ -91,7 +91,7 @@ grid=(--scripts "linen_sharded,torch_ddp" --devices 2 --iterations 2 --runs-dir 
 submit
 expect "runs of the driver on two devices" "$(cat "$runs"/*/run.json | grep -c '"devices": 2')" 2
 
-# Stopped from outside while it trains: by hand, and by a scheduler that wants the node for others.
+# Stop training from outside: by hand, and by a scheduler that needs the node for other jobs.
 runs=$folder/stopped
 grid=(--scripts linen --iterations 300 --repeats 1 --runs-dir "$runs")
 training() { pgrep -f "runs-dir $runs" -c || true; }
