@@ -1,4 +1,4 @@
-"""Documentation: links work, code runs, and numbers are those of the studies."""
+"""Documentation: links are valid, and numbers match the studies."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ from tools import docs, idioms
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("analysis/*.md")]
 DOCUMENTS += ROOT.glob("studies/**/*.md")
-FAULTS = {
+KNOWN_PROBLEMS = {
     "robots": 17,
     "doors": 7,
     "recurrent": 8,
@@ -34,7 +34,7 @@ def prose(path):
 
 
 def anchors(path):
-    """Return anchors as GitHub does: remove punctuation, replace spaces by hyphens."""
+    """Return the anchors of headings as GitHub does: no punctuation, hyphens instead of spaces."""
     headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -51,8 +51,8 @@ def test_links_lead_to_files_and_headings(path):
 
 
 # === Numbers ====================================================================================
-def test_every_number_in_the_documents_is_what_the_studies_give(capsys):
-    """`python -m tools.docs` writes them, so a block edited by hand would differ."""
+def test_numbers_in_the_documents_match_the_studies(capsys):
+    """`python -m tools.docs` writes these blocks, so a block edited by hand would differ."""
     assert docs.write(check=True) == 0, capsys.readouterr().out
     texts = [x.read_text() for pattern in docs.FILES for x in ROOT.glob(pattern)]
     assert sum(x.count("<!-- end -->") for x in texts) == sum(
@@ -60,7 +60,7 @@ def test_every_number_in_the_documents_is_what_the_studies_give(capsys):
     )
 
 
-def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsys):
+def test_a_changed_number_is_found_and_rewritten(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     monkeypatch.setattr(docs, "FILES", ("README.md",))
     (tmp_path / "studies").symlink_to(ROOT / "studies")
@@ -77,8 +77,8 @@ def test_a_changed_number_is_found_and_written_anew(tmp_path, monkeypatch, capsy
         docs.renewed("<!-- nothing of studies/peers -->\n<!-- end -->")
 
 
-def test_the_page_of_idioms_has_every_excerpt_and_its_links_lead_to_headings():
-    """The test of docs.write above checks that it is up to date."""
+def test_the_idioms_page_contains_every_excerpt_and_heading():
+    """The test of docs.write() above checks that the page is up to date."""
     page = ROOT / "docs/idioms.md"
     text = page.read_text()
     for idiom in idioms.read_idioms(ROOT):
@@ -100,9 +100,9 @@ def test_the_matrix_has_each_script_once_in_the_column_of_its_framework():
     assert matrix[0].count("](ppo_nnx") == 3 and matrix[0].endswith("(ppo_torch_compile.py) |")
 
 
-def test_the_committed_studies_load_and_their_faults_are_known():
+def test_committed_studies_load_and_have_only_known_problems():
     studies = [path.parent for path in ROOT.glob("studies/**/runs.csv")]
     assert len(studies) >= 8
     for study in studies:
         name = study.relative_to(ROOT / "studies").as_posix()
-        assert len(problems(load(study))) == FAULTS.get(name, 0), name
+        assert len(problems(load(study))) == KNOWN_PROBLEMS.get(name, 0), name

@@ -1,4 +1,4 @@
-"""site/: what the page is built from, and the page in a real browser, if there is one."""
+"""site/: the content of the page, and the page in a real browser, if one is installed."""
 
 import html
 import importlib
@@ -32,7 +32,7 @@ sys.path.append(str(ROOT / "site/idioms"))
 
 
 # === Scripts ====================================================================================
-def test_the_page_holds_every_script_to_the_letter():
+def test_the_page_contains_every_script_verbatim():
     scripts, lines = site.read_scripts(ROOT)
     texts = ["".join(x[1:] for x in line.split(site.BETWEEN)) for line in lines]
     assert set(scripts) == set(ROWS)
@@ -49,7 +49,7 @@ def test_the_page_holds_every_script_to_the_letter():
     assert titles == [site.HEAD, *SECTIONS] and scripts["ppo_rnn_nnx"]["framework"] == "nnx"
 
 
-def test_every_section_of_the_lesson_says_what_its_framework_asks_for():
+def test_every_section_has_a_note_about_its_framework():
     scripts, _ = site.read_scripts(ROOT)
     site.add_notes(ROOT, scripts)
     for script in scripts.values():
@@ -58,7 +58,7 @@ def test_every_section_of_the_lesson_says_what_its_framework_asks_for():
 
 
 # === Idioms =====================================================================================
-def test_an_excerpt_that_goes_is_an_error(tmp_path):
+def test_a_missing_excerpt_is_an_error(tmp_path):
     source = {"file": "ppo_linen.py", "name": "update", "from": "loss_fn =", "to": "jax.grad"}
     code = read("ppo_linen")
     found, start, end = site.excerpt(ROOT, source)
@@ -70,8 +70,8 @@ def test_an_excerpt_that_goes_is_an_error(tmp_path):
             site.excerpt(tmp_path, source)
 
 
-def made(framework):
-    """An agent of 8 parameters, or in Linen its parameters."""
+def small_agent(framework):
+    """Return an agent with 8 parameters or, in Linen, its parameters."""
     if framework == "torch":
         return torch.nn.Linear(3, 2)
     if framework == "linen":
@@ -82,9 +82,9 @@ def made(framework):
 
 
 @pytest.mark.parametrize("framework", site.FRAMEWORKS)
-def test_the_idioms_that_no_script_has_work(framework, capsys):
+def test_the_idioms_that_appear_in_no_script(framework, capsys):
     idioms = importlib.import_module(f"in_{framework}")
-    assert idioms.count_parameters(made(framework)) == 8
+    assert idioms.count_parameters(small_agent(framework)) == 8
     batch = np.arange(6, dtype="f").reshape(2, 3)
     on_device = idioms.to_device(batch)
     np.testing.assert_array_equal(idioms.to_host(on_device), batch)
@@ -96,16 +96,16 @@ def test_the_idioms_that_no_script_has_work(framework, capsys):
     assert len(shapes) == (2 if framework == "torch" else 1)
 
 
-def test_equinox_makes_and_calls_many_and_replaces_a_part():
+def test_equinox_idioms_for_many_agents_and_for_replacing_a_leaf():
     idioms = importlib.import_module("in_equinox")
     keys = jax.random.split(jax.random.key(0), 5)
     agents = idioms.make_many(lambda key: eqx.nn.Linear(3, 2, key=key), keys)
     assert idioms.call_many(agents, np.ones(3, "f")).shape == (5, 2)
-    linear = made("equinox")
+    linear = small_agent("equinox")
     assert (idioms.with_bias(linear, np.ones(2)).bias == 1).all() and (linear.bias != 1).all()
 
 
-def test_an_idioms_text_is_only_text():
+def test_the_text_of_an_idiom_is_escaped():
     text = """<b title="x">'&lt;"""
     own = {"lines": [site.line_of(x) for x in site.highlight(text)], "link": text, "place": text}
     idiom = {"title": text, "note": site.prose(f"{text} `{text}`"), "cells": {text: [own]}}
@@ -116,7 +116,7 @@ def test_an_idioms_text_is_only_text():
 
 
 # === Studies ====================================================================================
-def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(tmp_path):
+def test_a_study_of_another_machine_is_added_and_its_text_is_escaped(tmp_path):
     folder = tmp_path / "studies/<b>mine"
     folder.mkdir(parents=True)
     table = pd.read_csv(ROOT / "studies/quick/runs.csv", dtype="str", keep_default_na=False)
@@ -125,7 +125,7 @@ def test_a_study_of_another_machine_appears_by_itself_and_its_text_is_only_text(
     loaded = table.assign(load="99", cores="2", run="loaded " + table["run"])
     loaded["repeat"] = (loaded["repeat"].astype(float) + 3).astype(str)
     pd.concat([table, beside, loaded]).to_csv(folder / "runs.csv", index=False)
-    (tmp_path / "studies/waited").mkdir()  # for the device, after each phase: longer than usual
+    (tmp_path / "studies/waited").mkdir()  # with synchronization, which takes longer
     table.assign(sync="True", process="99").to_csv(
         tmp_path / "studies/waited/runs.csv", index=False
     )
@@ -143,20 +143,20 @@ def built(tmp_path_factory):
     return path
 
 
-def test_the_page_has_all_that_it_shows_and_stays_below_a_megabyte(built):
-    """Else the build fails: an excerpt that is not there, a note of no section."""
+def test_the_page_is_smaller_than_a_megabyte(built):
+    """The build fails if an excerpt, or the section of a note, is missing."""
     assert built.stat().st_size < 1_000_000
 
 
-def test_without_its_packages_a_sentence_says_how_to_install_them():
+def test_a_missing_package_is_a_one_line_error():
     command = [sys.executable, "-IS", ROOT / "site/build.py"]
     done = subprocess.run(command, capture_output=True, text=True)
     how = "./setup.sh && source .venv/bin/activate installs it"
     assert (done.returncode, done.stderr) == (2, f"site: No module named 'pandas': {how}\n")
 
 
-def test_the_page_shows_code_to_the_letter(built):
-    """An excerpt's line is an element."""
+def test_the_page_shows_code_verbatim(built):
+    """Every line of an excerpt is an element."""
     page = built.read_text()
     excerpts = re.findall("<pre>(.*?)</pre>", page, re.DOTALL)
     shown = [html.unescape(re.sub("</?(span|wbr)[^<>]*>", "", x)) for x in excerpts]
@@ -188,7 +188,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, built):
-    """A function that opens the page; whatever the console says is a failure, and any request."""
+    """Return a function that opens the page. Console messages and requests are failures."""
     complaints = []
 
     def note(request):
@@ -214,7 +214,7 @@ def visit(browser, built):
 
 @pytest.mark.browser
 @pytest.mark.parametrize(("steps", "cost"), [(819_200, 0.0), (51_200, 2e-5)])
-def test_the_page_counts_as_the_analysis_does(visit, steps, cost):
+def test_the_page_computes_the_same_intervals_as_the_analysis(visit, steps, cost):
     study, rows = visit().evaluate(
         """([steps, cost]) => {
           const cell = DATA.cells[0];
@@ -236,7 +236,7 @@ def test_the_page_counts_as_the_analysis_does(visit, steps, cost):
 
 
 @pytest.mark.browser
-def test_the_answer_follows_what_is_asked(visit):
+def test_the_answer_follows_the_controls(visit):
     page = visit()
     sentence, computed = page.locator("#sentence"), page.locator("#computed")
     expected = r"819,200 steps of CartPole-v1 take [\d.]+ to [\d.]+ s in JAX, .*PyTorch"
@@ -256,7 +256,7 @@ def test_the_answer_follows_what_is_asked(visit):
 
 
 @pytest.mark.browser
-def test_outside_jax_the_page_counts_by_what_a_step_takes(visit):
+def test_times_outside_jax_depend_on_the_duration_of_a_step(visit):
     """The slower the simulator, the smaller the difference between frameworks."""
     page = visit()
     said = page.locator("#outside-sentence")
@@ -281,7 +281,7 @@ def test_outside_jax_the_page_counts_by_what_a_step_takes(visit):
     assert "51,200 steps of" in said.inner_text()
 
 
-def test_without_a_measurement_outside_jax_the_page_does_not_ask(tmp_path, monkeypatch):
+def test_without_measurements_outside_jax_there_is_no_control_for_them(tmp_path, monkeypatch):
     assert site.read_outside(tmp_path, "..") == []
     monkeypatch.setattr(site, "read_outside", lambda root, link: [])
     assert 'id="microseconds"' not in site.build(ROOT, "..")
@@ -294,7 +294,7 @@ def wait_for(page, *names):
 
 
 @pytest.mark.browser
-def test_a_pair_is_chosen_folded_copied_and_shared(visit):
+def test_selecting_unfolding_copying_and_sharing_scripts(visit):
     page = visit()
     page.get_by_label("Second script").select_option("ppo_nnx")
     wait_for(page, "ppo_torch", "ppo_nnx")
@@ -323,7 +323,7 @@ def test_a_pair_is_chosen_folded_copied_and_shared(visit):
 
 
 @pytest.mark.browser
-def test_an_address_leads_to_a_section_and_a_wrong_one_nowhere(visit):
+def test_a_url_opens_a_section_and_an_invalid_one_is_ignored(visit):
     page = visit("#ppo_linen..ppo_nnx/GAE")
     assert page.locator("#section-GAE").bounding_box()["y"] < 450
     assert page.locator("#section-GAE tbody tr").count() > 10  # identical and unfolded
@@ -332,10 +332,10 @@ def test_an_address_leads_to_a_section_and_a_wrong_one_nowhere(visit):
 
 
 @pytest.mark.browser
-def test_the_keyboard_is_enough(visit):
+def test_the_page_works_with_the_keyboard(visit):
     page = visit()
     page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # on the link that skips the answer
+    page.keyboard.press("Enter")  # the link that skips the answer
     page.wait_for_url("**#compare")
     fold = page.locator("#section-Environment .fold").first
     hidden = int(re.search(r"\d+", fold.inner_text())[0])  # ty: ignore
@@ -343,12 +343,12 @@ def test_the_keyboard_is_enough(visit):
     before = rows.count()
     fold.press("Enter")
     assert rows.count() == before + hidden - 1
-    assert page.evaluate("document.activeElement.tagName") == "TD"  # and not lost
+    assert page.evaluate("document.activeElement.tagName") == "TD"  # the focus is kept
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1600])
-def test_no_line_of_an_idiom_breaks_within_a_name(visit, width):
+def test_idioms_have_no_line_break_within_a_name(visit, width):
     page = visit(width=width)
     broken = page.evaluate(
         r"""() => {
@@ -372,7 +372,7 @@ def test_no_line_of_an_idiom_breaks_within_a_name(visit, width):
 
 
 @pytest.mark.browser
-def test_a_narrow_page_is_folded_and_unfolds(visit):
+def test_a_narrow_page_starts_folded_and_can_be_unfolded(visit):
     page = visit("#ppo_linen..ppo_nnx/Loss", width=390)
     assert page.locator("details[open]").count() == 1
     assert page.locator("#section-Loss tbody tr").first.is_visible()

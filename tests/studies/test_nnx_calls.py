@@ -1,6 +1,6 @@
-"""The study of the cost of a call in Flax NNX, and the page about PPO in NNX.
+"""The study of the cost of a call in Flax NNX, and docs/nnx.md.
 
-Its table stands in the study's page; test_docs.py compares each number with what the code gives.
+test_docs.py compares the table on the page of the study with its data.
 """
 
 import re
@@ -12,8 +12,8 @@ from conftest import ROOT
 from studies.nnx_calls import measure, study
 
 
-def test_six_ways_train_alike():
-    """The losses of the fourth call depend on what the first three wrote."""
+def test_all_ways_train_identically():
+    """The losses of the fourth call depend on the updates of the first three."""
     batches = measure.make_batches(20)[:4]
     losses = {}
     for way, bind in measure.WAYS.items():
@@ -32,8 +32,8 @@ def test_the_figure_is_drawn(tmp_path):
 
 
 # === docs/nnx.md ================================================================================
-def test_excerpts_are_what_the_scripts_have():
-    """Above each Python block is the name of the file that contains its lines."""
+def test_excerpts_match_the_scripts():
+    """The line above each Python block names the file that contains it."""
     page = (ROOT / "docs/nnx.md").read_text()
     blocks = re.findall(r"From (ppo_\w+\.py):\n\n```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == page.count("```python") > 0

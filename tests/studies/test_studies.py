@@ -56,7 +56,7 @@ def test_a_studys_figures_are_drawn(name, tmp_path):
 
 
 # === Agents =====================================================================================
-def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
+def test_a_group_with_a_failed_process_is_left_out(tmp_path):
     data = load(ROOT / "studies/agents")
     runs = data.runs
     beside = runs.index[runs["mode"].str.endswith(agents.BESIDE)]
@@ -68,7 +68,7 @@ def test_a_group_of_which_one_process_failed_is_left_out(tmp_path):
 
 # === Races ======================================================================================
 def listed_race(path, name, steps=(), /, **seconds):
-    """Write a race of a study: ten turns, with steps and seconds per line of each program."""
+    """Append a race of ten rounds. steps and seconds are per progress line of each program."""
     info = {"programs": list(seconds), "discarded": 0, "args": {}, "listed": {"name": name}}
     info["steps"] = list(steps)
     lines: list[Any] = [info]
@@ -81,7 +81,7 @@ def listed_race(path, name, steps=(), /, **seconds):
     return path
 
 
-def test_a_races_tables(tmp_path):
+def test_tables_of_a_race(tmp_path):
     path = listed_race(tmp_path / "races.jsonl", "one, small", a=9.0, b=9.0)
     listed_race(path, "one, small", a=0.002, b=0.004)  # repeated
     listed_race(path, "one, large", a=0.2, c=0.1)
@@ -96,7 +96,7 @@ def test_a_races_tables(tmp_path):
         tables.race_table(path, "three")
 
 
-def test_a_line_of_another_library_may_stand_for_ten_iterations(tmp_path):
+def test_programs_are_compared_per_step_if_their_lines_cover_different_steps(tmp_path):
     path = listed_race(tmp_path / "races.jsonl", "PPO", [2048] * 2, Linen=0.2048, CleanRL=0.4096)
     lean = {"Linen": 0.2048, "LeanRL": 6.144, "LeanRL, compiled": 2.048}
     lean = {x: 2 * y for x, y in lean.items()}
@@ -111,7 +111,7 @@ def test_a_line_of_another_library_may_stand_for_ten_iterations(tmp_path):
     assert found["step"]["LeanRL"] == pytest.approx(1e6 * 5.5 * 3 * 0.2048 / 2048)
 
 
-def test_simulators_are_compared_by_the_same_way_of_stepping(tmp_path):
+def test_simulators_are_compared_with_the_same_vectorization(tmp_path):
     seconds = {"Linen": 1.0, "PyTorch": 1.2, "compiled PyTorch": 1.1}
     for name in list(seconds):
         seconds[f"{name}, async"] = 0.5 if name == "Linen" else 1.0
@@ -123,14 +123,14 @@ def test_simulators_are_compared_by_the_same_way_of_stepping(tmp_path):
     assert row["PyTorch, async / Linen"] == "2.00× [2.00, 2.00]"
     (row,) = simulators.async_table(path).cells.to_dict("records")
     assert [row["Linen"], row["PyTorch"]] == ["2.00× [2.00, 2.00]", "1.20× [1.20, 1.20]"]
-    assert row["Linen, sync (steps/s)"] == "46.5"  # 256 in 5.5 s
+    assert row["Linen, sync (steps/s)"] == "46.5"  # 256 steps in 5.5 s
     (row,) = simulators.sac_table(path).cells.to_dict("records")
     assert row["PyTorch / Linen"] == "2.00× [2.00, 2.00]"
 
 
 # === Simulators =================================================================================
-def test_a_step_takes_as_long_as_its_name_says():
-    """Relative to a step of Slow0; the minimum of many steps, because other load only adds time."""
+def test_slow_environments_take_the_time_in_their_name():
+    """Compare with Slow0. Take the minimum of many steps, because other load only adds time."""
 
     def least(name, steps):
         env = gymnasium.make(f"studies.simulators.slow:{name}").unwrapped
@@ -155,8 +155,8 @@ def test_a_step_takes_as_long_as_its_name_says():
         assert costs == pytest.approx(microseconds, rel=0.1)
 
 
-def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(robot_steps, "STEPS", 250)  # an episode of Pendulum has 200
+def test_the_step_time_of_a_robot_is_the_median_over_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(robot_steps, "STEPS", 250)  # Pendulum has 200 per episode
     assert 1 < robot_steps.measure("Pendulum-v1", 1) < 10_000
     rows = [
         {"env_id": x, "microseconds": y} for x, y in [("b", 30), ("a", 9), ("b", 10), ("b", 20)]
@@ -167,8 +167,8 @@ def test_what_a_step_of_a_robot_takes_is_the_median_of_its_rounds(tmp_path, monk
 
 
 # === GPU ========================================================================================
-def made_up_race(path, programs, *rounds):
-    """Return seconds per iteration of each program and round; the first round is discarded."""
+def write_race(path, programs, *rounds):
+    """Append a race from the seconds per iteration in each round. The first is discarded."""
     lines: list[dict[str, Any]] = [
         {"programs": [f"short {x}" for x in programs], "discarded": 1},
     ]
@@ -182,13 +182,13 @@ def made_up_race(path, programs, *rounds):
     return path
 
 
-def test_races_of_the_same_programs_are_one(tmp_path):
-    """Ratios are paired by turn: here both programs are slow in the same turns."""
+def test_races_of_the_same_programs_are_pooled(tmp_path):
+    """Ratios are paired by round: here both programs are slow in the same rounds."""
     path = tmp_path / "races.jsonl"
     pair = ["a.py", "b.py --env-id X"]
-    made_up_race(path, ["a.py", "other.py"], (1.0, 1.0))
-    made_up_race(path, pair, (9.0, 1.0), (1.0, 2.0), (4.0, 8.0), (2.0, 4.0))
-    made_up_race(path, pair, (9.0, 1.0), (1.0, 3.0), (1.0, 2.0), (8.0, 16.0))
+    write_race(path, ["a.py", "other.py"], (1.0, 1.0))
+    write_race(path, pair, (9.0, 1.0), (1.0, 2.0), (4.0, 8.0), (2.0, 4.0))
+    write_race(path, pair, (9.0, 1.0), (1.0, 3.0), (1.0, 2.0), (8.0, 16.0))
     times = gpu.Times(path)
     assert times.ratio(pair[1], "a.py") == pytest.approx((2, 2, 3))
     assert times.milliseconds("a.py") == 1500
@@ -197,14 +197,14 @@ def test_races_of_the_same_programs_are_one(tmp_path):
 
 
 # === Doors ======================================================================================
-def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
+def test_doors_runs_are_gathered_and_drawn(tmp_path, capsys):
     for name in ("a", "unfinished", "resumed"):
         run = tmp_path / f"doors-64__{name}"
         run.mkdir()
         line = {"global_step": 10, "solved": 225, "steps": 9, "optimal": 9, "seconds": 1.23456}
         lines = [json.dumps(line | {"iteration": x}) for x in (2, 5)]
         (run / "layouts.jsonl").write_text("\n".join(lines))
-        seconds = (9.0, 1.0, 2.0, 7.0, 3.0)  # iterations 0, 1, and 2, 3, 4
+        seconds = (9.0, 1.0, 2.0, 7.0, 3.0)  # iterations 0 to 4
         log = [json.dumps({"iteration": i, "time/iteration": x}) for i, x in enumerate(seconds)]
         (run / "metrics.jsonl").write_text("\n".join(log))
         info: dict[str, Any] = {"script": "dqn_linen", "args": {"seed": 1}}
@@ -223,8 +223,8 @@ def test_what_is_gathered_of_doors_and_drawn(tmp_path, capsys):
 
 # === Vectorization ==============================================================================
 @pytest.mark.parametrize("way", [x for x in step.WAYS if x != "envpool"])
-def test_every_way_takes_all_steps(way):
-    actions = np.zeros((300, 2), np.int32)  # always to the left: episodes end
+def test_every_way_of_stepping_continues_after_episodes_end(way):
+    actions = np.zeros((300, 2), np.int32)  # always left, so episodes end
     make = step.in_gymnax if way.startswith("gymnax") else step.in_gymnasium
     run = make(way, 2, actions)
     run()
@@ -232,8 +232,8 @@ def test_every_way_takes_all_steps(way):
 
 
 @pytest.mark.parametrize("how", ["vector", "envpool"])
-def test_what_steps_cartpole_in_its_own_way_restarts_those_that_ended_alone(how):
-    """Each step equals one of Gymnasium's CartPole from the same state."""
+def test_other_vector_environments_restart_only_finished_episodes(how):
+    """Each step equals a step of Gymnasium's CartPole from the same state."""
     if how == "envpool":
         pytest.importorskip("envpool")
     env, ends = OtherVecEnv(how, 4, seed=1), 0
@@ -257,7 +257,7 @@ def test_what_steps_cartpole_in_its_own_way_restarts_those_that_ended_alone(how)
 
 
 # === Limits =====================================================================================
-def test_the_products_are_those_of_a_step_in_both_frameworks():
+def test_matrix_products_are_those_of_a_training_step_in_both_frameworks():
     args = ppo_linen.Args(hidden_sizes=(3,), num_envs=2, num_steps=4, num_minibatches=2)
     layers = limits_measure.make_layers(args, SimpleNamespace(obs_shape=(2,), num_actions=5))
     assert [x.shape for layer in layers[:2] for x in layer] == [
@@ -276,7 +276,7 @@ def test_the_products_are_those_of_a_step_in_both_frameworks():
             np.testing.assert_allclose(x, y, rtol=1e-5)
 
 
-def test_the_rest_of_an_update_and_its_times_over_the_products(tmp_path):
+def test_the_rest_of_an_update_and_its_ratio_to_the_products(tmp_path):
     seconds = {"update": 10.0, "products": 4.0, "tanh": 1.0, "gathers": 1.0, "values": 1.0}
     rows = []
     for script, factor in {"ppo_linen": 1, "ppo_torch": 2}.items():
@@ -291,9 +291,9 @@ def test_the_rest_of_an_update_and_its_times_over_the_products(tmp_path):
 
 
 # === MinAtar ====================================================================================
-def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
+def test_the_parts_of_a_frame_are_paired_by_seed(tmp_path):
     data = load(ROOT / "studies/minatar/speed")
-    runs = data.runs.assign(steady=data.runs["seed"] * 5.0)  # a millisecond per frame, or two
+    runs = data.runs.assign(steady=data.runs["seed"] * 5.0)  # 1 or 2 ms per frame
     runs.loc[runs["mode"] != minatar.JAX, "steady"] *= 2
     save(data._replace(runs=runs), tmp_path)
     lines = [{"seed": x, "ms_per_learning_frame": 4 * x} for x in runs["seed"].unique().tolist()]
@@ -305,7 +305,7 @@ def test_a_part_of_a_frame_is_paired_by_seed(tmp_path):
 
 # === Devices ====================================================================================
 def test_brax_compares_pairs_within_a_round(tmp_path):
-    """Each round has a different machine speed; pairs ran one after the other."""
+    """The speed of the machine differs between rounds; the runs of a pair are consecutive."""
     path = tmp_path / "many.jsonl"
     lines = []
     for speed in (1, 2, 3):
@@ -331,7 +331,7 @@ def test_brax_compares_pairs_within_a_round(tmp_path):
     assert said.endswith("brax by 4.67 [4.67, 4.67].")
 
 
-def test_two_devices_beside_one_and_the_step_from_which_two_gpus_gain(tmp_path):
+def test_the_gain_from_two_devices_and_the_estimate_for_two_gpus(tmp_path):
     seconds = {"Linen, one": 0.8, "Linen, two": 0.4, "PyTorch, one": 1.0, "PyTorch, two": 1.0}
     path = tmp_path / "races.jsonl"
     for network in devices.NETWORKS:
