@@ -43,9 +43,9 @@ def train(name, folder, flags):
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]  # no NaN
 
 
-# === A signal ===================================================================================
-def test_the_exit_status_of_a_stopped_run_tells_the_signal(tmp_path, monkeypatch):
-    """The run log is identical in SAC."""
+# === Signals ====================================================================================
+def test_the_exit_status_of_a_stopped_run_depends_on_the_signal(tmp_path, monkeypatch):
+    """The section Run log is identical in SAC."""
     write = dqn_linen.RunLog.write
 
     def write_and_stop(log, *args):
@@ -58,17 +58,17 @@ def test_the_exit_status_of_a_stopped_run_tells_the_signal(tmp_path, monkeypatch
     assert (info(tmp_path / "run")["status"], len(rows(tmp_path / "run"))) == ("stopped", 1)
 
 
-# === A run that is known in detail ==============================================================
-TOLD = "--env-id ShortCartPole-v0 --num-steps 250 --total-timesteps 3000 --buffer-size 2400 "
-TOLD += "--learning-starts 2000 --train-frequency 8 --start-e 0.5 --end-e 0 "
-TOLD += "--exploration-steps 2000 --save-every 2"
+# === A run in detail ============================================================================
+KNOWN = "--env-id ShortCartPole-v0 --num-steps 250 --total-timesteps 3000 --buffer-size 2400 "
+KNOWN += "--learning-starts 2000 --train-frequency 8 --start-e 0.5 --end-e 0 "
+KNOWN += "--exploration-steps 2000 --save-every 2"
 
 
 @pytest.fixture(scope="module", params=DQN_SCRIPTS)
-def told(request, tmp_path_factory):
-    """A run that updates only in its third iteration.
+def known_run(request, tmp_path_factory):
+    """Return a run that has updates only in its third iteration.
 
-    The replay is NaN at first, so that reading unused transitions would show in the losses.
+    The replay is filled with NaN at first, so that unused transitions would affect the losses.
     """
     name = request.param
     script = importlib.import_module(name)
@@ -85,17 +85,17 @@ def told(request, tmp_path_factory):
         return replay
 
     jax.numpy.zeros(1)  # running.Counts creates one, too: its compilation must not count
-    folder = tmp_path_factory.mktemp("told")
+    folder = tmp_path_factory.mktemp("known_run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, maker, make_nan)
-        run = make_whole_run(name, folder, lambda place: train(name, place, TOLD))
+        run = make_whole_run(name, folder, lambda place: train(name, place, KNOWN))
     half = rewind(run, folder / "half")
     return SimpleNamespace(name=name, half=half, rows=rows(run.folder), **run._asdict())
 
 
-def test_stored_transitions_are_those_of_cartpole(told):
-    """The replay holds steps 600 to 3000. The last 600 have overwritten the first 600."""
-    obs, action, reward, terminated, next_obs = dqn.replay_in(told.folder)
+def test_stored_transitions_are_those_of_cartpole(known_run):
+    """The replay contains steps 600 to 3000. The last 600 have overwritten the first 600."""
+    obs, action, reward, terminated, next_obs = dqn.replay_in(known_run.folder)
     steps = [dqn.step_cartpole(*x) for x in zip(obs, action, strict=True)]
     expected = [np.array(x) for x in zip(*steps, strict=True)]
     np.testing.assert_allclose(next_obs, expected[0], atol=1e-5)
@@ -103,18 +103,18 @@ def test_stored_transitions_are_those_of_cartpole(told):
     obs, terminated, next_obs = (np.roll(x, -600, 0) for x in (obs, terminated, next_obs))
     begins = (obs[4:] != next_obs[:-4]).any(1)
     assert begins[terminated[:-4]].all()
-    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # and truncated
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # some are truncated
 
 
-def test_a_checkpoint_holds_only_the_part_of_the_replay_in_use(told):
-    assert [len(x) for x in dqn.replay_in(told.half)] == [2000] * 5
-    assert [len(x) for x in dqn.replay_in(told.folder)] == [2400] * 5
+def test_a_checkpoint_contains_only_the_part_of_the_replay_in_use(known_run):
+    assert [len(x) for x in dqn.replay_in(known_run.half)] == [2000] * 5
+    assert [len(x) for x in dqn.replay_in(known_run.folder)] == [2400] * 5
 
 
-def test_each_environment_explores_independently(told):
+def test_each_environment_explores_independently(known_run):
     """At epsilon 0.5, half of 2000 actions are random, and half of these are the best action."""
-    obs, action, *_ = dqn.replay_in(told.half)
-    params = dqn.parameters(dqn.layers_in(told.half))
+    obs, action, *_ = dqn.replay_in(known_run.half)
+    params = dqn.parameters(dqn.layers_in(known_run.half))
     best = dqn.q_values(params, obs, (4,)).argmax(1).numpy()
     explored = (action != best).reshape(500, 4).astype(float)
     assert abs(explored.mean() - 0.25) < 0.05
@@ -124,57 +124,57 @@ def test_each_environment_explores_independently(told):
     assert (explored[:250] != explored[250:]).any(0).all()  # iterations differ
 
 
-def test_updates_read_only_stored_transitions_and_are_counted(told):
+def test_updates_read_only_stored_transitions_and_are_counted(known_run):
     """One update per 8 steps after 2000. Without an update, losses are null but not diverged."""
-    assert [row["charts/updates"] for row in told.rows] == [0, 0, 125]
+    assert [row["charts/updates"] for row in known_run.rows] == [0, 0, 125]
     for name in dqn.LOSSES:
-        assert [row[name] is None for row in told.rows] == [True, True, False]
-    assert info(told.folder)["status"] == "completed"
-    found = arrays(told.folder)
+        assert [row[name] is None for row in known_run.rows] == [True, True, False]
+    assert info(known_run.folder)["status"] == "completed"
+    found = arrays(known_run.folder)
     counts = {"train_state/step", "num_updates", "optimizer/count"} & found.keys()
     assert counts and all(found[place] == 125 for place in counts)
-    epsilons = [row["charts/epsilon"] for row in told.rows]  # of an iteration's last step
+    epsilons = [row["charts/epsilon"] for row in known_run.rows]  # in the last step
     assert epsilons == pytest.approx([0.5, 0.5, 0.5 * (1 - 996 / 2000)])
 
 
-def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(told):
-    """One transfer per metric that is an array, and one per step for the actions of Gymnasium.
+def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(known_run):
+    """There is one transfer per array of metrics, and one per step for the actions of Gymnasium.
 
-    JAX on a CPU shares the actions' memory with NumPy, which does not count.
+    On a CPU, JAX shares the memory of the actions with NumPy, which is no transfer.
     """
-    compilations = [row.get("compilations", 0) for row in told.counts]
+    compilations = [row.get("compilations", 0) for row in known_run.counts]
     late = (
-        1 if told.name == "dqn_linen_gymnasium" else 0
-    )  # update() compiles when the first one is due
-    assert (compilations[0] > 0) == (told.name != "dqn_torch_gymnasium")
+        1 if known_run.name == "dqn_linen_gymnasium" else 0
+    )  # update() compiles at the first update
+    assert (compilations[0] > 0) == (known_run.name != "dqn_torch_gymnasium")
     assert compilations[1:] == [0, late]
     expected = {"dqn_linen": 12, "dqn_torch": 8, dqn.COMPILED: 9, "dqn_torch_gymnasium": 250}
-    assert told.counts[1].get("transfers", 0) == expected.get(told.name, 0)
+    assert known_run.counts[1].get("transfers", 0) == expected.get(known_run.name, 0)
 
 
-def test_a_resumed_run_continues_exactly(told, tmp_path, monkeypatch, capsys):
-    """Resumed before the first update."""
-    op_by_op(monkeypatch, importlib.import_module(told.name))  # as in the complete run
-    folder = rewind(told, tmp_path / "killed")
-    assert main(told.name, "--resume", folder) == 0
+def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch, capsys):
+    """The run is resumed before the first update."""
+    op_by_op(monkeypatch, importlib.import_module(known_run.name))  # as in the complete run
+    folder = rewind(known_run, tmp_path / "killed")
+    assert main(known_run.name, "--resume", folder) == 0
     assert info(folder)["resumed"] == [2]
-    if "gymnasium" in told.name:
+    if "gymnasium" in known_run.name:
         assert "Starting new episodes" in capsys.readouterr().out
-        assert metrics(folder)[:2] == metrics(told.folder)[:2]
-        assert len(metrics(folder)) == len(metrics(told.folder))
+        assert metrics(folder)[:2] == metrics(known_run.folder)[:2]
+        assert len(metrics(folder)) == len(metrics(known_run.folder))
     else:
-        assert metrics(folder) == metrics(told.folder)
-        assert_same_checkpoints(folder, told.folder)
+        assert metrics(folder) == metrics(known_run.folder)
+        assert_same_checkpoints(folder, known_run.folder)
 
 
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*((x, "rmsprop") for x in DQN_SCRIPTS), ("dqn_torch", "adam")]
 )
 def test_a_run_resumed_between_updates_continues_exactly(name, optimizer, tmp_path, monkeypatch):
-    """With the moments of the optimizer, and a learning rate that decays."""
+    """The optimizer has moments, and the learning rate decays."""
     op_by_op(monkeypatch, importlib.import_module(name))
     flags = f"--optimizer {optimizer} --learning-rate 1e-3 --save-every 2"
-    if "gymnasium" in name:  # new episodes start, so use an environment where all are the same
+    if "gymnasium" in name:  # new episodes start, so all must be identical
         flags += " --env-id Constant-v0"
     run = make_whole_run(name, tmp_path, lambda place: train(name, place, flags))
     folder = rewind(run, tmp_path / "killed")
@@ -185,8 +185,8 @@ def test_a_run_resumed_between_updates_continues_exactly(name, optimizer, tmp_pa
 
 
 @EACH
-def test_resume_changes_some_flags_and_refuses_others(name, tmp_path, monkeypatch, capfd):
-    """The replay and the optimizer are fixed, while the learning rate and its epsilon may change.
+def test_resume_changes_some_flags_and_rejects_others(name, tmp_path, monkeypatch, capfd):
+    """The replay and the optimizer are fixed. Exploration, learning rate and its epsilon are not.
 
     A very large epsilon stops all parameters, which shows that the optimizer uses it.
     """
@@ -205,13 +205,16 @@ def test_resume_changes_some_flags_and_refuses_others(name, tmp_path, monkeypatc
         message = f"--resume cannot change --{flag_name.replace('_', '-')}, which is {value!r}\n"
         assert message in capfd.readouterr().err
     before = arrays(folder)
-    flags = ["--total-timesteps", 256, "--learning-rate", 0.1, "--optimizer-eps", 1e30]
-    assert main(name, "--resume", folder, *flags) == 0
+    flags = "--total-timesteps 256 --learning-rate 0.1 --optimizer-eps 1e30 "
+    flags += "--start-e 0.8 --end-e 0.4 --learning-starts 52 --exploration-steps 400"
+    assert main(name, "--resume", folder, *flags.split()) == 0
     for place, x in arrays(folder).items():
         if place.startswith(("agent/", "train_state/params/")):
             np.testing.assert_array_equal(x, before[place], err_msg=place)
     rates = [row["charts/learning_rate"] for row in rows(folder)]
     assert rates == pytest.approx([0.6, 0.4, 0.2, 0.025])
+    epsilon = rows(folder)[-1]["charts/epsilon"]  # of step 252
+    assert epsilon == pytest.approx(0.8 - 0.4 * (252 - 52) / 400)
 
 
 # === Every script ===============================================================================
@@ -232,7 +235,7 @@ def test_each_loss_is_logged_under_its_name(name, tmp_path, monkeypatch):
 
 @EACH
 def test_every_update_samples_a_new_batch(name, tmp_path, monkeypatch):
-    """Also if two updates follow one step."""
+    """This includes two updates after the same step."""
     script, drawn = importlib.import_module(name), []
     op_by_op(monkeypatch, script)
     place = script if name == "dqn_linen" else script.Replay
@@ -282,7 +285,7 @@ def test_the_learning_rate_decays_per_iteration(name, tmp_path, monkeypatch):
 @EACH
 @pytest.mark.parametrize(("env_id", "kind"), [("Bytes-v0", "uint8"), ("Numbers-v0", "float32")])
 def test_the_replay_stores_the_dtype_of_the_environment(name, env_id, kind, tmp_path, monkeypatch):
-    """But float64 of Gymnasium as float32."""
+    """Only float64 observations of Gymnasium are stored as float32."""
     if env_id == "Numbers-v0" and "gymnasium" not in name:
         pytest.skip("float64 is disabled in JAX")
     op_by_op(monkeypatch, importlib.import_module(name))
@@ -352,7 +355,7 @@ def test_nan_and_infinity_from_the_environment_end_the_run(
 
 # === Some of the scripts ========================================================================
 def test_xla_does_not_copy_the_replay():
-    """It would copy all of it in every step if the step read before it wrote."""
+    """If a step read the replay before writing to it, XLA would copy all of it in every step."""
     args = dqn.args_of("dqn_linen", "--buffer-size 1000")
     env = dqn_linen.VecEnv(args.env_id, args.num_envs)
     key = jax.random.PRNGKey(0)
@@ -368,7 +371,7 @@ def test_xla_does_not_copy_the_replay():
 
 @EACH_IN_TORCH
 def test_the_target_network_is_copied_every_few_updates(name, tmp_path, monkeypatch):
-    """In Linen, update() copies it, which test_dqn_numerics.py checks."""
+    """In Linen, update() copies it, as test_dqn_numerics.py checks."""
     script, seen = importlib.import_module(name), []
     op_by_op(monkeypatch, script)
     update = script.update
@@ -403,7 +406,7 @@ def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
 
 
 def test_a_compiled_run_is_one_graph_and_matches_the_eager_run(tmp_path):
-    """With a learning rate that changes."""
+    """The learning rate changes during the run."""
     flags = "--learning-rate 1e-3 --total-timesteps 384 "
     eager = train("dqn_torch", tmp_path / "eager", flags)
     torch._dynamo.utils.counters.clear()
@@ -418,7 +421,7 @@ def test_a_compiled_run_is_one_graph_and_matches_the_eager_run(tmp_path):
 
 @pytest.mark.parametrize("name", ["dqn_linen_gymnasium", "dqn_torch"])
 def test_a_run_learns_cartpole(name, tmp_path):
-    """In 20,000 steps. The mean return of random actions is 22."""
+    """Training takes 20,000 steps. The mean return of random actions is 22."""
     flags = "--num-envs 8 --num-steps 250 --hidden-sizes 64 64 --buffer-size 10000 "
     flags += "--batch-size 64 --train-frequency 8 --learning-starts 2400 --exploration-steps 5000 "
     flags += "--learning-rate 1e-3 --target-network-frequency 100 --total-timesteps 20000"

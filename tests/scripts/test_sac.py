@@ -1,4 +1,4 @@
-"""SAC's updates against a float64 reference, and its complete runs.
+"""SAC: compare updates with a float64 reference, and test complete runs.
 
 To add a script, add it to SAC_SCRIPTS, and to LEARNERS the class that reads its weights.
 """
@@ -8,6 +8,7 @@ import importlib
 import inspect
 import shutil
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -48,8 +49,8 @@ LOSSES = [f"losses/{x}" for x in ("td_loss", "q_value", "actor_loss", "entropy",
 # [(bias, kernel (inputs, outputs)), ...]. The last layer of the actor outputs means, then log_stds.
 
 
-# === Reference: the papers' formulas in float64 NumPy ============================================
-# It shares no code with the scripts.
+# === Reference: the papers' formulas in float64 NumPy ===========================================
+# The reference shares no code with the scripts.
 def forward(layers: list, x: np.ndarray) -> np.ndarray:
     for bias, kernel in layers[:-1]:
         x = np.maximum(x @ kernel + bias, 0)
@@ -64,7 +65,7 @@ def log_slope_of_tanh(x):
 
 
 def draw(actor: list, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Actions, and the log of their density: the Gaussian density divided by the slope of tanh."""
+    """Return actions and their log density: the Gaussian density over the slope of tanh."""
     mean, log_std = np.split(forward(actor, obs), 2, axis=-1)
     std = np.exp(np.clip(log_std, -20, 2))
     x = mean + std * noise
@@ -98,7 +99,7 @@ def losses_of(weights: dict, target_critics: list, batch: tuple, noise, gamma: f
 
 
 def gradients(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
-    """Central differences: of the critics' loss with respect to the critics only, and so on."""
+    """Return central differences, of the critics' loss only with respect to the critics, etc."""
     grads = {}
     for part in ("actor", "critics", "log_alpha"):
         vector, unravel = ravel(weights[part])
@@ -126,14 +127,14 @@ def ravel(tree: Any) -> tuple[np.ndarray, Any]:
 
 
 def updates(weights: dict, batches: tuple, noises: tuple, rates: list, args: Any):
-    """Yield after each Adam update: weights, target critics, and the losses before the update."""
+    """Yield weights, target critics and the losses before the update, for each Adam update."""
     vector, unravel = ravel(weights)
     target, unravel_target = ravel(weights["critics"])
     mean, square = np.zeros_like(vector), np.zeros_like(vector)
     for i, (batch, noise, rate) in enumerate(zip(batches, noises, rates, strict=True)):
-        told = unravel(vector), unravel_target(target), batch, noise, args.gamma
-        losses = losses_of(*told)
-        grad, _ = ravel(gradients(*told))
+        known_run = unravel(vector), unravel_target(target), batch, noise, args.gamma
+        losses = losses_of(*known_run)
+        grad, _ = ravel(gradients(*known_run))
         mean = 0.9 * mean + 0.1 * grad
         square = 0.999 * square + 0.001 * grad**2
         root = np.sqrt(square / (1 - 0.999 ** (i + 1))) + 1e-8
@@ -153,7 +154,7 @@ def to_weights(arrays: list) -> dict:
 
 
 def in_order(named: dict) -> list:
-    """Sort by name. PyTorch's weights are (outputs, inputs)."""
+    """Sort by name, and transpose the weights of PyTorch, which are (outputs, inputs)."""
     return [x.T if name.endswith("weight") else x for name, x in sorted(named.items())]
 
 
@@ -164,7 +165,7 @@ def to_critics(arrays: list) -> list:
 
 
 class Linen:
-    """Weights, losses and updates of a script, in NumPy."""
+    """NumPy interface to the weights, losses and updates of a script."""
 
     def __init__(self, script: Any, args: Any) -> None:
         self.script, self.args = script, args
@@ -182,7 +183,7 @@ class Linen:
         return to_critics(jax.tree.leaves(self.state.target_params))
 
     def set_weights(self, weights: dict) -> None:
-        """The target critics stay."""
+        """Set the weights, except for those of the target critics."""
         leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(weights)]
         params = jax.tree.unflatten(jax.tree.structure(self.state.params), leaves)
         self.state = self.state.replace(params=params)
@@ -203,7 +204,7 @@ class Linen:
 
 
 class Torch:
-    """The same in PyTorch, without torch.compile."""
+    """The same for PyTorch, without torch.compile."""
 
     def __init__(self, script: Any, args: Any) -> None:
         self.script, self.args = script, args
@@ -218,7 +219,7 @@ class Torch:
         return to_critics(in_order(self.critics.state_dict()))
 
     def set_weights(self, weights: dict) -> None:
-        """The target critics stay."""
+        """Set the weights, except for those of the target critics."""
         state = self.agent.state_dict()
         for old, new in zip(in_order(state), jax.tree.leaves(weights), strict=True):
             old.copy_(torch.tensor(new))
@@ -261,7 +262,7 @@ def make_learner(name: str, *flags: str) -> Any:
 
 
 def as_logged(losses: dict) -> dict:
-    """Losses of the reference under the names of the log."""
+    """Return the losses of the reference under the names of the log."""
     return {
         "losses/td_loss": losses["critics"],
         "losses/q_value": losses["q_value"],
@@ -307,7 +308,7 @@ def test_functions_that_are_tested_elsewhere_are_identical_here(piece):
 # === Loss and update ============================================================================
 @EACH_LEARNER
 def test_logprob_of_squashed_actions(name):
-    """Also where the slope of tanh is 0 in float32: log_slope_of_tanh(20) is -38.6."""
+    """This includes actions where the slope of tanh is 0 in float32: its log at 20 is -38.6."""
     x = np.linspace(-20, 20, 4001, dtype="f")[:, None]
     action, logprob = make_learner(name).draw_action(x, 0 * x, 0 * x)
     np.testing.assert_allclose(action, np.tanh(x), rtol=1e-5)
@@ -334,7 +335,7 @@ def test_losses_and_gradients_match_numpy(name):
 
 @EACH_LEARNER
 def test_updates_match_numpy(name):
-    """Eight updates at a changing learning rate."""
+    """Compare eight updates with a changing learning rate."""
     learner = make_learner(name, "--tau", "0.1")
     batches, noises = zip(*map(random_batch, range(8)), strict=True)
     rates = np.geomspace(1e-2, 1e-3, 8).tolist()
@@ -351,7 +352,7 @@ def test_updates_match_numpy(name):
 
 @EACH_LEARNER
 def test_initial_weights(name):
-    """Uniform within 1 / sqrt(inputs) as in PyTorch; the targets are copies, and alpha is 1."""
+    """Weights are uniform within 1 / sqrt(inputs), as in PyTorch; targets are copies; alpha is 1."""
     learner = make_learner(name, "--hidden-sizes", "128", "64")
     weights = learner.weights()
     sizes = [(OBS_DIM, 128), (128, 64), (64, 2 * ACTION_DIM)]
@@ -370,7 +371,7 @@ def test_initial_weights(name):
 
 # === Runs =======================================================================================
 class ShortPendulum(Pendulum):
-    """Truncated after 10 steps, and terminated when it turns fast."""
+    """Episodes are truncated after 10 steps, and terminate if the pendulum turns fast."""
 
     @property
     def default_params(self) -> Any:
@@ -461,8 +462,8 @@ def train(name, folder, flags=""):
 
 
 @pytest.fixture(scope="module", params=SAC_SCRIPTS)
-def told(request, tmp_path_factory):
-    """A run of four iterations of 1000 steps, whose replay is NaN where it is unused."""
+def known_run(request, tmp_path_factory):
+    """Return a run of four iterations of 1000 steps. Unused parts of its replay are NaN."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
@@ -500,7 +501,7 @@ def make_nan_replays(patch, name):
 
 
 def stored_in(folder):
-    """Return the replay in a checkpoint: obs, action, reward, terminated and next_obs."""
+    """Return the replay buffer in a checkpoint: obs, action, reward, terminated, next_obs."""
     found = arrays(folder)
     fields = ("obs", "action", "reward", "terminated", "next_obs")
     return [found[f"replay/transitions/{name}"] for name in fields]
@@ -513,10 +514,10 @@ def weights_in(folder):
     return to_weights(in_order(named))
 
 
-def test_stored_transitions_are_those_of_pendulum(told):
-    """The replay holds steps 1600 to 4000. The last 1600 have overwritten the first 1600."""
+def test_stored_transitions_are_those_of_pendulum(known_run):
+    """The replay contains steps 1600 to 4000. The last 1600 have overwritten the first 1600."""
     obs, action, reward, terminated, next_obs = (
-        np.roll(x, -1600, 0) for x in stored_in(told.folder)
+        np.roll(x, -1600, 0) for x in stored_in(known_run.folder)
     )
     expected = step_pendulum(obs, action)
     np.testing.assert_allclose(next_obs, expected[0], atol=1e-5)
@@ -524,16 +525,16 @@ def test_stored_transitions_are_those_of_pendulum(told):
     np.testing.assert_array_equal(terminated, np.abs(next_obs[:, 2]) > 2)
     begins = (obs[4:] != next_obs[:-4]).any(1)
     assert begins[terminated[:-4]].all()
-    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # and truncated
+    assert terminated.sum() > 20 and begins[~terminated[:-4]].sum() > 20  # some are truncated
 
 
-def test_actions_are_uniform_until_learning_starts(told):
-    """Then they come from the actor, which hardly changes at this learning rate."""
-    obs, action, *_ = stored_in(told.half)
+def test_actions_are_uniform_until_learning_starts(known_run):
+    """Later actions come from the actor, which hardly changes at this learning rate."""
+    obs, action, *_ = stored_in(known_run.half)
     assert action.shape == (2000, 1)
     random, drawn = action[:1500, 0], action[1500:, 0]
     assert kstest(random, "uniform", (-1, 2)).pvalue > 0.01
-    mean, log_std = np.split(forward(weights_in(told.half)["actor"], obs[1500:]), 2, axis=-1)
+    mean, log_std = np.split(forward(weights_in(known_run.half)["actor"], obs[1500:]), 2, axis=-1)
     noise = (np.arctanh(drawn) - mean[:, 0]) / np.exp(log_std[:, 0])
     assert kstest(noise, "norm").pvalue > 0.01
     by_env = random.reshape(-1, 4)
@@ -541,32 +542,32 @@ def test_actions_are_uniform_until_learning_starts(told):
     assert np.abs(np.corrcoef(by_env[1:, 0], by_env[:-1, 0])[0, 1]) < 5 / np.sqrt(375)
 
 
-def test_updates_read_only_stored_transitions_and_are_counted(told):
+def test_updates_read_only_stored_transitions_and_are_counted(known_run):
     """One update per 8 steps after 1500. An unused transition would make the losses NaN."""
-    assert [row["charts/updates"] for row in told.rows] == [0, 62, 125, 125]
-    assert [row["losses/td_loss"] is None for row in told.rows] == [True, False, False, False]
-    assert told.rows[-1]["losses/alpha"] < told.rows[1]["losses/alpha"] < 1
+    assert [row["charts/updates"] for row in known_run.rows] == [0, 62, 125, 125]
+    assert [row["losses/td_loss"] is None for row in known_run.rows] == [True, False, False, False]
+    assert known_run.rows[-1]["losses/alpha"] < known_run.rows[1]["losses/alpha"] < 1
 
 
-def test_episode_statistics_match_numpy(told):
+def test_episode_statistics_match_numpy(known_run):
     """Some episodes terminate, and others are truncated after 10 steps."""
-    _, _, reward, terminated, _ = stored_in(told.half)
+    _, _, reward, terminated, _ = stored_in(known_run.half)
     reward, terminated = (x.reshape(500, 4) for x in (reward, terminated))
     truncated = np.zeros((500, 4), bool)
-    length = np.zeros(4)  # of the current episode
+    length = np.zeros(4)  # so far, in each environment
     for step in range(500):
         length += 1
         truncated[step] = length == 10
         length[terminated[step] | truncated[step]] = 0
     expected = dqn.finished_episodes(reward, terminated | truncated, 250)
     assert terminated[:250].any() and (truncated & ~terminated)[:250].any()
-    for row, episodes in zip(told.rows[:2], expected, strict=True):
+    for row, episodes in zip(known_run.rows[:2], expected, strict=True):
         for key, x in dqn.statistics(episodes).items():
             assert row[key] == pytest.approx(x, rel=1e-5), key
 
 
-# One transfer per metric that is an array, and one per step for the actions of Gymnasium. JAX on a
-# CPU shares the actions' memory with NumPy, which does not count.
+# One transfer per metric that is an array, and one per step for the actions of Gymnasium. On a CPU,
+# JAX shares the memory of the actions with NumPy, which is no transfer.
 TRANSFERS = {
     "sac_linen": 14,
     "sac_linen_gymnasium": 5,  # losses
@@ -576,24 +577,24 @@ TRANSFERS = {
 }
 
 
-def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(told):
-    assert [row.get("compilations", 0) for row in told.counts[2:]] == [0, 0]
-    assert told.counts[3].get("transfers", 0) == TRANSFERS[told.name]
+def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(known_run):
+    assert [row.get("compilations", 0) for row in known_run.counts[2:]] == [0, 0]
+    assert known_run.counts[3].get("transfers", 0) == TRANSFERS[known_run.name]
 
 
-def test_load_policy_returns_the_mean_action_within_the_bounds(told):
-    policy = importlib.import_module(told.name).load_policy(told.folder)
+def test_load_policy_returns_the_mean_action_within_the_bounds(known_run):
+    policy = importlib.import_module(known_run.name).load_policy(known_run.folder)
     obs = np.random.default_rng(0).normal(size=(5, 3))
-    mean, _ = np.split(forward(weights_in(told.folder)["actor"], obs), 2, axis=-1)
+    mean, _ = np.split(forward(weights_in(known_run.folder)["actor"], obs), 2, axis=-1)
     np.testing.assert_allclose(policy(obs), 2 * np.tanh(mean), rtol=1e-4, atol=1e-5)
 
 
-def test_load_policy_can_sample_as_in_training(told, tmp_path):
-    """With a standard deviation far from 1."""
+def test_load_policy_can_sample_as_in_training(known_run, tmp_path):
+    """The standard deviation is far from 1."""
     folder = tmp_path / "changed"
-    shutil.copytree(told.folder, folder)
+    shutil.copytree(known_run.folder, folder)
     widen(folder, 0.8)
-    policy = importlib.import_module(told.name).load_policy(folder)
+    policy = importlib.import_module(known_run.name).load_policy(folder)
     obs = np.random.default_rng(0).normal(size=(1, 3))
     mean, log_std = np.split(forward(weights_in(folder)["actor"], obs), 2, axis=-1)
     assert log_std > 0.5
@@ -621,11 +622,11 @@ def add_to_output(folder, change):
         path.write_bytes(msgpack_serialize(checkpoint))
 
 
-def test_a_resumed_run_continues_exactly(told, tmp_path, monkeypatch):
-    """In Gymnasium, new episodes start, so use an environment where all are the same."""
-    name, whole = told.name, told.folder
+def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch):
+    """In Gymnasium, new episodes start, so use an environment in which all are identical."""
+    name, whole = known_run.name, known_run.folder
     op_by_op(monkeypatch, importlib.import_module(name))  # as in the complete run
-    folder = shutil.copytree(told.half, tmp_path / "killed")
+    folder = shutil.copytree(known_run.half, tmp_path / "killed")
     if "gymnasium" in name:
         run = make_whole_run(name, tmp_path, lambda place: train(name, place, "--env-id Alike-v0"))
         whole = run.folder
@@ -647,7 +648,7 @@ def test_without_a_saved_replay_updates_wait_for_a_new_one(name, tmp_path, monke
     folder = rewind(run, tmp_path / "killed")
     capsys.readouterr()
     assert main(name, "--resume", folder, "--save-replay") == 0
-    message = "The checkpoint has no replay: updates continue after 1500 new steps.\n"
+    message = "The checkpoint has no replay buffer: updates continue after 1500 new steps.\n"
     assert message in capsys.readouterr().out
     assert [row["charts/updates"] for row in rows(folder)] == [0, 62, 0, 62]
     assert rows(folder)[-1]["losses/td_loss"] is not None
@@ -665,7 +666,7 @@ LEARNING += "--train-frequency 1 --buffer-size 360 --batch-size 32 --learning-ra
 
 
 class Update(NamedTuple):
-    """The arguments of a call of update()."""
+    """Arguments of a call of update()."""
 
     weights: dict
     target_critics: list
@@ -680,19 +681,19 @@ def record_updates(patch, name) -> list[Update]:
     update, found = script.update, []
 
     def in_linen(state, losses, batch, noise, rate, args):
-        told = jax.tree.leaves(state.params), jax.tree.leaves(state.target_params)
-        jax.debug.callback(keep, *told, tuple(batch), noise, rate, ordered=True)
+        known_run = jax.tree.leaves(state.params), jax.tree.leaves(state.target_params)
+        jax.debug.callback(keep, *known_run, tuple(batch), noise, rate, ordered=True)
         return update(state, losses, batch, noise, rate, args)
 
     def in_torch(agent, target_critics, optimizer, batch, noise, args):
-        told = in_order(agent.state_dict()), in_order(target_critics.state_dict())
-        keep(*told, batch, noise, optimizer.param_groups[0]["lr"])
+        known_run = in_order(agent.state_dict()), in_order(target_critics.state_dict())
+        keep(*known_run, batch, noise, optimizer.param_groups[0]["lr"])
         return update(agent, target_critics, optimizer, batch, noise, args)
 
     def in_compiled(agent, target_critics, optimizer, args, rate, noise, *batch):
         if noise.any():  # otherwise, this is the call that compiles
-            told = in_order(agent.state_dict()), in_order(target_critics.state_dict())
-            keep(*told, batch, noise, rate)
+            known_run = in_order(agent.state_dict()), in_order(target_critics.state_dict())
+            keep(*known_run, batch, noise, rate)
         return update(agent, target_critics, optimizer, args, rate, noise, *batch)
 
     def keep(weights, target_critics, batch, noise, rate):
@@ -706,8 +707,8 @@ def record_updates(patch, name) -> list[Update]:
 
 
 @pytest.fixture(scope="module", params=SAC_SCRIPTS)
-def learnt(request, tmp_path_factory):
-    """A run with 60 random steps, then 60 updates in each of three iterations."""
+def trained(request, tmp_path_factory):
+    """Return a run with 60 random steps, then 60 updates in each of three iterations."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
@@ -718,24 +719,24 @@ def learnt(request, tmp_path_factory):
     return SimpleNamespace(name=name, updates=updates, run=run, folder=folder)
 
 
-def test_every_update_has_new_noise_and_a_new_batch(learnt):
+def test_every_update_has_new_noise_and_a_new_batch(trained):
     """Noise differs for obs and next_obs, and batches differ if two updates follow one step."""
-    noise = np.array([x.noise.reshape(2, 32) for x in learnt.updates])
+    noise = np.array([x.noise.reshape(2, 32) for x in trained.updates])
     assert kstest(noise.ravel(), "norm").pvalue > 0.01
     assert len(np.unique(noise)) > 0.99 * noise.size
     assert abs(np.corrcoef(noise[:, 0].ravel(), noise[:, 1].ravel())[0, 1]) < 5 / np.sqrt(180 * 32)
-    for first, second in zip(learnt.updates[::2], learnt.updates[1::2], strict=True):
+    for first, second in zip(trained.updates[::2], trained.updates[1::2], strict=True):
         assert (first.batch[2] != second.batch[2]).mean() > 0.8
 
 
-def test_batches_are_uniform_samples_of_the_stored_transitions(learnt):
-    """There are 62 for two updates, then 64, and so on. The newest one is included."""
-    stored = stored_in(learnt.run.folder)
+def test_batches_are_uniform_samples_of_the_stored_transitions(trained):
+    """Two updates sample from 62 transitions, the next two from 64, including the newest one."""
+    stored = stored_in(trained.run.folder)
     numbers = {obs.tobytes(): number for number, obs in enumerate(stored[0])}
     assert len(numbers) == 240
     positions, newest, expected = [], 0, 0.0
     rng = np.random.default_rng(0)
-    for i, update in enumerate(learnt.updates):
+    for i, update in enumerate(trained.updates):
         size = 62 + i // 2 * 2
         drawn = np.array([numbers[obs.tobytes()] for obs in update.batch[0]])
         for x, y in zip(update.batch, stored, strict=True):
@@ -748,33 +749,41 @@ def test_batches_are_uniform_samples_of_the_stored_transitions(learnt):
     assert abs(newest - expected) < 5 * np.sqrt(expected)
 
 
-def test_mean_losses_are_logged_under_their_names(learnt):
-    for i, row in enumerate(rows(learnt.run.folder)[1:]):
-        updates = learnt.updates[60 * i : 60 * (i + 1)]
+def test_mean_losses_are_logged_under_their_names(trained):
+    for i, row in enumerate(rows(trained.run.folder)[1:]):
+        updates = trained.updates[60 * i : 60 * (i + 1)]
         losses = [as_logged(losses_of(*x[:4], gamma=0.99)) for x in updates]
         for name in losses[0]:
             mean = np.mean([x[name] for x in losses])
             assert row[name] == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
 
-def test_the_learning_rate_follows_the_arguments(learnt, tmp_path, monkeypatch):
-    """In updates and in the log, also after resuming with another learning rate and duration."""
-    rates = [x.rate for x in learnt.updates[::60]]
+def test_the_learning_rate_decays_per_iteration(trained):
+    """The updates and the log have the same learning rate."""
+    rates = [x.rate for x in trained.updates[::60]]
     np.testing.assert_allclose(rates, [0.75e-3, 0.5e-3, 0.25e-3], rtol=1e-6)
-    assert [x.rate for x in learnt.updates] == np.repeat(rates, 60).tolist()
-    logged = [row["charts/learning_rate"] for row in rows(learnt.run.folder)]
+    assert [x.rate for x in trained.updates] == np.repeat(rates, 60).tolist()
+    logged = [row["charts/learning_rate"] for row in rows(trained.run.folder)]
     np.testing.assert_allclose(logged, [1e-3, *rates], rtol=1e-6)
 
-    op_by_op(monkeypatch, importlib.import_module(learnt.name))
-    updates = record_updates(monkeypatch, learnt.name)
-    folder = rewind(learnt.run, tmp_path / "killed")
-    flags = "--learning-rate 6e-3 --total-timesteps 360"
-    assert main(learnt.name, "--resume", folder, *flags.split()) == 0
+
+def test_flags_of_the_update_can_change_in_a_resumed_run(trained, tmp_path, monkeypatch):
+    """This includes the schedule of the learning rate."""
+    op_by_op(monkeypatch, importlib.import_module(trained.name))
+    updates = record_updates(monkeypatch, trained.name)
+    folder = rewind(trained.run, tmp_path / "killed")
+    flags = "--learning-rate 6e-3 --total-timesteps 360 --batch-size 16 --tau 0.5"
+    assert main(trained.name, "--resume", folder, *flags.split()) == 0
     jax.effects_barrier()
     rates = [x.rate for x in updates[::60]]
     np.testing.assert_allclose(rates, [4e-3, 3e-3, 2e-3, 1e-3], rtol=1e-6)
     logged = [row["charts/learning_rate"] for row in rows(folder)]
     np.testing.assert_allclose(logged[2:], rates, rtol=1e-6)
+    assert {len(x.batch[0]) for x in updates} == {16}
+    for before, after in pairwise(updates):
+        critics, _ = ravel(after.weights["critics"])
+        expected = (ravel(before.target_critics)[0] + critics) / 2
+        np.testing.assert_allclose(ravel(after.target_critics)[0], expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
@@ -811,7 +820,7 @@ def test_the_replay_keeps_the_dtype_of_observations(name, tmp_path, monkeypatch)
 
 @EACH
 def test_the_size_of_a_large_replay_is_printed(name, capsys):
-    """1.2 GB, which this test does not allocate."""
+    """This test does not allocate the 1.2 GB."""
     script = importlib.import_module(name)
     for obs_size in (9_000, 12_000):
         sizes = script.Args(buffer_size=50_000), (obs_size,), np.dtype(np.uint8), 1
@@ -828,7 +837,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
 # === Gymnasium ==================================================================================
 @pytest.mark.parametrize("name", IN_GYMNASIUM)
 def test_a_resumed_run_starts_new_episodes(name):
-    """Not those of the start of the run, and the same ones if it is resumed again."""
+    """They differ from those at the start of the run. Resuming again gives the same ones."""
     env = importlib.import_module(name).VecEnv("Pendulum-v1", 2, "sync", 1)
     first, third, again = env.reset(), env.reset(3), env.reset(3)
     assert not np.isin(first, third).any()
@@ -853,7 +862,7 @@ LOW, HIGH = [-0.1, -0.2], [0.2, 0.1]
 
 
 class Bounded(PendulumEnv):
-    """Refuses actions outside its bounds, and those of another dtype."""
+    """Rejects actions outside the bounds and those of another dtype."""
 
     def __init__(self, dtype: Any = np.float32) -> None:
         super().__init__()
@@ -870,7 +879,7 @@ for bits in (32, 64):
 
 
 class BoundedInGymnax(Pendulum):
-    """Observes the action."""
+    """The observation is the action."""
 
     def step_env(self, key: Any, state: Any, action: Any, params: Any) -> tuple:
         _, *others = super().step_env(key, state, action[0], params)
@@ -889,7 +898,7 @@ EXTREMES = np.array([[-1, -1], [1, 1], [-1, 1], [1, -1]], np.float32)
 
 @EACH
 def test_actions_are_inside_bounds_that_are_not_binary_fractions(name, tmp_path, monkeypatch):
-    """In training, where actions reach the bounds, and in load_policy. Also in float64."""
+    """This holds in training, where actions reach the bounds, and in load_policy."""
     script = importlib.import_module(name)
     op_by_op(monkeypatch, script)
     for bits in (32, 64) if "gymnasium" in name else (32,):
@@ -930,7 +939,7 @@ def test_counts_below_the_least_are_usage_errors(name, monkeypatch, capfd):
 
 # === Long runs ==================================================================================
 def test_a_compiled_run_is_one_graph_and_matches_the_eager_run(tmp_path):
-    """With a learning rate that changes."""
+    """The learning rate changes during the run."""
     flags = "--total-timesteps 3000 --train-frequency 40"
     train("sac_torch_gymnasium", tmp_path / "eager", flags)
     torch._dynamo.utils.counters.clear()
@@ -943,7 +952,7 @@ def test_a_compiled_run_is_one_graph_and_matches_the_eager_run(tmp_path):
 
 @pytest.mark.parametrize("name", ["sac_linen", "sac_torch_gymnasium"])
 def test_a_run_learns_pendulum(name, tmp_path):
-    """In 9,600 steps. The mean return of random actions is -1,200."""
+    """Training takes 9,600 steps. The mean return of random actions is -1,200."""
     own = ["--runs-dir", tmp_path, "--run-name", "run", "--total-timesteps", 9_600]
     assert main(name, *own) == 0
     returns = [row["charts/episodic_return"] for row in rows(tmp_path / "run")]
