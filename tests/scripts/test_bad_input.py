@@ -1,4 +1,4 @@
-"""Invalid arguments: one sentence, exit status 2, no traceback, no file."""
+"""Invalid arguments give a one-line error and exit status 2, and write no files."""
 
 import ast
 import importlib
@@ -34,9 +34,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "flags", "sentence"), BAD)
-def test_invalid_arguments_are_one_sentence(name, flags, sentence, tmp_path, monkeypatch, capfd):
+def test_invalid_arguments_are_one_line_errors(name, flags, sentence, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")  # so that tyro does not wrap the sentence
+    monkeypatch.setenv("COLUMNS", "200")  # so that tyro does not wrap the error
     assert main(name, *flags.split()) == 2
     output, errors = capfd.readouterr()
     assert sentence in errors and "Traceback" not in errors
@@ -61,7 +61,7 @@ def test_counts_are_at_least_1(name):
 
 
 def test_the_other_scripts_check_their_flags_in_the_same_way():
-    """Except for comments, and for scripts that share their Arguments with no other."""
+    """Ignore comments, and scripts whose section Arguments no other script shares."""
     names = [x for x in (*ALL_SCRIPTS, *CONTINUOUS_SCRIPTS) if group_of(x, "Arguments")]
     texts = [textwrap.dedent(function(name, "__post_init__")) for name in names]
     assert len({ast.unparse(ast.parse(text)) for text in texts}) == 1
@@ -89,7 +89,7 @@ def test_fixed_arguments_are_all_tested():
 
 
 @pytest.mark.parametrize(("flags", "sentence"), FOLDERS)
-def test_existing_folders_are_left_alone(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
+def test_existing_folders_do_not_change(flags, sentence, whole_run, tmp_path, monkeypatch, capfd):
     """A run folder is neither overwritten nor resumed with arguments that do not fit."""
     shutil.copytree(whole_run("ppo_torch").folder, tmp_path / "complete")
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ class SumState:
 
 
 class Sum:
-    """Adds the actions to a random number. The episode terminates above 100."""
+    """The observation is a random number plus all actions. Episodes terminate above 100."""
 
     action_size = 1
 
@@ -78,7 +78,7 @@ def test_only_done_terminates_and_only_the_limit_truncates(env):
     assert ends == [no, over, no, no, no, limit, no]
 
 
-def test_a_restart_uses_one_of_the_starts_and_keeps_the_last_observation(env):
+def test_a_restart_uses_one_of_the_initial_states_and_keeps_the_last_observation(env):
     starts = {
         float(env.env.reset(key).obs[0]) for key in jax.random.split(jax.random.PRNGKey(0), 3)
     }
@@ -87,12 +87,12 @@ def test_a_restart_uses_one_of_the_starts_and_keeps_the_last_observation(env):
         (first, _), steps = play(env, [1, 1, 1, 1, 0], number)
         obs, state, *_, info = steps[3]
         assert float(info["final_observation"][0]) == pytest.approx(float(first[0]) + 4)
-        assert float(steps[4][0][0]) == float(obs[0])  # so the new episode continues from there
+        assert float(steps[4][0][0]) == float(obs[0])  # the new episode continues from there
         assert int(state.time) == 0
         found |= {float(first[0]), float(obs[0])}
         keys.add(tuple(np.asarray(state.inner.info["rng"]).tolist()))
     assert found == starts
-    assert len(keys) == 20  # of 20 restarts from three starts
+    assert len(keys) == 20  # 20 restarts from three initial states
 
 
 @pytest.mark.parametrize("action", [13, 14])
@@ -102,7 +102,7 @@ def test_nan_in_the_simulation_terminates_the_episode(action):
     assert (float(reward), bool(terminated), bool(truncated)) == (0, True, False)
     last = float(start[0]) + 1
     assert float(info["final_observation"][0]) == pytest.approx(last)
-    assert 0 <= float(obs[0]) < 1 and int(state.time) == 0  # of the next episode, which continues
+    assert 0 <= float(obs[0]) < 1 and int(state.time) == 0  # the next episode has started
     assert float(steps[3][0][0]) == pytest.approx(float(obs[0]) + 2)
     assert [float(x[2]) for x in steps] == [1, 0, 1, 1]
 
@@ -185,7 +185,7 @@ def test_steps_equal_those_of_the_package_until_an_episode_ends(env_id):
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
-def test_check_accepts_it(env_id):
+def test_check_accepts_the_environment(env_id):
     assert check.check_gymnax(make(env_id)).is_continuous
 
 

@@ -1,4 +1,4 @@
-"""PPO from images: networks, environments, bad input, and learning."""
+"""PPO from images: networks, environments, invalid input, and learning."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("name", IMAGE_SCRIPTS)
 BOTH = pytest.mark.parametrize("name", ["ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium"])
 SIZES: dict[str, Any] = {"conv_channels": (4, 8), "conv_kernels": (3, 2), "conv_strides": (2, 1)}
 SIZES |= {"hidden_sizes": (16,), "matmul_precision": "highest"}
-# Shape, and whether channels are first.
+# Shape, and whether the channels come first.
 LAYOUTS = [((13, 10, 3), False), ((13, 10), False), ((3, 13, 10), True)]
 
 
@@ -50,14 +50,14 @@ def make_torch(shape, channels_first, **flags):
     return pytorch.make_agent(args, shape, channels_first, 3, torch.device("cpu"))[0]
 
 
-def moved(x):
-    """Parameters as after training: biases are not 0, and outputs depend on the images."""
+def perturbed(x):
+    """Perturb a parameter, so that biases are not 0 and outputs depend on the images."""
     return x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape).astype("f")
 
 
 # === Network ====================================================================================
 def to_torch(params, size, permute=True):
-    """PyTorch's state_dict of Linen's parameters, by the expressions on the page."""
+    """Convert Linen parameters to a PyTorch state_dict with the expressions on the page."""
     text = (ROOT / "docs/extend.md").read_text().partition("## Export a policy")[2]
     of_hidden, of_convs = re.findall(r"`(kernel\.[^`]+)`", text)
     state = {}
@@ -76,9 +76,9 @@ def to_torch(params, size, permute=True):
 
 @pytest.mark.parametrize(("shape", "channels_first"), LAYOUTS)
 def test_both_frameworks_agree_on_the_same_weights(shape, channels_first):
-    """With the permutation of the page; without it nothing fails, but the values are wrong."""
+    """Without the permutation on the page, nothing fails, but the values are wrong."""
     state = make_linen(shape, channels_first)
-    params = jax.tree.map(moved, state.params)
+    params = jax.tree.map(perturbed, state.params)
     agent = make_torch(shape, channels_first)
     obs = random_images(16, shape)
     ours = state.apply_fn(params, obs)
@@ -118,7 +118,7 @@ SCALES = {"convs": math.sqrt(2), "hidden": math.sqrt(2), "actor": 0.01, "critic"
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (4, 3), (2, 5)])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 2), (4, 3)])
 def test_gradients_of_the_convolution_equal_those_of_xla(kernel, strides):
-    """Also for sizes that the stride does not divide."""
+    """Sizes need not be multiples of the stride."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 13, 10, 3)).astype("f")
     w = rng.normal(size=(*kernel, 3, 4)).astype("f")
@@ -146,7 +146,7 @@ def test_the_convolution_refuses_padding():
 
 def test_chunks_of_eight_images_give_the_same_features_and_gradients():
     state = make_linen((13, 10, 3), False)
-    params = jax.tree.map(moved, state.params)
+    params = jax.tree.map(perturbed, state.params)
     obs = random_images(24, (13, 10, 3))
 
     def get_features(params, obs):
@@ -168,10 +168,10 @@ def test_chunks_of_eight_images_give_the_same_features_and_gradients():
 
 
 def test_bfloat16_leaves_parameters_and_outputs_in_float32():
-    """It computes the convolutions and the hidden layers with three digits."""
+    """Convolutions and hidden layers have a precision of about three digits."""
     obs = random_images(8, (13, 10, 3))
     state, exact = (make_linen((13, 10, 3), False, precision=x) for x in ("bfloat16", "float32"))
-    outputs = [x.apply_fn(jax.tree.map(moved, x.params), obs) for x in (state, exact)]
+    outputs = [x.apply_fn(jax.tree.map(perturbed, x.params), obs) for x in (state, exact)]
     assert state.apply_fn(state.params, obs, method="get_features").dtype == np.float32
     kinds = {x.dtype for x in jax.tree.leaves((state.params, state.opt_state))}
     assert kinds == {np.dtype("f"), np.dtype("i")}
@@ -204,8 +204,8 @@ def arcade(monkeypatch):
     return arcade
 
 
-def shown(obs):
-    """Number of the game and its step."""
+def game_and_step(obs):
+    """Return the number of the game and its step."""
     return [tuple(x) for x in obs[:, 0, 0, :2].tolist()]
 
 
@@ -215,9 +215,9 @@ def test_every_transition_of_a_game(arcade):
     assert games.options["repeat_action_probability"] == 0.25
     assert not games.options["reward_clipping"] and "episodic_life" not in games.options
     assert env.channels_first and env.obs_shape == (4, 6, 6) and env.num_actions == 3
-    assert shown(env.reset()) == [(1, 0), (1, 0)]
+    assert game_and_step(env.reset()) == [(1, 0), (1, 0)]
     names = ("reward", "terminated", "truncated", "restart", "episode_return", "episode_length")
-    # Results of both games in each step, then what next_obs and obs show.
+    # Results of both games in each step, then the frames in next_obs and obs.
     expected = [
         [(1, 0, 0, 0, 7, 1, (1, 1), (1, 1)), (1, 0, 0, 0, 1, 1, (1, 1), (1, 1))],
         [(0, 1, 0, 0, 7, 2, (1, 2), (1, 2)), (0, 0, 1, 1, 1, 2, (1, 2), (2, 0))],
@@ -231,7 +231,7 @@ def test_every_transition_of_a_game(arcade):
         assert results["reward"].dtype == np.float32
         assert tuple(results) == pytorch.Storage._fields[3:]
         columns = [results[x].tolist() for x in names]
-        columns += [shown(results["next_obs"]), shown(obs)]
+        columns += [game_and_step(results["next_obs"]), game_and_step(obs)]
         assert list(zip(*columns, strict=True)) == step
 
 
@@ -252,7 +252,7 @@ def test_a_resumed_run_starts_new_games_with_other_seeds(arcade, capsys):
     assert capsys.readouterr().out.count("Starting new episodes") == 3
 
 
-def test_statistics_are_of_games_and_advantages_of_lives():
+def test_statistics_cover_entire_games_and_advantages_single_lives():
     shape = (3, 1)
     restart = np.array([[False], [False], [True]])
     terminated = np.array([[True], [False], [True]])
@@ -269,11 +269,11 @@ def test_statistics_are_of_games_and_advantages_of_lives():
         assert statistics["charts/episodic_return_min"] == 30
         args = script.Args(num_envs=1, num_steps=4, total_timesteps=4)
         advantage = script.compute_gae(storage, converter(zeros), converter(9 * ones), args)
-        assert float(advantage[0, 0]) == 1  # no value of the next life
+        assert float(advantage[0, 0]) == 1  # without the value of the next life
 
 
 def test_every_transition_of_a_custom_environment():
-    """next_obs is what an episode ended with, and obs is the start of the next episode."""
+    """When an episode ends, next_obs is its last observation, and obs starts the next one."""
     env_id = "envs.pixel_grid:PixelGrid-v0"
     env = make(env_id, num_envs=3)
     seeds = np.random.SeedSequence([1, 0]).generate_state(3) >> 1
@@ -296,7 +296,7 @@ def test_every_transition_of_a_custom_environment():
                 total[i], (next_obs, _) = 0, other.reset()
             np.testing.assert_array_equal(obs[i], next_obs)
     assert ends.all()
-    for x, then in kept:  # not a buffer of Gymnasium, which the next step overwrites
+    for x, then in kept:  # copies: Gymnasium overwrites its buffer at the next step
         np.testing.assert_array_equal(x, then)
 
 
@@ -322,7 +322,7 @@ def test_stripes_and_rewards_of_the_grid():
 
 @pytest.mark.skipif(not importlib.util.find_spec("ale_py"), reason="requirements-test.txt has it")
 def test_atari():
-    """Breakout, until lives are lost: the game continues, and the same seed gives the same game."""
+    """Breakout continues after lost lives, and the same seed gives the same game."""
     flags = {"image_size": 36, "num_envs": 2}
     env, twin = make("ALE/Breakout-v5", **flags), make("ALE/Breakout-v5", **flags)
     sticky = make("ale_py:ALE/Breakout-v5", sticky_actions=0.9, **flags)
@@ -347,7 +347,7 @@ def test_atari():
     assert over >= 1 and lost >= 4 and is_sticky and differ
 
 
-# === Bad input ==================================================================================
+# === Invalid input ==============================================================================
 BAD = [
     ("ImageFloats-v0", "", "must be uint8 from 0 to 255, not float32; gymnasium.wrappers"),
     ("ImageNested-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
@@ -370,7 +370,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("env_id", "flags", "sentence"), BAD)
-def test_what_cannot_work_is_one_sentence(env_id, flags, sentence, tmp_path, monkeypatch, capfd):
+def test_invalid_input_is_a_one_line_error(env_id, flags, sentence, tmp_path, monkeypatch, capfd):
     images.stand_in_for_ale_py(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -383,7 +383,7 @@ def test_what_cannot_work_is_one_sentence(env_id, flags, sentence, tmp_path, mon
     assert output == "" and not list(tmp_path.iterdir())
 
 
-def test_linen_refuses_small_images_in_the_same_words(capsys):
+def test_linen_rejects_small_images_with_the_same_message(capsys):
     pairs: list[Any] = [(linen, jax.random.key(0)), (pytorch, torch.device("cpu"))]
     for script, key in pairs:
         with pytest.raises(SystemExit) as stopped:
@@ -394,7 +394,7 @@ def test_linen_refuses_small_images_in_the_same_words(capsys):
     assert first == second and "need 36 x 36 pixels or more, not 35 x 84" in first
 
 
-def test_without_ale_py_a_sentence_names_package_version_and_license(monkeypatch, capsys):
+def test_without_ale_py_the_error_names_package_version_and_license(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as stopped:
         make("ALE/Pong-v5")
@@ -405,7 +405,7 @@ def test_without_ale_py_a_sentence_names_package_version_and_license(monkeypatch
 
 
 @EACH
-def test_images_above_a_gigabyte_are_announced(name, monkeypatch, capsys):
+def test_the_size_of_images_above_a_gigabyte_is_printed(name, monkeypatch, capsys):
     script = importlib.import_module(name)
     monkeypatch.setattr(script, "make_agent", MagicMock(side_effect=InterruptedError))
     for env_id, said in (("ImageConstant-v0", ""), ("ImageLarge-v0", "take 1.5 GB")):
@@ -418,8 +418,8 @@ def test_images_above_a_gigabyte_are_announced(name, monkeypatch, capsys):
 
 # === Runs =======================================================================================
 @pytest.mark.parametrize("name", IMAGE_SCRIPTS)
-def test_a_policy_acts_on_raw_images_by_the_weights_of_the_checkpoint(name, whole_run):
-    """Most likely actions are those of the logits; draws are by their chances, and by the seed."""
+def test_load_policy_takes_raw_images_and_uses_the_weights_of_the_checkpoint(name, whole_run):
+    """Greedy actions maximize the logits. Samples follow the probabilities and the seed."""
     folder, script = whole_run(name).folder, importlib.import_module(name)
     _, args = script.load_info(folder)
     obs = random_images(64, (9, 8, 3))
@@ -478,7 +478,7 @@ PIXELS = ("ppo_cnn_torch_gymnasium", "--conv-kernels 1 1", False)
         PIXELS,
     ],
 )
-def test_convolutions_learn_what_single_pixels_do_not_show(name, flags, learns, tmp_path):
+def test_convolutions_learn_what_single_pixels_do_not_reveal(name, flags, learns, tmp_path):
     """The mean return is 1 at best, and at most 0 for an agent that does not see stripes."""
     logged = rows(train(name, tmp_path, "run", *GRID.split(), *flags.split()))
     final = np.mean([row["charts/episodic_return"] for row in logged[-4:]])

@@ -57,7 +57,7 @@ def random_gaussian(seed: int) -> dict:
 
 
 def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
-    """32 steps of 4 environments. The means of rewards and obs are not 0; some are clipped."""
+    """Return 32 steps of 4 environments, with nonzero means and some values to clip."""
     rng = np.random.default_rng(seed)
     shape = (32, 4)
     obs, next_obs = rng.normal(5, 3, (2, *shape, OBS_DIM)) * rng.choice([1, 9], (*shape, 1))
@@ -81,7 +81,7 @@ def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("num_envs", [1, 64])
 def test_statistics_are_those_of_all_rollouts(name, offset, num_envs):
-    """With one environment and with many, and if the distribution changes in each rollout."""
+    """This holds for one environment and many, also if the distribution changes."""
     script: Any = importlib.import_module(name)
     rng = np.random.default_rng(0)
     rollouts = [rng.normal(offset + i, 1 + i, (256, OBS_DIM)).astype("f") for i in range(12)]
@@ -102,7 +102,7 @@ def test_statistics_are_those_of_all_rollouts(name, offset, num_envs):
 
 
 def test_statistics_change_in_place():
-    """A CUDA graph of the policy reads them where they are."""
+    """A CUDA graph of the policy always reads the same memory."""
     stats: Any = importlib.import_module(CONTINUOUS_IN_TORCH[0]).RunningMeanStd((OBS_DIM,))
     places = [x.data_ptr() for x in stats.buffers()]
     stats.update(torch.randn(8, 2, OBS_DIM))
@@ -121,7 +121,7 @@ UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch_gymnasium
 
 @pytest.fixture(scope="module", params=UPDATES, ids=" ".join)
 def learner(request):
-    """Share a learner between the tests of a script and flags: making one takes seconds."""
+    """Share a learner among tests of the same script and flags: creating one takes seconds."""
     name, flags = request.param
     learner = make_learner(name, **FLAGS[flags])
     learner.initial_weights = learner.get_weights()
@@ -184,7 +184,7 @@ def test_transitions(name):
     learner, storages = two_rollouts(name)
     storage = learner.script.Storage(*map(np.concatenate, zip(*storages, strict=True)))
     signal, far, step = np.moveaxis(storage.obs, -1, 0)
-    ended = np.arange(64)[:, None] % 2 * np.ones(4) == 1  # each second step
+    ended = np.arange(64)[:, None] % 2 * np.ones(4) == 1  # every second step
     assert set(signal.ravel()) == {-1, 1} and (far == 1000 + signal).all()
     np.testing.assert_array_equal(storage.truncated, ended)
     assert not storage.terminated.any()
@@ -260,7 +260,7 @@ def test_a_simulator_that_returns_nan_ends_the_run(name, place, monkeypatch):
         env.step(action)
 
 
-# === Whole runs =================================================================================
+# === Entire runs ================================================================================
 @EACH
 def test_training_finds_the_best_actions(name, tmp_path):
     """load_policy returns them in the units of the environment."""
@@ -272,7 +272,7 @@ def test_training_finds_the_best_actions(name, tmp_path):
 
 
 def gaussians(folder: Path, obs: np.ndarray) -> Any:
-    """The Gaussians of a checkpoint for obs (N, OBS_DIM), where -1 to 1 spans the bounds."""
+    """Return the Gaussians of a checkpoint for obs (N, OBS_DIM), in units of [-1, 1]."""
     saved, weights = arrays(folder), weights_in(folder)
     mean, var = saved.get("1"), saved.get("2")  # in Equinox, arrays are numbered
     for place, x in saved.items():
@@ -313,7 +313,7 @@ class Narrow(gymnasium.Env):
     """An environment that rejects actions outside its bounds, which are not exact in binary."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-    actions: ClassVar[list[np.ndarray]] = []  # of all environments
+    actions: ClassVar[list[np.ndarray]] = []  # in all environments
 
     def __init__(self, dtype: str) -> None:
         low, high = np.array([-0.1, 0.1], dtype), np.array([0.1, 0.4], dtype)

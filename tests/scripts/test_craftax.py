@@ -18,7 +18,7 @@ NUM_ENVS, NUM_STEPS, LIMIT, NUM_WORLDS = 6, 12, 8, 3
 
 
 @pytest.fixture(scope="module")
-def played():
+def transitions():
     """Step three environments with the same keys: pooled, endless, and that of the package.
 
     Arrays are (NUM_STEPS, NUM_ENVS, ...). The player of environment 0 is about to die.
@@ -66,18 +66,18 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_steps_equal_those_of_the_package(played):
-    """Always in the endless environment; until the first restart in the pooled one."""
-    obs, state, reward, terminated, truncated, _ = played.endless
+def test_steps_equal_those_of_the_package(transitions):
+    """The endless environment is always equal, the pooled one until the first restart."""
+    obs, state, reward, terminated, truncated, _ = transitions.endless
     done = terminated | truncated
-    assert_same(played.theirs[:4], (obs, state, reward, done))
-    assert done.any(0).all()  # so every environment restarts
+    assert_same(transitions.theirs[:4], (obs, state, reward, done))
+    assert done.any(0).all()  # every environment restarts
     first = done.cumsum(0) == 0
-    assert_same(*jax.tree.map(lambda x: x[first], (played.pooled, played.endless)))
+    assert_same(*jax.tree.map(lambda x: x[first], (transitions.pooled, transitions.endless)))
 
 
-def test_death_terminates_and_the_limit_truncates(played):
-    _, _, reward, terminated, truncated, info = played.pooled
+def test_death_terminates_and_the_limit_truncates(transitions):
+    _, _, reward, terminated, truncated, info = transitions.pooled
     ends = np.zeros((NUM_STEPS, NUM_ENVS), bool)
     ends[0, 0] = True  # its player dies in the first step
     np.testing.assert_array_equal(terminated, ends)
@@ -88,22 +88,22 @@ def test_death_terminates_and_the_limit_truncates(played):
     assert reward.dtype == np.float32
 
 
-def test_a_restart_uses_one_of_the_worlds_that_the_package_generates(played):
-    _, state, _, terminated, truncated, _ = played.pooled
-    worlds = played.env.worlds
+def test_a_restart_uses_one_of_the_worlds_that_the_package_generates(transitions):
+    _, state, _, terminated, truncated, _ = transitions.pooled
+    worlds = transitions.env.worlds
     done = terminated | truncated
     found = set()
-    for world in (*played.start.map, *state.map[done]):
+    for world in (*transitions.start.map, *state.map[done]):
         [number] = np.flatnonzero((worlds.map == world).all(axis=(1, 2)))
         found.add(int(number))
     assert found == {0, 1, 2}  # of 13 draws
     assert not state.timestep[done].any() and (state.timestep[~done] > 0).all()
     key = jax.random.split(jax.random.PRNGKey(0), NUM_WORLDS)[1]
-    _, theirs = jax.jit(played.env.game.reset_env)(key, played.env.default_params)
+    _, theirs = jax.jit(transitions.env.game.reset_env)(key, transitions.env.default_params)
     ours = jax.tree.map(lambda x: x[1 % len(x)], worlds)
-    # Compiled separately, they can differ by rounding.
+    # Separately compiled programs can differ by rounding.
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), ours, theirs)
 
 
-def test_check_accepts_it(played):
-    check.check_gymnax(played.env)
+def test_check_accepts_it(transitions):
+    check.check_gymnax(transitions.env)

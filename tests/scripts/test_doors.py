@@ -48,7 +48,7 @@ STEPS = [search(goal) for goal in range(15)]
 
 @cache
 def best(square, goal):
-    """The first action of a shortest path."""
+    """Return the first action of a shortest path."""
     return min(TURNS, key=lambda action: STEPS[goal][after(square, action)])
 
 
@@ -73,7 +73,7 @@ gymnax_step = jax.jit(jax.vmap(DOORS.step, (0, 0, 0, None)))
 
 # === Rules ======================================================================================
 def test_every_move_from_every_square():
-    """Moves into the wall or a border do nothing, for no reward.
+    """Moves into the wall or a border have no effect and no reward.
 
     Testing Gymnasium is enough: both versions use the same table of moves.
     """
@@ -153,7 +153,7 @@ def test_all_layouts_are_equally_likely():
 
 # === Interfaces =================================================================================
 @pytest.mark.filterwarnings("error")
-def test_the_checks_of_gymnasium_and_of_this_project(capsys):
+def test_gymnasium_and_this_project_accept_the_environment(capsys):
     check_env(make(render_mode="rgb_array"))
     assert gymnasium.spec("Doors-v0").max_episode_steps is None
     assert (rules.LIMIT, DOORS.default_params.max_steps_in_episode) == (50, 50)

@@ -1,4 +1,4 @@
-"""DQN's updates, initial weights, replay and schedules against the papers and PyTorch."""
+"""DQN: compare updates, initial weights, replay and schedules with the papers and PyTorch."""
 
 import importlib
 from typing import Any
@@ -27,7 +27,7 @@ CASES = [
 @EACH_AGENT
 @pytest.mark.parametrize(("obs_shape", "flags"), CASES)
 def test_updates_match_the_reference(name, obs_shape, flags):
-    """50 updates at a changing learning rate. One input is always 0, so its weights stay."""
+    """Compare 50 updates with a changing learning rate. One input is 0, so its weights stay."""
     learner = make_learner(name, obs_shape, f"{flags} --target-network-frequency 7")
     layers, _ = learner.layers()
     batches = [random_batch(seed, 32, obs_shape, 3) for seed in range(50)]
@@ -46,7 +46,7 @@ def test_updates_match_the_reference(name, obs_shape, flags):
 # === Initial weights ============================================================================
 @EACH_AGENT
 def test_initial_weights_are_as_in_pytorch(name):
-    """Uniform within 1 / sqrt(inputs), as in nn.Linear and nn.Conv2d; the target is a copy."""
+    """They are uniform within 1 / sqrt(inputs), as in nn.Linear; the target is a copy."""
     learner = make_learner(name, (10, 10, 4), "--hidden-sizes 128 64")
     layers, target = learner.layers()
     np.testing.assert_array_equal(dqn.flat(layers), dqn.flat(target))
@@ -74,7 +74,7 @@ def test_uint8_observations_are_cast_to_float32(name):
 
 # === Replay =====================================================================================
 def steps(first: int, kind: Any = "f", count: int = 10) -> tuple:
-    """Transitions of `count` environments, whose fields are functions of the number `action`."""
+    """Return transitions of `count` environments, whose fields are functions of the action."""
     number = np.arange(first, first + count)
     obs = number[:, None] + np.array([0, 1, 2, 3])
     fields = obs, number, 2 * number, number % 3 == 0, obs + 100
@@ -83,7 +83,7 @@ def steps(first: int, kind: Any = "f", count: int = 10) -> tuple:
 
 
 @EACH_REPLAY
-@pytest.mark.parametrize("num_adds", [3, 4, 6])  # partly filled, filled, half overwritten
+@pytest.mark.parametrize("num_adds", [3, 4, 6])  # partly filled, full, half overwritten
 def test_batches_are_uniform_samples_of_the_latest_transitions(name, num_adds):
     replay = Replay(name, "--num-envs 10 --buffer-size 40")
     for i in range(num_adds):
@@ -128,7 +128,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
     """10,000 pairs of observations are 2 GB at 100 KB each, and 0.8 GB at 40 KB each."""
     script = importlib.import_module(name)
     flags = "--num-envs 1 --buffer-size 10000"
-    with pytest.MonkeyPatch.context() as patch:  # allocate nothing
+    with pytest.MonkeyPatch.context() as patch:  # without allocation
         patch.setattr(script, "Transition", lambda **fields: None)
         for library in (np, jnp, torch):
             tiny = library.zeros(1)
@@ -150,7 +150,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
 def test_an_update_follows_every_train_frequency_environment_steps(
     name, num_envs, train_frequency, learning_starts
 ):
-    """After learning_starts, for any num_envs."""
+    """This holds after learning_starts, for any num_envs."""
     flags = f"--train-frequency {train_frequency} --num-envs {num_envs} "
     flags += f"--learning-starts {learning_starts} --buffer-size {32 * num_envs} "
     flags += f"--total-timesteps {160 * num_envs}"

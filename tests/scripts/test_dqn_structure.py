@@ -1,4 +1,4 @@
-"""The source code of the DQN and SAC scripts, beyond test_structure.py."""
+"""The source code of the DQN and SAC scripts, in addition to test_structure.py."""
 
 import difflib
 import re
@@ -27,7 +27,7 @@ def changed_lines(name, other, section):
 
 @pytest.mark.parametrize("name", [LINEN_PAIR[0], TORCH_PAIR[0], COMPILED])
 def test_vec_env_differs_from_ppo_only_in_its_options(name):
-    """In __init__, and in one line of a comment."""
+    """The differences are in __init__ and in one line of a comment."""
     ppo = name.replace("dqn", "ppo")
     ours, theirs = (sections(read(x))["Environment"] for x in (name, ppo))
     own, ppos = (function(x, "__init__") for x in (name, ppo))

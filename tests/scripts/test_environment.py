@@ -1,4 +1,4 @@
-"""VecEnv and rollout: the meaning of a transition, in every environment of the benchmark."""
+"""VecEnv and rollout: transitions in every environment of the benchmark."""
 
 from functools import cache
 from typing import Any
@@ -61,7 +61,7 @@ def test_environments_differ_from_each_other_and_between_seeds():
 
 @cache
 def two_rollouts(name):
-    """Weights of an agent that prefers action 1 in CartPole, and 128 steps of 4 environments."""
+    """Return weights that prefer action 1 in CartPole, and 128 steps of 4 environments."""
     learner = make_learner(name, num_steps=64)
     weights = learner.get_weights()
     kernel, _ = weights["actor"][-1]
@@ -81,11 +81,11 @@ def test_transitions(name):
     # Observations continue, also between two rollouts, unless an episode ended.
     same = (storage.next_obs[:-1] == storage.obs[1:]).all(-1)
     np.testing.assert_array_equal(same, ~done[:-1])
-    assert (np.abs(storage.obs[1:][done[:-1]]) <= 0.05).all()  # CartPole starts near the middle
+    assert (np.abs(storage.obs[1:][done[:-1]]) <= 0.05).all()  # CartPole starts near 0
 
     env, params = gymnax.make("CartPole-v1")
     x, x_dot, theta, theta_dot = np.moveaxis(storage.obs, -1, 0)
-    zeros: Any = jnp.zeros(x.shape, jnp.int32)  # gymnax says int
+    zeros: Any = jnp.zeros(x.shape, jnp.int32)  # gymnax declares int
     state = gymnax.environments.classic_control.cartpole.EnvState(
         x=x, x_dot=x_dot, theta=theta, theta_dot=theta_dot, time=zeros
     )
@@ -118,7 +118,7 @@ def test_actions_are_drawn_from_the_policy(name):
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment"))
-def test_an_episode_that_is_cut_off_is_truncated_and_not_terminated(name):
+def test_the_time_limit_truncates_and_does_not_terminate(name):
     storage = make_learner(name, env_id="ProbeSignal-v0").rollout(1)
     assert not storage.terminated.any()
     cut = np.arange(16)[:, None] % 2 * np.ones(4) == 1
@@ -126,7 +126,7 @@ def test_an_episode_that_is_cut_off_is_truncated_and_not_terminated(name):
     np.testing.assert_array_equal(storage.episode_length, cut + 1)
 
 
-def test_a_memory_is_fed_with_its_episodes_last_action_and_reward():
+def test_feed_back_adds_the_last_action_and_reward_of_the_episode():
     env = ppo_rnn_linen.VecEnv("ProbeSignal-v0", 4, feed_back=True)  # episodes of two steps
     obs, state = env.reset(jax.random.key(0))
     assert env.obs_shape == (1 + 2 + 1,) and not obs[:, 1:].any()

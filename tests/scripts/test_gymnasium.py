@@ -1,4 +1,4 @@
-"""Environments of Gymnasium: transitions, errors, and the processes of async."""
+"""Gymnasium environments: transitions, errors, and the worker processes of async."""
 
 import importlib
 import multiprocessing
@@ -25,7 +25,7 @@ import ppo_torch_gymnasium
 
 @pytest.fixture(scope="module", autouse=True)
 def forkserver():
-    """Import the script once in the process that forks the workers, which takes seconds."""
+    """Import the script once in the fork server, because importing it takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # to find the script
         multiprocessing.set_forkserver_preload([script.__name__, "scripted"])
@@ -34,7 +34,7 @@ def forkserver():
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
-    """Restore the script, which other tests may have imported again."""
+    """Restore the module of the script, which other tests may have reloaded."""
     monkeypatch.setitem(sys.modules, script.__name__, script)
 
 
@@ -108,8 +108,8 @@ def make_by(name, env_id):
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
-def test_a_resumed_run_starts_new_episodes_and_says_so(name, capsys):
-    """The seeds depend on the iteration, and only on it."""
+def test_a_resumed_run_starts_and_announces_new_episodes(name, capsys):
+    """The seeds depend on nothing but the iteration."""
     env = make_by(name, "CartPole-v1" if is_discrete(name) else "Pendulum-v1")
     first = env.reset()
     assert capsys.readouterr().out == ""
@@ -157,7 +157,7 @@ def test_bounds_in_float64(name):
 def test_nan_and_infinity_are_errors_that_name_environment_and_step(name, attribute, value, what):
     env = make_by(name, "Sensor-v0" if is_discrete(name) else "ContinuousSensor-v0")
     env.reset()
-    for _ in range(6):  # over a restart
+    for _ in range(6):  # across a restart
         env.step(zero_action(name))
     setattr(env.envs.envs[2].unwrapped, attribute, value)
     said = f"environment 2 returned {what} with NaN or inf in step 7 "
@@ -197,7 +197,7 @@ def test_options_are_none_in_every_reset(vectorization):
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
-def test_the_old_api_is_refused(name):
+def test_the_old_api_is_rejected(name):
     """reset returns an array of two rows, which Python would unpack like (obs, info)."""
     reset = importlib.import_module(name).DropInfo(OnlyObs()).reset
     with pytest.raises(TypeError, match=r"reset must return \(observation, info\)"):
@@ -211,13 +211,13 @@ def alive(processes):
 
 
 def test_workers_do_not_receive_the_signals_of_a_terminal():
-    """A terminal signals a process group, and each worker has its own group."""
+    """A terminal sends signals to a process group, and each worker is in a separate group."""
     env, _ = make("Scripted-v0", 2, "async")
     assert [os.getpgid(x.pid) for x in env.envs.processes] == [x.pid for x in env.envs.processes]
-    assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # ours is as it was
+    assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # our group is unchanged
 
 
-def hold(pipe):
+def create_and_wait(pipe):
     """Create environments, send the ids of their processes, and wait."""
     env, _ = make("Scripted-v0", 2, "async")
     pipe.send([x.pid for x in env.envs.processes])
@@ -226,7 +226,7 @@ def hold(pipe):
 
 def test_a_killed_process_leaves_no_worker():
     ours, its = multiprocessing.Pipe()
-    parent = multiprocessing.get_context("forkserver").Process(target=hold, args=(its,))
+    parent = multiprocessing.get_context("forkserver").Process(target=create_and_wait, args=(its,))
     parent.start()
     workers = [psutil.Process(pid) for pid in ours.recv()]
     parent.kill()
@@ -241,14 +241,14 @@ def start_training(env_id, vectorization, folder, total_timesteps):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_an_environment_may_start_processes_and_none_is_left(number, tmp_path):
+def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
     process = start_training("scripted:Parent-v0", "async", tmp_path, 10**9)
     log = tmp_path / "runs/run/metrics.jsonl"
     wait_for(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > 0))
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 2 + 2  # workers and their simulators
     os.killpg(process.pid, number)
-    process.communicate(timeout=120)  # until nobody has its pipes
+    process.communicate(timeout=120)  # until its pipes are closed
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert not alive(started)
 
@@ -256,9 +256,9 @@ def test_an_environment_may_start_processes_and_none_is_left(number, tmp_path):
 def failed(env_id, vectorization, tmp_path):
     """Train until it fails. Return the last lines on the terminal."""
     process = start_training(env_id, vectorization, tmp_path, 640)
-    _, errors = process.communicate(timeout=120)  # until nobody has its pipes
+    _, errors = process.communicate(timeout=120)  # until its pipes are closed
     assert process.returncode == 1
-    assert not (tmp_path / "runs/run").exists()  # since no iteration ended
+    assert not (tmp_path / "runs/run").exists()  # no iteration finished
     return errors.splitlines()[-3:]
 
 
@@ -293,7 +293,7 @@ def test_a_worker_that_dies_ends_the_run(tmp_path):
     assert "EOFError" in failed("scripted:Quits-v0", "async", tmp_path)
 
 
-# === Bad input ==================================================================================
+# === Invalid input ==============================================================================
 BAD = {
     "CartPole-v7": "`v7`",
     "Pendulum-v1": "more/ppo_continuous_linen_gymnasium.py",
@@ -304,7 +304,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("env_id", BAD)
-def test_an_environment_that_does_not_fit_is_one_sentence(env_id, capsys):
+def test_an_unsupported_environment_is_a_one_line_error(env_id, capsys):
     with pytest.raises(SystemExit) as stopped:
         script.VecEnv(env_id, 2, "sync", 1)
     errors = capsys.readouterr().err

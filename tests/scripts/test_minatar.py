@@ -22,10 +22,10 @@ RANDOM = (1, 0.5, 0.2, 0, 0, 0)  # fraction of random actions in each environmen
 
 
 def keep_the_ball(game, aim):
-    """Move towards the column where the ball comes down or, with aim 1, the one after that.
+    """Move toward the column where the ball comes down or, with aim 1, the one after it.
 
-    The ball bounces back if it meets the paddle in the latter, and otherwise keeps its direction. A
-    random aim clears whole walls.
+    In the latter, the paddle reverses the ball; in the former, the ball keeps its direction. A
+    random aim clears entire walls.
     """
     falls = game.ball_dir >= 2
     dx = 2 * ((game.ball_dir == 1) | (game.ball_dir == 2)) - 1
@@ -35,7 +35,7 @@ def keep_the_ball(game, aim):
 
 
 def play():
-    """Return what reset returned, and a record of arrays (environment, step).
+    """Return the result of reset, and a record of arrays (environment, step).
 
     Six actions, sticky actions and no time limit, as in `python dqn_linen.py minatar`.
     """
@@ -83,7 +83,7 @@ def test_every_observation_reward_and_end_matches_minatar():
                 game.reset()
             np.testing.assert_array_equal(record.obs[i, t], game.state(), place)
     assert not record.truncated.any()
-    # Rare events are among the steps compared.
+    # The compared steps include rare events.
     assert set(start.state.ball_x) == {0, 9}
     assert record.terminated.sum() > 500
     bricks = record.state.brick_map.sum((2, 3))

@@ -1,4 +1,4 @@
-"""GAE, loss, gradient and update of every script against NumPy, and against each other."""
+"""Compare GAE, loss, gradient and update of every script with NumPy and with each other."""
 
 import importlib
 import inspect
@@ -58,7 +58,7 @@ def test_gae_equals_the_loop(name, num_steps, flags):
 
 @pytest.fixture(scope="module", params=product(stand_ins("Update"), FLAGS), ids=" ".join)
 def learner(request):
-    """Share a learner between the tests of a script and flags: making one takes seconds."""
+    """Share a learner among tests of the same script and flags: creating one takes seconds."""
     name, flags = request.param
     learner = make_learner(name, total_timesteps=64, **FLAGS[flags])
     learner.initial_weights = learner.get_weights()
@@ -84,7 +84,7 @@ def test_loss_and_gradient_equal_numpy(learner):
 
 
 def test_update_equals_numpy(learner):
-    """With annealing, from the full learning rate to an eighth; that of the next update is zero."""
+    """With annealing, the learning rate decreases to an eighth, and is zero in the next update."""
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)
@@ -93,12 +93,12 @@ def test_update_equals_numpy(learner):
     actual = reference.flatten(learner.get_weights())
     np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
     assert learner.update(storage, 5)["charts/learning_rate"] == next_rate(learner.args)
-    # More steps than in the schedule, as after --resume with fewer epochs: it stays at zero.
+    # Beyond the schedule, as after --resume with fewer epochs, the learning rate stays at zero.
     assert learner.update(storage, 5)["charts/learning_rate"] > -1e-9
 
 
-def test_in_jax_rollout_and_update_are_the_same_to_the_last_digit():
-    """With layers so wide that the order of summation of the gradient norm matters."""
+def test_rollout_and_update_are_exactly_equal_in_all_jax_scripts():
+    """The layers are so wide that the order of summation in the gradient norm matters."""
     weights = random_weights(3, OBS_DIM, (64, 64), NUM_ACTIONS)
     first: list[Any] = []
     for name in stand_ins("Update", JAX_SCRIPTS):
@@ -123,15 +123,15 @@ def test_shuffle():
         np.testing.assert_array_equal(np.sort(order), np.arange(size))
     keys = jax.random.split(jax.random.key(0), 4000)
     places = np.array(jax.vmap(lambda key: shuffle(key, 64))(keys)).argsort(axis=1)
-    # 64 indices in 64 places, 4000 times: a chi-square of 63 * 63 degrees of freedom.
+    # 64 indices in 64 positions, 4000 times: chi-squared with 63 * 63 degrees of freedom.
     counts = np.array([np.bincount(column, minlength=64) for column in places.T])
     chi_square = ((counts - 4000 / 64) ** 2 / (4000 / 64)).sum()
     assert abs(chi_square - 63 * 63) < 5 * np.sqrt(2 * 63 * 63)
 
 
-# === Products ===================================================================================
-def test_mediums_products_are_float32_where_the_cpu_has_no_tiles_of_bfloat16():
-    """oneDNN takes them then; with Intel's AMX it multiplies in bfloat16."""
+# === Matrix products ============================================================================
+def test_medium_precision_is_float32_on_a_cpu_without_amx():
+    """With Intel AMX, oneDNN multiplies in bfloat16 instead."""
     x, weight = torch.randn(256, 256), torch.randn(256, 256)
     exact = x.double() @ weight.double()
     precision = torch.get_float32_matmul_precision()

@@ -20,7 +20,7 @@ from sections import (
     but,
 )
 
-# test_continuous.py and test_cnn.py have the others.
+# test_continuous.py and test_cnn.py test the others.
 DISCRETE = but(PPO_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
 NO_MEMORY = but(DISCRETE, *RNN_SCRIPTS)
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
@@ -28,7 +28,7 @@ BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max
 
 @pytest.fixture(scope="session")
 def folder_of(whole_run, tmp_path_factory):
-    """Return a function: name of a script -> folder of an agent that it trained briefly."""
+    """Return a function from the name of a script to the folder of a short run."""
 
     @cache
     def folder_of(name):
@@ -92,7 +92,7 @@ def test_samples_follow_the_probabilities_and_depend_on_the_seed(name, folder_of
 
 @pytest.mark.parametrize("name", DQN_SCRIPTS)
 def test_dqn_policy_returns_the_best_action_of_the_network(name, folder_of):
-    """For images, too: in gymnax, the environment is Breakout."""
+    """In gymnax, the environment is Breakout, so observations are images."""
     folder = folder_of(name)
     shape = (4,) if "gymnasium" in name else (10, 10, 4)
     obs = 5 * np.random.default_rng(0).normal(size=(50, *shape)).astype("f")
@@ -125,7 +125,7 @@ def test_an_rnn_policy_remembers_until_an_episode_starts(name, tmp_path):
     action = policy(nothing, starts.astype(int))
     assert len(set(action[:10])) == 1
     np.testing.assert_array_equal(action[10:], signal[10:, 0] > 0)
-    assert len(policy(nothing[:3])) == 3  # another number of environments starts over
+    assert len(policy(nothing[:3])) == 3  # another batch size starts over
 
 
 @pytest.mark.parametrize("name", [name for name in PPO_SCRIPTS if "vmap" in name])

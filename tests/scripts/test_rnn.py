@@ -32,7 +32,7 @@ def random_weights() -> dict:
 
 
 def random_steps(done_rate: float = 0.15) -> dict[str, np.ndarray]:
-    """The fields of Storage in their order, without the GRU states after each step."""
+    """Return the fields of Storage in order, without the GRU states after each step."""
     rng = np.random.default_rng(1)
     return {
         "obs": rng.normal(size=(T, N, OBS_DIM)).astype("f"),
@@ -50,7 +50,7 @@ def random_steps(done_rate: float = 0.15) -> dict[str, np.ndarray]:
 
 # === NumPy ======================================================================================
 def gru(weights: dict, gru_state: np.ndarray, obs: np.ndarray) -> np.ndarray:
-    """One step of a GRU as PyTorch defines it: the reset gate applies after the product."""
+    """Compute a step of a GRU as PyTorch defines it: the reset gate applies after the product."""
     *_, hidden, given, recurrent = weights["actor"]
     x = np.tanh(obs @ hidden[0] + hidden[1]) @ given[0] + given[1]
     h = gru_state @ recurrent[0] + recurrent[1]
@@ -61,7 +61,7 @@ def gru(weights: dict, gru_state: np.ndarray, obs: np.ndarray) -> np.ndarray:
 
 
 def unroll(weights: dict, initial_gru_state: np.ndarray, done: np.ndarray, obs: np.ndarray):
-    """GRU states (B, T, H) after each step."""
+    """Return the GRU states (B, T, H) after each step."""
     gru_states = np.zeros((*done.shape, H))
     gru_state = initial_gru_state.astype(float)
     for t in range(done.shape[1]):
@@ -80,7 +80,7 @@ def loss(weights: dict, batch: tuple, args: Any) -> tuple[float, dict[str, float
 
 
 def batch_of(weights: dict, steps: dict[str, np.ndarray], args: Any) -> list[np.ndarray]:
-    """The Batch of an update: arrays (N, T, ...), with advantages and targets."""
+    """Return the Batch of an update: arrays (N, T, ...), with advantages and targets."""
     done = steps["terminated"] | steps["truncated"]
     gru_state = unroll(weights, steps["initial_gru_state"], done.T, steps["obs"].swapaxes(0, 1))
     gru_state = gru_state.swapaxes(0, 1)

@@ -53,7 +53,7 @@ LIKE_NNX = ("ppo_nnx_cached", "ppo_nnx_tree")  # the same numbers as ppo_nnx
 # === Every script ===============================================================================
 @pytest.fixture(scope="module", params=PPO_SCRIPTS)
 def name(request):
-    """The module scope lets one process do all tests of a run."""
+    """The module scope keeps all tests of a run in one process."""
     return request.param
 
 
@@ -65,7 +65,7 @@ def check_counts(name, counts):
     assert first.get("jit(step)", 0) == steps_in_jax
 
 
-def test_nothing_compiles_twice_and_one_transfer_brings_all_metrics(name, whole_run):
+def test_nothing_compiles_twice_and_metrics_need_one_transfer(name, whole_run):
     counts = whole_run(name).counts
     assert len(counts) == 5
     check_counts(name, counts)
@@ -75,7 +75,7 @@ def test_nothing_compiles_twice_and_one_transfer_brings_all_metrics(name, whole_
     own["ppo_torch_ddp"] = 2  # also whether a rank received a signal
     own["ppo_continuous_equinox"] = 13  # its constant learning rate is not an array
     transfers = own.get(name, 1 if "torch" in name else 14)
-    # A checkpoint takes transfers after the second iteration.
+    # Saving a checkpoint after the second iteration needs transfers.
     assert (counts[1]["transfers"], counts[3]["transfers"]) == (transfers, transfers)
 
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_has_the_current_observations(name, whole_run):
 
 
 def test_resuming_is_exact(name, whole_run, tmp_path, monkeypatch):
-    """Resume from the second iteration of a run; a signal then ends the fourth."""
+    """Resume after the second iteration. A signal then stops the run in the fourth."""
     run = whole_run(name)
     folder = rewind(run, tmp_path / "killed")
     script, counts = importlib.import_module(name), Counts(monkeypatch)
@@ -201,7 +201,7 @@ def test_metrics_may_be_python_numbers(name, tmp_path, monkeypatch):
 
 
 def test_the_last_line_is_a_command_that_works(tmp_path):
-    """With a custom environment, and a folder whose name has a space."""
+    """It works with a custom environment, and with a space in the folder name."""
     folder = tmp_path / "my runs"
     words: list[Any] = [sys.executable, path_of("ppo_linen"), *SMALL.split()]
     words += ["--env-id", "probes:Recall1"]
@@ -221,14 +221,14 @@ def test_the_environment_id_adds_no_folders_to_the_path(env_id, tmp_path):
     assert (log.dir / "run.json").exists()
 
 
-# === Environments whose values and best actions are known =======================================
+# === Probe environments =========================================================================
 PROBE = "--num-envs 16 --num-steps 16 --num-minibatches 4 --update-epochs 8 --hidden-sizes 16 "
 PROBE += "--learning-rate 1e-2 --no-anneal-lr --gamma 0.5 --gae-lambda 0.5 --no-clip-vloss "
 PROBE += "--env-id ProbeSignal-v0 --total-timesteps 6400"
 
 
 @pytest.mark.parametrize("name", [x for x in ALL_SCRIPTS if x not in LIKE_NNX])
-def test_the_best_actions_and_their_values(name, tmp_path, monkeypatch):
+def test_agents_learn_the_best_actions_and_their_values(name, tmp_path, monkeypatch):
     """The observation names the best action, and truncated episodes are bootstrapped."""
     op_by_op(monkeypatch, importlib.import_module(name))
     weights = weights_in(train(name, tmp_path, "run", *PROBE.split()))
@@ -241,7 +241,7 @@ def test_the_best_actions_and_their_values(name, tmp_path, monkeypatch):
 # === Compilation ================================================================================
 @pytest.mark.parametrize("name", ["ppo_linen", "ppo_torch"])
 def test_with_jax_disable_jit_a_run_gives_the_same_numbers(name, tmp_path):
-    """Except for rounding."""
+    """The numbers are equal up to rounding."""
     flags = ["--num-steps", 4, "--total-timesteps", 16, "--update-epochs", 1, "--hidden-sizes", 8]
     compiled = train(name, tmp_path, "compiled", *flags)
     jax.config.update("jax_disable_jit", True)
@@ -256,7 +256,7 @@ def test_with_jax_disable_jit_a_run_gives_the_same_numbers(name, tmp_path):
 def test_torch_compile_gives_the_same_numbers_without_graph_breaks(
     name, whole_run, tmp_path, monkeypatch
 ):
-    """It compiles the minibatch step, and in some scripts the policy, in the first iteration."""
+    """The minibatch step, and in some scripts the policy, is compiled in the first iteration."""
     torch._dynamo.utils.counters.clear()
     counts = Counts(monkeypatch)
     counts.watch(monkeypatch, importlib.import_module(name))
@@ -281,7 +281,7 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
 
     class Graph:
         def replay(self):
-            recorded = static[3]  # of the recording, after three calls to warm up
+            recorded = static[3]  # the recorded one, after three warm-up calls
             recorded.copy_(function(seen[3])["sum"])
 
     monkeypatch.setattr(torch, "cuda", cuda)
@@ -297,7 +297,7 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
 
 # === Devices ====================================================================================
 @pytest.mark.parametrize("name", PPO_SCRIPTS)
-def test_matmul_precision_means_the_same_in_all(name, tmp_path, monkeypatch):
+def test_matmul_precision_means_the_same_in_all_scripts(name, tmp_path, monkeypatch):
     """For TF32 on a GPU, JAX needs "default": its "high" computes some products in float32."""
     script = importlib.import_module(name)
     stop = MagicMock(side_effect=InterruptedError)  # before anything is compiled

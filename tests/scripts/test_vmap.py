@@ -1,4 +1,4 @@
-"""Training many agents at once: each one trains as it would alone, and has a run folder.
+"""Training many agents at once: each one trains as it would alone and has a run folder.
 
 test_training.py tests resuming, and counts compilations and transfers.
 """
@@ -57,7 +57,7 @@ def test_an_agent_that_diverges_does_not_affect_the_others(
     whole_run, tmp_path, monkeypatch, capsys
 ):
     """Set one agent's weights to NaN in the checkpoint to resume; the others must train exactly."""
-    name = "ppo_torch_vmap"  # computes gradients and norms of all agents in its own code
+    name = "ppo_torch_vmap"  # uses custom code for gradients and norms
     run = whole_run(name)
     folder = rewind(run, tmp_path / "program")
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
