@@ -1,1 +1,1 @@
-"""Loads benchmark runs and turns them into tables, figures and a report."""
+"""Load benchmark runs, and write tables, figures and a report about them."""

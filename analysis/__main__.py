@@ -27,26 +27,26 @@ def parse() -> argparse.Namespace:
     add = command.add_argument
     add("runs", nargs="+", help=SOURCE)
     add("--out", type=Path, help="folder to write to; default RUNS/report")
-    add("--against", metavar="OLD", help="older results to compare with")
+    add("--against", metavar="OLD", help="earlier results to compare with")
     compared = "script to compare the others with; default ppo_linen"
     add("--baseline", metavar="SCRIPT", help=compared)
     listed = "file with one run name per line; other runs are ignored"
     add("--only-runs", metavar="FILE", type=Path, help=listed)
     add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
 
-    command = commands.add_parser("race", help="summarize and draw a race of race.py")
+    command = commands.add_parser("race", help="summarize and plot a race of race.py")
     command.set_defaults(run=show_race)
     add = command.add_argument
-    add("file", type=Path, help="file of a race, such as races/TIME.jsonl")
-    add("--out", type=Path, help="figure to write; default FILE with .png")
+    add("file", type=Path, help="results of a race, such as races/TIME.jsonl")
+    add("--out", type=Path, help="figure to write; default FILE with the suffix .png")
 
-    command = commands.add_parser("pack", help="check runs, and write them as a study")
+    command = commands.add_parser("pack", help="check runs, and save them as a study")
     command.set_defaults(run=pack)
     add = command.add_argument
     add("runs", help=SOURCE)
-    add("out", nargs="?", type=Path, help="folder to write, such as studies/my-gpu")
-    add("--check", action="store_true", help="write nothing")
-    add("--anyway", action="store_true", help="write it in spite of faults")
+    add("out", nargs="?", type=Path, help="folder to write to, such as studies/my-gpu")
+    add("--check", action="store_true", help="only check; write nothing")
+    add("--anyway", action="store_true", help="write the study even if the runs have problems")
     add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
     return parser.parse_args()
 
@@ -76,11 +76,11 @@ def default_out(sources: list[str]) -> Path:
 
 
 def show_race(args: argparse.Namespace) -> int:
-    """Print the result of the last race in a file, and draw it."""
+    """Print and plot the result of the last race in a file."""
     found = races.read(args.file)
     times = found[-1].compared_times() if found else None
     if times is None or len(times) < races.LEAST_TURNS or len(times.columns) < 2:
-        raise SourceError(f"{args.file}: too few turns")
+        raise SourceError(f"{args.file}: too few rounds")
     last = found[-1]
     first = last.first()
     ratios = times.drop(columns=first).div(times[first], axis=0)
@@ -93,9 +93,9 @@ def show_race(args: argparse.Namespace) -> int:
 
 
 def pack(args: argparse.Namespace) -> int:
-    """Check runs, and write them as a study: a table of runs and a table of iterations."""
+    """Check runs, and save them as a study: a table of runs and a table of iterations."""
     if (args.out is None) != args.check:
-        raise SourceError("pack needs a folder to write, or --check")
+        raise SourceError("pack needs a folder to write to, or --check")
     if args.out and any(args.out.glob("**/run.json")):
         raise SourceError(f"{args.out} contains runs; choose another folder")
     data = load(args.runs, names=args.names)
@@ -122,7 +122,7 @@ def main() -> None:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # Python flushes again at exit
-        sys.exit(141)  # the status of a program that SIGPIPE ended
+        sys.exit(141)  # the status of a program that was ended by SIGPIPE
     except (SourceError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,6 +1,6 @@
-"""Known before any run: the scripts, the networks, the environments and the columns of a table.
+"""Constants that no run changes: the scripts, networks, environments and table columns.
 
-It needs the standard library alone, so whoever only wants the scripts does not wait for pandas.
+This module imports only the standard library, so programs that only need the scripts start fast.
 """
 
 import csv
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-# Frameworks as tables and figures write them.
+# Names of the frameworks in tables and figures.
 FRAMEWORKS = {
     "torch": "PyTorch",
     "linen": "Flax Linen",
@@ -21,7 +21,7 @@ FIELDS |= {"setting": str, "steps": int, "teaches": str}
 
 
 class CatalogError(ValueError):
-    """A file of this project that cannot be used; the message is one sentence."""
+    """A file of this project cannot be used; the message is one sentence."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def read_csv(name: str) -> list[dict[str, str]]:
 
 
 def read_scripts() -> dict[str, dict[str, Any]]:
-    """Return the rows of scripts.toml by script; an installed analysis has the file beside this."""
+    """Return the rows of scripts.toml by script. If installed, the file is in this folder."""
     path = HERE / "scripts.toml"
     if not path.exists():
         path = HERE.parent / "scripts.toml"

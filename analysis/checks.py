@@ -58,7 +58,7 @@ def changed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def diverged(data: Data) -> list[str]:
-    """Return the runs whose last losses are not finite, although their script logs losses."""
+    """Return the runs whose last losses are not finite, if their script logs losses."""
     rows = data.iterations.merge(data.runs[["run", "mode"]], on="run")
     finite = rows[LOSSES].notna().any(axis=1)
     is_logged = finite.groupby(rows["mode"]).transform("any")
@@ -68,7 +68,7 @@ def diverged(data: Data) -> list[str]:
 
 # === Studies ====================================================================================
 def problems(data: Data) -> list[str]:
-    """Return the faults of a study, a sentence each."""
+    """Return the problems of a study, one sentence each."""
     settings = data.runs["settings"].map(without_length)
     runs = data.runs.assign(settings=settings, platform=platforms(data.runs))
     found = []
@@ -92,7 +92,7 @@ def problems(data: Data) -> list[str]:
 
 
 def without_length(settings: str) -> str:
-    """Return hyperparameters without length and number of agents, which may differ in a study."""
+    """Return hyperparameters except the length and number of agents, which may differ."""
     rest = as_object(settings)
     rest.pop("total_timesteps", None)
     rest.pop("num_agents", None)
@@ -102,7 +102,7 @@ def without_length(settings: str) -> str:
 def missing(runs: pd.DataFrame) -> list[str]:
     """Return a sentence for each script that lacks runs that another script has."""
     if runs["num_agents"].notna().any():
-        return []  # agents, and processes side by side, have more seeds than others
+        return []  # variants with several agents or processes have more seeds than others
     grid = ["sync", "env_id", "size", "num_iterations", "repeat"]
     blocks = runs[grid].drop_duplicates()
     lines = []

@@ -1,4 +1,4 @@
-"""Describe one run: the row of the table of runs, worked out from run.json and metrics.jsonl."""
+"""Describe one run: compute its row in the table of runs from run.json and metrics.jsonl."""
 
 import json
 import re
@@ -13,9 +13,9 @@ from analysis.catalog import SCRIPTS, SIZES
 from analysis.schema import RUNS, SourceError
 
 SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # by the units of hidden layers
-# Arguments that change an environment and therefore belong to its name.
+# Arguments that change an environment and are therefore part of its name.
 RULES = ("sticky_actions", "full_actions", "max_episode_steps")
-# Arguments that do not change the work of an iteration; all others are the column `settings`.
+# Arguments that do not change the work of an iteration; all others are in the column `settings`.
 NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "sync_for_timing"),
     *("runs_dir", "run_name", "track", "save_every", "resume"),
@@ -31,7 +31,7 @@ WITHOUT_JIT = " without jit"  # suffix of a script's name if JAX compiled nothin
 
 
 def require_completed(info: dict[str, Any]) -> None:
-    """Raise SourceError, with the reason, unless the run trained to its end with finite losses."""
+    """Raise SourceError, with the reason, unless the run is complete and its losses are finite."""
     status = info.get("status")
     if status == "running":
         raise SourceError("it was killed, or is still running")
@@ -88,7 +88,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(script: str, args: Collection[str] = ()) -> str:
-    """Return the algorithm by scripts.toml, the script's name or its arguments; "" if unknown."""
+    """Return the algorithm from scripts.toml, the script's name or its arguments, or ""."""
     if script in SCRIPTS:
         return SCRIPTS[script]["algorithm"]
     for algorithm, argument in ARGUMENT_OF.items():
@@ -98,7 +98,7 @@ def algorithm_of(script: str, args: Collection[str] = ()) -> str:
 
 
 def framework_of(info: dict[str, Any]) -> str:
-    """Return the framework by scripts.toml, or else by the packages that a script uses."""
+    """Return the framework from scripts.toml, or else from the packages that a script uses."""
     if info["script"] in SCRIPTS:
         return SCRIPTS[info["script"]]["framework"]
     packages = [x for x in ("torch", "equinox", "flax") if x in info.get("versions", {})]
@@ -106,7 +106,7 @@ def framework_of(info: dict[str, Any]) -> str:
 
 
 def compile_mode_of(info: dict[str, Any]) -> str:
-    """Return what is compiled; the variable JAX_DISABLE_JIT turns off all that JAX compiles."""
+    """Return what is compiled; the variable JAX_DISABLE_JIT disables all compilation in JAX."""
     if info["script"] not in SCRIPTS:
         return info.get("compile_mode") or ("none" if info.get("jit_disabled") else "unknown")
     mode = SCRIPTS[info["script"]]["compile"]
@@ -116,16 +116,16 @@ def compile_mode_of(info: dict[str, Any]) -> str:
 
 
 def environment_of(args: dict[str, Any]) -> str:
-    """Return the environment's name with the options that change the environment."""
+    """Return the name of the environment, with the options that change it."""
     return ", ".join([args["env_id"], *(f"{x} {args[x]}" for x in RULES if args.get(x))])
 
 
 def variant_of(info: dict[str, Any]) -> str:
-    """Return the script with what changes how it computes; "" if that is nothing."""
+    """Return the script with the flags that change how it runs, or "" if there are none."""
     name = info["script"]
     if info["args"].get("vectorization", "sync") != "sync":
         name += f" --vectorization {info['args']['vectorization']}"
-    if info.get("devices", 1) > 1:  # one training on all of them
+    if info.get("devices", 1) > 1:  # one training run uses all of them
         return f"{name}, {info['devices']} devices"
     if info.get("side_by_side"):  # number of processes that shared the machine
         return f"{name}, {info['side_by_side']} side by side"

@@ -1,7 +1,7 @@
 """Bar charts and line charts in one style, and functions for the figures of studies.
 
 The hue shows the framework, in the color-blind safe palette of Okabe and Ito, and the line style
-shows the mode. Names are foreign text and are never drawn as mathematics.
+shows the variant. Names are untrusted text and are never interpreted as mathematics.
 """
 
 import io
@@ -25,15 +25,15 @@ from analysis import schema
 from analysis.formatting import number
 from analysis.stats import Interval
 
-WIDTH, LONE = 11.0, 9.0  # inches, for several panels and for one; 9 points are 11 pixels in a page
-BARS = 4.6  # inches; 9 points can be read on a phone
+WIDTH, LONE = 11.0, 9.0  # inches, for several panels and for one; 9 points are 11 pixels on a page
+BARS = 4.6  # inches; 9 points are readable on a phone
 DARK, GREY = "#333333", "#666666"
 ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 FAMILIES = {"torch": RED, "linen": BLUE, "nnx": GREEN, "equinox": PURPLE}  # framework -> hue
 STRANGERS = (ORANGE, SKY, GREY)
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
-FARTHEST_WHISKER = 1.5  # times the longest bar
+FARTHEST_WHISKER = 1.5  # whiskers are cut at this multiple of the longest bar
 BEYOND = "extends beyond the figure"
 PLAIN = "{x:,.12g}"  # numbers on axes, without powers of ten and rounding errors
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 9}
@@ -42,7 +42,7 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow"
 STYLE |= {"axes.grid": True, "grid.color": "#E4E4E4"}
 STYLE |= {"legend.frameon": False, "legend.handlelength": 2.8}
 
-Style = dict[str, Any]  # how a mode is drawn: arguments of Line2D
+Style = dict[str, Any]  # arguments of Line2D for a variant
 
 
 @contextmanager
@@ -57,7 +57,7 @@ styled = in_style()  # a decorator for functions that draw
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as PNG, without metadata that changes from day to day."""
+    """Return a figure as PNG, without metadata, which depends on the version of matplotlib."""
     buffer = io.BytesIO()
     with in_style():
         figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
@@ -72,32 +72,32 @@ def short(name: object, longest: int = 32) -> str:
 
 
 def mix(color: str, other: str, weight: float) -> str:
-    """Return a mixture of two colors, in which the other has this weight."""
+    """Return a mixture of two colors; weight is that of the second."""
     red, green, blue = (1 - weight) * np.array(to_rgb(color)) + weight * np.array(to_rgb(other))
     return to_hex((red, green, blue))
 
 
-def styles(modes: pd.DataFrame, own: dict[str, str] | None = None) -> dict[str, Style]:
-    """Return the style of every mode, in the order given. modes has the columns mode, framework.
+def styles(modes: pd.DataFrame, hues: dict[str, str] | None = None) -> dict[str, Style]:
+    """Return the style of every variant, in the given order. modes has columns mode and framework.
 
-    own are hues of a study's, by framework.
+    hues adds hues by framework, or overrides them.
     """
     frameworks = dict(zip(modes["mode"], modes["framework"], strict=True))
-    known = FAMILIES | (own or {})
+    known = FAMILIES | (hues or {})
     strangers = sorted(set(frameworks.values()) - set(known))
-    hues = known | {x: STRANGERS[i % len(STRANGERS)] for i, x in enumerate(strangers)}
+    known |= {x: STRANGERS[i % len(STRANGERS)] for i, x in enumerate(strangers)}
     result = {}
     for mode, framework in frameworks.items():
         siblings = sorted(x for x in frameworks if frameworks[x] == framework)
         line = LINES[siblings.index(mode) % len(LINES)]
-        result[mode] = {"color": hues[framework], "linestyle": line}
+        result[mode] = {"color": known[framework], "linestyle": line}
     return result
 
 
 def make_panels(
     titles: Iterable[object], columns: int, height: float, width: float, sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel for each title; height is that of a row, in inches."""
+    """Return a figure with a panel for each title; height is the height of a row in inches."""
     titles = [short(title) for title in titles]
     rows = math.ceil(len(titles) / columns)
     figure = Figure(figsize=(width, rows * height + 0.6), layout="constrained")
@@ -133,13 +133,12 @@ def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
 def bars(
     rows: pd.DataFrame, styles: dict[str, Style], parts: dict[str, str], xlabel: str
 ) -> Figure:
-    """Plot durations: a stacked bar of parts for each mode, in the order of styles.
+    """Plot durations: one panel per size, with a stacked bar of parts for each variant.
 
-    Each size has a panel.
-
-    rows: size, mode, a column per key of parts, and low and high, the whole bar's interval, or NaN.
-    An interval that goes far beyond all bars of its panel is cut, and marked.
-    parts: column -> what the legend calls it. The last has the mode's color, the others paler.
+    Variants are in the order of styles. rows has the columns size and mode, a column per key of
+    parts, and low and high, the interval of the total, or NaN. An interval that extends far beyond
+    all bars of its panel is cut and marked. parts maps a column to its name in the legend. The last
+    part has the color of the variant, and the others are paler.
     """
     sizes = list(rows["size"].unique())
     modes = [mode for mode in styles if mode in set(rows["mode"])]
@@ -149,13 +148,13 @@ def bars(
     figure, panels = make_panels(titles, 1, 0.5 + 0.3 * len(modes), BARS)
     is_cut = False
     for axes, size in zip(panels, sizes, strict=True):
-        own = rows[rows["size"] == size].set_index("mode").reindex(modes)
+        here = rows[rows["size"] == size].set_index("mode").reindex(modes)
         left = np.zeros(len(modes))
         for part in parts:
             colors = [mix(styles[mode]["color"], "white", pales[part]) for mode in modes]
-            axes.barh(places, own[part], 0.62, left, color=colors)
-            left = left + own[part].to_numpy()
-        low, high = own[["low", "high"]].to_numpy(float).T
+            axes.barh(places, here[part], 0.62, left, color=colors)
+            left = left + here[part].to_numpy()
+        low, high = here[["low", "high"]].to_numpy(float).T
         cut = FARTHEST_WHISKER * np.nanmax([0.0, *left])
         ends = np.minimum(high, cut)
         leaves = high > cut
@@ -191,7 +190,7 @@ def bars(
 def bands(
     points: pd.DataFrame, styles: dict[str, Style], xlabel: str, ylabel: str, log: bool = False
 ) -> Figure:
-    """Plot the mean of each mode as a line, with its interval, if there is one, as a band.
+    """Plot the mean of each variant as a line, and its interval, if any, as a band.
 
     points has the columns panel, mode, x, estimate, low and high, and optionally least and most,
     the range of the y axis. A band that leaves this range is cut off and marked.
@@ -202,16 +201,16 @@ def bands(
     height, width = (4.4, LONE) if len(panels) == 1 else (3.0, WIDTH)
     figure, axs = make_panels(panels, min(len(panels), 3), height, width, False)
     for axes, panel in zip(axs, panels, strict=True):
-        own = points[points["panel"] == panel]
+        here = points[points["panel"] == panel]
         for mode, style in styles.items():
-            line = own[own["mode"] == mode].sort_values("x")
+            line = here[here["mode"] == mode].sort_values("x")
             x, y, low, high = line[["x", "estimate", "low", "high"]].to_numpy(dtype=float).T
             axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
             axes.plot(x, y, **style)
-        if "least" in own:
-            is_cut = fit(axes, own, styles) or is_cut
+        if "least" in here:
+            is_cut = fit(axes, here, styles) or is_cut
         if log:
-            set_log(axes, sorted(set(own["x"])))
+            set_log(axes, sorted(set(here["x"])))
         elif points["x"].abs().max() >= 10_000:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     figure.supxlabel(xlabel, fontsize=9)
@@ -228,7 +227,7 @@ def bands(
 
 
 def fit(axes: Axes, points: pd.DataFrame, styles: dict[str, Style]) -> bool:
-    """Set the y axis from least to most; mark bands that leave it, and return whether one does."""
+    """Set the y axis from least to most, and mark bands beyond it; return whether there are any."""
     least = points["least"].min()
     most = points["most"].max()
     margin = 0.05 * (most - least)
@@ -257,7 +256,7 @@ def fit(axes: Axes, points: pd.DataFrame, styles: dict[str, Style]) -> bool:
 
 
 def middles(flags: np.ndarray) -> list[int]:
-    """Return the middle of each run of flags that are set."""
+    """Return the middle position of each sequence of flags that are set."""
     stretches = np.split(np.arange(len(flags)), np.flatnonzero(np.diff(flags)) + 1)
     return [int(x[len(x) // 2]) for x in stretches if len(x) and flags[x[0]]]
 
@@ -271,9 +270,9 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
     names = list(values.columns)
     figure, (axes,) = make_panels([""], 1, 0.9 + 0.45 * len(names), LONE)
     for place, name in enumerate(names):
-        own = values[name].dropna().to_numpy()
-        heights = place + np.linspace(-0.25, 0.25, len(own))  # in the order in which they were
-        axes.plot(own, heights, ".", color=STRANGERS[1], markersize=4)
+        points = values[name].dropna().to_numpy()
+        heights = place + np.linspace(-0.25, 0.25, len(points))  # in order of measurement
+        axes.plot(points, heights, ".", color=STRANGERS[1], markersize=4)
         estimate, low, high = intervals[name]
         axes.plot([low, high], [place, place], color=DARK, linewidth=2, solid_capstyle="butt")
         axes.plot(estimate, place, "|", color=DARK, markersize=12)
@@ -291,7 +290,7 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
     axes.set_xlabel(xlabel)
     point = Line2D([], [], color=STRANGERS[1], marker=".", linestyle="")
     bar = Line2D([], [], color=DARK, linewidth=2)
-    add_legend(figure, [(point, "a turn"), (bar, "95% interval of the median")])
+    add_legend(figure, [(point, "a round"), (bar, "95% interval of the median")])
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Write numbers and lists for readers."""
+"""Format numbers and lists as text."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -48,10 +48,10 @@ def decimals_of(value: float, digits: int) -> int:
 
 
 def interval(estimate: float, low: float, high: float) -> str:
-    """Return "1.004 [1.001, 1.010]", or the estimate alone if there is no interval.
+    """Return "1.004 [1.001, 1.010]", or only the estimate if there is no interval.
 
-    All three have the decimals of the largest with three digits, or four if rounding hides
-    differences.
+    All three have as many decimals as three significant digits of the largest need, or four if
+    rounding would hide a difference.
     """
     if not np.isfinite(estimate) or np.isnan(low):
         return number(estimate)

@@ -12,7 +12,7 @@ from analysis.measures import Experiment, in_order, timed
 from analysis.stats import Interval
 
 CELL = ["size", "env_id", "mode"]
-# Few episodes end in an iteration of these algorithms, so the last 100 are averaged.
+# In these algorithms few episodes end in an iteration, so the last 100 are averaged.
 OFF_POLICY = ("dqn", "sac")
 MINUS = [f"minus_{x}" for x in Interval._fields]  # columns of the difference from the baseline
 
@@ -32,7 +32,7 @@ def load_environments() -> dict[str, Environment]:
 
 
 def learned(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with a return, in the most common length of each environment and size."""
+    """Return the runs with a return, of the most common length for each size and environment."""
     runs = runs.dropna(subset=["final_return"])
     cells = [stats.of_length(cell) for _, cell in runs.groupby(["size", "env_id"], sort=False)]
     return pd.concat([runs.head(0), *cells])
@@ -40,11 +40,11 @@ def learned(runs: pd.DataFrame) -> pd.DataFrame:
 
 # === Final returns ==============================================================================
 def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
-    """Return a row per CELL: the mean and the median of final returns, and a test.
+    """Return the mean and median of final returns and a test, by CELL.
 
-    verdict is "as MODE" if the returns are identical to those of another mode, "no margin" if the
-    environment has none, "all alike" if all runs are equal, or the result of equivalence() with
-    the baseline. There is no row if no mode has LEAST_RUNS.
+    verdict is "as MODE" if the returns are identical to those of another variant, "no margin" if
+    the environment has none, "all alike" if all runs are equal, and otherwise the result of
+    equivalence() with the baseline. There is no row if no variant has LEAST_RUNS.
     """
     rows = []
     baseline = experiment.baseline
@@ -54,15 +54,15 @@ def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.
             continue
         key = {"size": cell["size"].iloc[0], "env_id": cell["env_id"].iloc[0]}
         margin = environments[key["env_id"]].margin if key["env_id"] in environments else np.nan
-        for mode, own in values.items():
-            row = key | {"mode": mode, "runs": len(own), "mean": own.mean(), "margin": margin}
-            row |= stats.median_interval(own)._asdict() | {"verdict": ""}
+        for mode, these in values.items():
+            row = key | {"mode": mode, "runs": len(these), "mean": these.mean(), "margin": margin}
+            row |= stats.median_interval(these)._asdict() | {"verdict": ""}
             known = sorted(values, key=lambda x: x != baseline)  # the baseline comes first
-            twin = next(x for x in known if sorted(values[x]) == sorted(own))
-            if np.ptp(own) and mode not in (twin, baseline):
+            twin = next(x for x in known if sorted(values[x]) == sorted(these))
+            if np.ptp(these) and mode not in (twin, baseline):
                 row["verdict"] = f"as {twin}"
             elif mode != baseline and baseline in values:
-                found, row["verdict"] = stats.equivalence(values[baseline], own, margin)
+                found, row["verdict"] = stats.equivalence(values[baseline], these, margin)
                 row |= dict(zip(MINUS, found, strict=True))
                 if cell["final_return"].nunique() == 1:
                     row["verdict"] = "all alike"
@@ -74,9 +74,9 @@ def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.
 
 
 def last_returns(experiment: Experiment) -> pd.DataFrame:
-    """Return mean returns over seeds of OFF_POLICY runs, with t intervals, by several measures.
+    """Return several mean returns of OFF_POLICY runs over seeds, with t intervals.
 
-    minus_ is the difference of last_100 to the baseline (Welch, since the seeds are not paired).
+    minus_ is the difference of last_100 from the baseline (Welch, since the seeds are not paired).
     """
     runs = learned(experiment.runs[experiment.runs["algorithm"].isin(OFF_POLICY)])
     groups = runs.groupby(CELL, as_index=False)
@@ -92,15 +92,15 @@ def last_returns(experiment: Experiment) -> pd.DataFrame:
     minus = []
     for size, env, mode in table[CELL].itertuples(index=False):
         base = values.get((size, env, experiment.baseline), np.empty(0))
-        own = values[size, env, mode]
-        is_pair = mode != experiment.baseline and min(len(base), len(own)) > 1
-        minus.append(stats.welch(base, own) if is_pair else stats.NOTHING)
+        these = values[size, env, mode]
+        is_pair = mode != experiment.baseline and min(len(base), len(these)) > 1
+        minus.append(stats.welch(base, these) if is_pair else stats.NOTHING)
     return in_order(table.join(pd.DataFrame(minus, table.index, MINUS)))
 
 
 # === Learning curves ============================================================================
 def curves(experiment: Experiment) -> pd.DataFrame:
-    """Return iterations with CELL, steps, seconds since the launch of the process, and return."""
+    """Return iterations with CELL, steps, seconds since the process was launched, and return."""
     runs = learned(experiment.runs)[[*CELL, "run", "imports"]]
     rows = experiment.iterations.merge(runs, on="run")
     rows = rows.sort_values(["run", "iteration"], ignore_index=True)
@@ -111,7 +111,7 @@ def curves(experiment: Experiment) -> pd.DataFrame:
 
 
 def progress(experiment: Experiment) -> pd.DataFrame:
-    """Return the mean return over seeds by CELL and steps, if all runs of a mode have one.
+    """Return the mean return over seeds, by CELL and steps, where all runs of a variant have one.
 
     It covers the episodes of an iteration, or about the last 100 episodes in OFF_POLICY. least and
     most are the minimum and maximum over the runs.
@@ -133,13 +133,14 @@ def progress(experiment: Experiment) -> pd.DataFrame:
 
 
 def targets(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
-    """Return the median of the seconds until runs had the environment's target as mean return.
+    """Return the median time in seconds until the mean return reached the target, by CELL.
 
-    A run that never got there takes longest. Cells in which none of any mode did are not there.
+    A run that never reached it counts as the slowest. There is no row for an environment and size
+    in which no run reached it.
     """
     points = curves(experiment._replace(runs=timed(experiment.runs)))
     known = {x: y.target for x, y in environments.items()}
-    points["target"] = points["env_id"].map(known).astype(float)  # of no rows, too
+    points["target"] = points["env_id"].map(known).astype(float)  # also if there are no rows
     points = points.dropna(subset=["target", "seconds", "return"])
     points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
     runs = points.groupby([*CELL, "target", "run"], as_index=False)["hit"].min()

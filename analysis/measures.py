@@ -1,4 +1,4 @@
-"""Group runs that can be compared, and summarize their durations.
+"""Group comparable runs into experiments, and summarize their durations.
 
 An experiment has all runs with the same platform, algorithm and hyperparameters. Durations are
 geometric means over repeats and then over environments. A ratio is a time divided by that of the
@@ -24,11 +24,11 @@ for name, row in SCRIPTS.items():
     BASELINES.setdefault((row["algorithm"], row["setting"]), name)
 # The order in tables and figures; other scripts follow by name.
 MODES = (
-    *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", x)),  # the compiled one first
+    *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", x)),  # compiled scripts first
     *(f"{x}{WITHOUT_JIT}" for x in SCRIPTS),
 )
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
-# The first of these compile modes that a framework has is compared with its others.
+# The other compile modes of a framework are compared with the first of these that it has.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")
 PARTS = ("imports", "setup", "first")  # parts of the startup
 FARTHEST = 10  # extrapolate to at most this multiple of the measured length
@@ -39,10 +39,10 @@ class Experiment(NamedTuple):
 
     title: str
     runs: pd.DataFrame  # without --sync-for-timing, or all if every run has it
-    synced: pd.DataFrame  # those with --sync-for-timing and steady phases
+    synced: pd.DataFrame  # runs with --sync-for-timing and steady phases
     iterations: pd.DataFrame  # of runs
     baseline: str
-    by_hand: bool = False  # the machine is unknown, but known for other runs
+    by_hand: bool = False  # the machine of these runs is unknown, while that of others is known
 
 
 # === Experiments ================================================================================
@@ -70,7 +70,7 @@ def is_by_hand(runs: pd.DataFrame) -> bool:
 
 
 def platforms(runs: pd.DataFrame) -> pd.Series:
-    """Return the platform of each run; a boot whose times differ from the first is another one."""
+    """Return the platform of each run; a boot with other times than the first is another one."""
     named = runs["platform"].copy()
     for platform, group in runs[runs["boot"] != ""].groupby("platform"):
         first, *others = dict.fromkeys(group.sort_values("started")["boot"])
@@ -82,7 +82,7 @@ def platforms(runs: pd.DataFrame) -> pd.Series:
 
 
 def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Return whether steady iterations differ: Welch's tests with 5% error for all of them."""
+    """Return whether steady iterations differ, by Welch's tests with a family-wise error of 5%."""
     cells = ["mode", "settings", "sync", "env_id", "size"]
     sides = []
     for side in (runs, others):
@@ -98,7 +98,7 @@ def differ(runs: pd.DataFrame, others: pd.DataFrame) -> bool:
 
 
 def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
-    """Return titles of groups: the platform, and the algorithm and settings if they differ."""
+    """Return the title of each group: the platform, and algorithm and settings if they differ."""
     heads = [group.iloc[0] for group in groups]
     several = len({x["algorithm"] for x in heads}) > 1
     titles = []
@@ -112,7 +112,7 @@ def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def differences(texts: Sequence[str]) -> dict[str, str]:
-    """Return for each set of hyperparameters, as JSON, the ones that differ between the sets."""
+    """Return the hyperparameters that differ, for each of several sets of them in JSON."""
     settings = {text: as_object(text) for text in texts}
     names = sorted({name for x in settings.values() for name in x})
     several = [x for x in names if len({json.dumps(y.get(x)) for y in settings.values()}) > 1]
@@ -123,7 +123,7 @@ def differences(texts: Sequence[str]) -> dict[str, str]:
 
 
 def as_object(settings: str) -> dict[str, Any]:
-    """Return hyperparameters by name; a foreign table may contain any text, or none."""
+    """Return hyperparameters by name; a table from another source may contain any text, or none."""
     try:
         found = json.loads(settings)
     except (ValueError, RecursionError):
@@ -148,20 +148,20 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def timed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that have durations: never resumed, and only the first agent of a program."""
+    """Return the runs with durations: those not resumed, and only the first agent of a program."""
     return runs[~is_untimed(runs)]
 
 
 def under_load(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that started under load; 1 may be the load of the previous run."""
+    """Return the runs that started under load; the previous run may account for a load of 1."""
     return runs[runs["load"] > runs["cores"] + 1]
 
 
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs in environments that all modes have in common, which may be none.
+    """Return the runs in environments that all variants have in common, which may be none.
 
-    If a mode lacks environments, leave out either the environments or the mode, whichever keeps
-    more pairs to compare.
+    If a variant lacks environments, exclude either these environments or the variant, whichever
+    keeps more pairs to compare.
     """
     envs = [set(x) for _, x in runs.groupby("mode")["env_id"]]
     if len(envs) < 2:
@@ -173,20 +173,20 @@ def shared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) -> pd.DataFrame:
-    """Return the runs of each group that have a duration, in environments that modes share."""
+    """Return the runs of each group that have a duration, in environments that variants share."""
     parts = [runs.head(0)]
     for _, group in runs.groupby(list(by), sort=False):
         if value in stats.WHOLE_RUN:
             group = stats.of_length(group)
         group = group.dropna(subset=[value])
         common = shared(group)
-        parts.append(common if len(common) else group)  # all of them if modes share nothing
+        parts.append(common if len(common) else group)  # all of them if variants share nothing
     return pd.concat(parts)
 
 
 # === Durations ==================================================================================
 def whole(runs: pd.DataFrame) -> str | None:
-    """Return the column with the duration of entire trainings that most modes have, if any.
+    """Return the column with the durations of training runs that most variants have, or None.
 
     It is process, or total, which starts after the imports.
     """
@@ -198,7 +198,7 @@ def whole(runs: pd.DataFrame) -> str | None:
 def summarize(
     runs: pd.DataFrame, values: Sequence[str], baseline: str, by: Sequence[str] = ("size",)
 ) -> pd.DataFrame:
-    """Return a row per group and mode: the mean of each duration, and its ratio to the baseline."""
+    """Return the mean of each duration and its ratio to the baseline, by group and variant."""
     runs = in_order(timed(runs))
     keys = [*by, "mode"]
     cells = list(dict.fromkeys([*keys, "env_id"]))
@@ -220,7 +220,7 @@ def summarize(
 
 
 def startups(experiment: Experiment) -> pd.DataFrame:
-    """Return the start-up, its parts (as mean fractions of it), and the difference in seconds."""
+    """Return the start-up time, its parts, and the difference to the baseline in seconds."""
     known = comparable(timed(experiment.runs), "startup")
     keys = ["size", "mode"]
     table = summarize(known, ("startup", "early"), experiment.baseline)[[*keys, "startup", "early"]]
@@ -234,7 +234,7 @@ def startups(experiment: Experiment) -> pd.DataFrame:
 
 
 def compiling(experiment: Experiment) -> pd.DataFrame:
-    """Compare the modes of each framework that also ran without compilation."""
+    """Compare the compile modes of each framework that also ran without compilation."""
     parts = []
     every = max((experiment.runs, experiment.synced), key=lambda x: x["mode"].nunique())
     for _, group in timed(every).groupby("framework"):
@@ -262,10 +262,11 @@ def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFram
 
 # === Break-even =================================================================================
 def crossings(experiment: Experiment) -> pd.DataFrame:
-    """Return after how many iterations a compiled mode overtakes an eager one.
+    """Return the number of iterations after which compiled code overtakes eager code.
 
-    There the means of startup + (n - 1) steady are equal; `seconds` is their value. The compiled
-    mode is significantly slower before `low` and significantly faster after `high` (Fieller).
+    At this number n, the means of startup + (n - 1) steady are equal; `seconds` is their value.
+    Compiled code is significantly slower before `low` and significantly faster after `high`
+    (Fieller).
     """
     rows = []
     runs = timed(experiment.runs).dropna(subset=["startup", "steady"])
@@ -295,7 +296,7 @@ def crossings(experiment: Experiment) -> pd.DataFrame:
 
 
 def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
-    """Return the last position on the grid where values fall to 0, or 1 if they are never above."""
+    """Return the last position on the grid where values fall to 0, or 1 if they never exceed 0."""
     if np.isnan(values[0]):
         return np.nan
     above = np.flatnonzero(values > 0)
@@ -308,7 +309,7 @@ def falls_to_zero(values: np.ndarray, grid: np.ndarray) -> float:
 
 
 def memory(experiment: Experiment) -> pd.DataFrame:
-    """Return the peak memory in bytes of all runs of a size and mode."""
+    """Return the peak memory in bytes, by size and variant."""
     runs = timed(experiment.runs)
     parts = [shared(x) for _, x in runs.groupby("size")]
     groups = pd.concat([runs.head(0), *parts]).groupby(["size", "mode"])

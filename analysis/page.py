@@ -1,7 +1,7 @@
 """Write a page of text, figures and tables as Markdown, HTML and CSV, or show it in a notebook.
 
-Names of environments, machines and so on are foreign text that may look like markup. Jinja escapes
-it in HTML, and escape() does in Markdown.
+Names of environments, machines and so on are untrusted text that may contain markup. Jinja escapes
+it in HTML, and escape() in Markdown.
 """
 
 import base64
@@ -17,15 +17,15 @@ from matplotlib.figure import Figure
 from analysis import figures
 from analysis.schema import clean
 
-# A number, and what may follow it: an interval, a unit.
+# A number, optionally followed by an interval or a unit.
 NUMBER = re.compile(r"[-+<>~]?\d[\d,.]*(e[-+]?\d+)?[%x×]?(\s.*)?", re.IGNORECASE)
 SPECIAL = re.compile(
     r"([\\`*<>|~]"  # special everywhere in Markdown,
-    r"|(?<![^\W_])_|_(?![^\W_])"  # not within a word,
-    r"|\](?=[\[(:])|&(?=[#\w])|(?<=:)/(?=/)"  # as a link or an entity,
-    r"|^[#+=-]|(?<=\s)#(?=#*$))"  # as a heading or a list
+    r"|(?<![^\W_])_|_(?![^\W_])"  # special except within a word,
+    r"|\](?=[\[(:])|&(?=[#\w])|(?<=:)/(?=/)"  # special in a link or an entity,
+    r"|^[#+=-]|(?<=\s)#(?=#*$))"  # special in a heading or a list
 )
-NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")  # a list, too
+NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")  # the start of a numbered list
 
 
 class Text(NamedTuple):
@@ -37,17 +37,17 @@ class Bullets(NamedTuple):
 
 
 class Plot(NamedTuple):
-    name: str  # name of the file, without suffix; never foreign text
+    name: str  # name of the file, without suffix; never untrusted text
     figure: Figure
     caption: str
 
 
 class Table(NamedTuple):
-    name: str  # name of the file, without suffix; never foreign text
+    name: str  # name of the file, without suffix; never untrusted text
     caption: str
     frame: pd.DataFrame  # raw numbers, for the CSV file
-    cells: pd.DataFrame  # text, for reading
-    note: str = ""  # shown below it
+    cells: pd.DataFrame  # formatted text
+    note: str = ""  # shown below the table
 
 
 Block = Text | Bullets | Plot | Table
@@ -65,7 +65,7 @@ def one_line(value: object) -> str:
 
 
 def alternative(plot: Plot) -> str:
-    """Return the alternative text of a figure, without brackets, which might not match."""
+    """Return the alt text of a figure, without brackets, which might be unbalanced."""
     return plot.caption.replace("[", "(").replace("]", ")")
 
 
@@ -86,7 +86,7 @@ def markdown_table(cells: pd.DataFrame) -> str:
     rules = ["---:" if x else "---" for x in numeric_columns(cells)]
     rows = [map(escape, cells.columns), rules]
     for row in cells.itertuples(index=False, name=None):
-        rows.append([x if x == "-" else escape(x) for x in row])  # nothing, and no list
+        rows.append([x if x == "-" else escape(x) for x in row])  # "-" is an empty cell, not a list
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -115,7 +115,7 @@ def brief(block: Text | Table) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return a table as CSV, in which no text is a formula to a spreadsheet."""
+    """Return a table as CSV; text that a spreadsheet would read as a formula is quoted."""
 
     def safe(value: object) -> object:
         if not isinstance(value, str):
@@ -127,7 +127,7 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 # === HTML =======================================================================================
 def templates(folder: Path) -> Environment:
-    """Return what fills in a folder's templates, and escapes whatever is not Markup."""
+    """Return the Jinja environment of a folder of templates; it escapes everything but Markup."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
@@ -143,7 +143,7 @@ TEMPLATES.filters |= {"one_line": one_line, "alternative": alternative}
 
 # === Output =====================================================================================
 def write(title: str, sections: list[Section], out: Path) -> None:
-    """Write a page as report.md and report.html, and its figures and tables, into a folder."""
+    """Write a page as report.md and report.html, with its figures and tables, to a folder."""
     for folder in (out / "figures", out / "tables"):
         folder.mkdir(parents=True, exist_ok=True)
     parts = [f"# {escape(title)}"]

@@ -1,7 +1,8 @@
-"""Races: programs that ran interleaved. The output format of race.py, and its sentences.
+"""Races of programs that ran interleaved: the output format of race.py, and its summary.
 
-A race is lines of JSON. The first says which programs raced, where and how. Each further line is a
-turn of one program: how many iterations it had, and how many seconds they took.
+A race is lines of JSON. The first line describes the programs, the machine and the settings. Each
+further line is a turn of one program: its number of iterations, and their duration in seconds. In a
+round, every program has one turn.
 """
 
 import json
@@ -16,14 +17,14 @@ from analysis.formatting import number
 from analysis.schema import SourceError, clean
 from analysis.stats import NOTHING, Interval, median_interval
 
-LEAST_TURNS = 6  # for an interval
+LEAST_TURNS = 6  # rounds, for an interval
 
 
 class Turn(NamedTuple):
-    """Iterations and seconds of a program in one turn."""
+    """Iterations and seconds of one program in one round."""
 
-    turn: int
-    program: int  # its number
+    turn: int  # number of the round
+    program: int  # number of the program
     iterations: Annotated[int, Field(gt=0)]
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -32,7 +33,7 @@ class Info(BaseModel, extra="allow"):
     """Required in the first line of a race."""
 
     programs: list[str]
-    # Turns that are not evaluated; files of 2026 have the second name.
+    # Rounds at the start that are not evaluated; files of 2026 use the second name.
     discarded: int = Field(validation_alias=AliasChoices("discarded", "thrown_away"))
     args: dict[str, Any]
     steps: list[int | None] = []  # environment steps per iteration of each program, if known
@@ -45,9 +46,9 @@ class Race(NamedTuple):
     turns: list[Turn]
 
     def times(self) -> pd.DataFrame:
-        """Return seconds per iteration: a row for each turn, a column for each program.
+        """Return seconds per iteration: a row for each round, a column for each program.
 
-        A program that failed has NaN in its last turns, or no column.
+        A program that failed has NaN in its last rounds, or no column.
         """
         turns = pd.DataFrame(self.turns, columns=Turn._fields)
         turns["each"] = turns["seconds"] / turns["iterations"]
@@ -59,7 +60,7 @@ class Race(NamedTuple):
         return list(map(clean, self.info["programs"]))
 
     def steps(self) -> dict[str, int]:
-        """Return the environment steps per iteration, of the programs that report them."""
+        """Return the environment steps per iteration of the programs that report them."""
         steps = self.info.get("steps") or [None] * len(self.names())
         return {name: x for name, x in zip(self.names(), steps, strict=True) if x}
 
@@ -68,7 +69,7 @@ class Race(NamedTuple):
         return set(self.times()) <= set(self.steps())
 
     def compared_times(self) -> pd.DataFrame:
-        """Return times() per environment step if all steps are known, and per iteration if not."""
+        """Return times() per environment step if all steps are known, else per iteration."""
         times = self.times()
         if not self.is_per_step():
             return times
@@ -91,9 +92,9 @@ class Race(NamedTuple):
         return [sentence(name, first, ratio, within) for name, ratio in self.ratios().items()]
 
     def turns_needed(self, within: float) -> float:
-        """Estimate how many turns it takes until all ratios are known; NaN if it is too early.
+        """Estimate the number of rounds until all ratios are known; NaN if it is too early.
 
-        An interval shrinks with the square root of the number of turns.
+        The width of an interval decreases with the square root of the number of rounds.
         """
         ratios = self.ratios().values()
         widths = [max(x.high / x.estimate - 1, 1 - x.low / x.estimate) for x in ratios]
@@ -114,21 +115,21 @@ def read(path: Path) -> list[Race]:
             else:
                 races[-1].turns.append(TypeAdapter(Turn).validate_python(row))
         for race in races:
-            race.times()  # fails if a turn appears twice
+            race.times()  # fails if a program has two turns in a round
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SourceError(f"{path} was not written by race.py: {error}") from error
     return races
 
 
 def named(path: Path) -> dict[str, Race]:
-    """Return the races of a study by name; of a repeated race, the last."""
+    """Return the races of a study by name; if a race was repeated, the last counts."""
     return {x.info["listed"]["name"]: x for x in read(path) if x.info.get("listed")}
 
 
 def ratio_of(times: pd.Series, first: pd.Series) -> Interval:
-    """Return the median ratio of the times of two programs in a turn, and its 95% interval.
+    """Return the median over rounds of the ratio of two programs, and its 95% interval.
 
-    The interval comes from order statistics, so a burst of other load in a few turns does not
+    The interval comes from order statistics, so a burst of other load in a few rounds does not
     affect it.
     """
     ratios = (times / first).dropna()

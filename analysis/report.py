@@ -14,8 +14,8 @@ from analysis.measures import Experiment, in_order, timed
 from analysis.page import Block, Bullets, Plot, Section, Table, Text
 from analysis.runs import Data, load
 
-MOST_CHAPTERS = 8  # further experiments get no chapter
-# Column -> its unit, the number of units per second, and its name.
+MOST_CHAPTERS = 8  # further experiments are only listed
+# Column -> unit, number of units per second, and name.
 DURATIONS = {
     "process": ("s", 1.0, "entire training"),
     "total": ("s", 1.0, "training without imports"),
@@ -26,7 +26,7 @@ ONCE = "One run each: no conclusion."
 
 # === The answer =================================================================================
 def headline(experiment: Experiment) -> str:
-    """Say which script is the fastest, and how the others compare with it, for each size."""
+    """Return which script is the fastest and how the others compare with it, for each size."""
     sentences = []
     runs = timed(experiment.runs)
     is_of_sizes = experiment.runs["size"].nunique() > 1
@@ -65,7 +65,7 @@ def comparisons(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[st
     ratios = ratios.reindex(others)
     low, high = ratios["low"], ratios["high"]
     slower = [f"{mode} {interval(*ratios.loc[mode])}" for mode in others if low[mode] > 1]
-    # The fastest on average may be slower in the pairs of runs that two scripts have in common.
+    # The script with the lowest mean may be slower in the runs that it shares with another.
     faster = [f"{mode} {interval(*ratios.loc[mode])}" for mode in others if high[mode] < 1]
     same = [mode for mode in others if low[mode] <= 1 <= high[mode]]
     unknown = [mode for mode in others if np.isnan(low[mode])]
@@ -86,7 +86,7 @@ def answer(experiment: Experiment) -> list[Block]:
 
 
 def answer_bars(experiment: Experiment, styles: dict[str, Style]) -> list[Plot]:
-    """Return a bar chart of entire trainings, or of iterations if only those were timed."""
+    """Return a bar chart of training runs, or of iterations if only those were timed."""
     counts = timed(experiment.runs)
     value = measures.whole(counts) or "steady"
     unit, factor, what = DURATIONS[value]
@@ -130,7 +130,7 @@ def learning_bands(experiment: Experiment) -> list[Block]:
     return plots
 
 
-# Section -> its title, and its contents: names of tables, or functions that return blocks.
+# Section -> title and contents: names of tables, or functions that return blocks.
 SECTIONS: dict[str, tuple[str, list[str | Callable[[Experiment], list[Block]]]]] = {
     "answer": ("The answer", [answer, "answer"]),
     "learning": ("Learning", [learning_bands, "last_returns", "returns", "targets"]),
@@ -164,7 +164,7 @@ def compared(name: str, title: str, frame: pd.DataFrame, caption: str) -> Sectio
 
 
 def platform_section(several: Sequence[Experiment]) -> Section | None:
-    """Compare each script on other platforms with the platform that has most runs."""
+    """Compare each script on other platforms with the platform that has the most runs."""
     runs = pd.concat([experiment.runs for experiment in several])
     platforms = [str(x) for x in runs["platform"].value_counts().index]
     if len(platforms) < 2:
@@ -180,7 +180,7 @@ def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
     both = both[both["sync"] == both["sync"].all()]
     if runs["platform"].nunique() == old["platform"].nunique() == 1:
-        both = both.assign(platform="")  # two machines, or one machine with two names
+        both = both.assign(platform="")  # compare two machines, or one machine with two names
     frame = measures.contenders(both, "set", "old")
     caption = "New time / old time, with 95% intervals, in the blocks that both have"
     return compared("against", "Comparison with the other results", frame, caption)
@@ -199,7 +199,7 @@ def sections_of(data: Data, baseline: str | None, against: Data | None) -> list[
         sections += parts
     if len(several) > MOST_CHAPTERS:
         names = some([x.title for x in several[MOST_CHAPTERS:]])
-        text = f"Without a chapter, because they have fewer runs: {names}."
+        text = f"Not shown, because they have fewer runs: {names}."
         sections.append(Section("More hyperparameters and platforms", [Text(text)]))
     compared = platform_section(several)
     if compared:
@@ -236,7 +236,7 @@ def write_report(
 def show(source: Any, *names: str, baseline: str | None = None) -> None:
     """Show sections of the report in a notebook: names are keys of SECTIONS, or "platforms".
 
-    source is one source, or several, as runs.load() takes them.
+    source is one source or several, as in runs.load().
     """
     data = load(source)
     several = measures.experiments(data, baseline)

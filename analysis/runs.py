@@ -1,6 +1,6 @@
-"""Load benchmark runs, from wherever they are, into one table of runs and one of iterations.
+"""Load benchmark runs from a source into a table of runs and a table of iterations.
 
-A source is a folder that holds runs or studies at any depth, a table (.csv or .parquet), or
+A source is a folder that contains runs or studies at any depth, a table (.csv or .parquet), or
 "wandb:entity/project".
 """
 
@@ -20,16 +20,16 @@ from analysis import schema
 from analysis.describe import WITHOUT_JIT, algorithm_of, describe, require_completed
 from analysis.schema import ITERATIONS, RUNS, Column, SourceError, clean
 
-EVALUATIONS = {  # column -> file that evaluate.py writes, and its epsilon
+EVALUATIONS = {  # column -> file written by evaluate.py, and its epsilon
     "greedy": ("evaluation.json", 0),
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
     "random": ("evaluation-epsilon-1.json", 1),
 }
-# Runs that agree in all of these columns repeat each other: the latest counts.
+# Runs that agree in all of these columns are repetitions of one run: the latest counts.
 IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"]
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 TABLES = ("runs.csv", "runs.parquet")  # a folder with either is a study
-# Errors raised by a file that does not hold a run.
+# Errors raised by a file that does not contain a run.
 FOREIGN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -38,8 +38,8 @@ class Data(NamedTuple):
 
     runs: pd.DataFrame  # a row per run
     iterations: pd.DataFrame  # a row per run and iteration; `run` refers to the table of runs
-    left_out: dict[str, str]  # name of a run that was not used -> reason
-    notes: tuple[str, ...] = ()  # sentences about what was filled in or ignored
+    left_out: dict[str, str]  # name of an excluded run -> reason
+    notes: tuple[str, ...] = ()  # sentences about values that were filled in or ignored
 
 
 def load(
@@ -48,11 +48,11 @@ def load(
     only: Collection[str] | None = None,
     names: Iterable[Path] = (),
 ) -> Data:
-    """Load a source, or several; raise SourceError if there is nothing to load.
+    """Load one source or several; raise SourceError if there is nothing to load.
 
-    filters select W&B runs, in W&B's MongoDB syntax. only lists the names of the runs in a folder
-    to use. names are TOML files that rename environments, for example where two libraries have the
-    same game.
+    filters select W&B runs, in the MongoDB syntax of W&B. only lists the names of the runs to use
+    in a folder. names are TOML files that rename environments, for example if two libraries have
+    the same game.
     """
     if isinstance(source, (str, Path)):
         parts = [read(source, filters, only)]
@@ -73,7 +73,7 @@ def load(
 def read(
     source: str | Path, filters: dict[str, Any] | None, only: Collection[str] | None = None
 ) -> Data:
-    """Return everything in a source, repeated runs included."""
+    """Return everything in a source, including repeated runs."""
     if str(source).startswith("wandb:"):
         return read_wandb(str(source).removeprefix("wandb:"), filters)
     if Path(source).suffix in (".csv", ".parquet"):
@@ -82,7 +82,7 @@ def read(
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Return the new names of environments by the names in the runs."""
+    """Return the new names of environments, by the names in the runs."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -93,7 +93,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 
 def rename(data: Data, source: str) -> Data:
-    """Return data with the source as a prefix of every run's name."""
+    """Return data with the source as a prefix of each run name."""
     start = clean(source) + "/"
     runs = data.runs.assign(run=start + data.runs["run"])
     iterations = data.iterations.assign(run=start + data.iterations["run"])
@@ -113,7 +113,7 @@ def merge(parts: Sequence[Data]) -> Data:
 def count_once(data: Data) -> Data:
     """Return data with only the latest of repeated runs; left_out names the others."""
     started = pd.to_datetime(data.runs["started"], format="ISO8601", utc=True, errors="coerce")
-    # A run with durations counts more than one without, even if it is older.
+    # A run with durations has priority over one without, even if it is older.
     runs = data.runs.assign(started=started, untimed=is_untimed(data.runs))
     order = runs.sort_values(
         ["untimed", "started"], ascending=[False, True], kind="stable", na_position="first"
@@ -134,7 +134,7 @@ def is_untimed(runs: pd.DataFrame) -> pd.Series:
 
 # === Folders ====================================================================================
 def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
-    """Return the completed runs and the studies below a folder, and why others are left out."""
+    """Return the completed runs and studies below a folder, and the reasons for excluded runs."""
     if not folder.is_dir():
         raise SourceError(f"{folder} is neither a folder of runs nor a table (.csv or .parquet)")
     left_out = {run: x for run, x in failures(folder).items() if only is None or run in only}
@@ -151,7 +151,7 @@ def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
             study = read_table(tables[0])
             studies.append(study if path == folder else rename(study, name))
         else:
-            failed = left_out.pop(name, None)  # it may have failed once and then completed
+            failed = left_out.pop(name, None)  # the run may have failed first and completed later
             try:
                 records.append(read_run(path) | {"run": clean(name), "source": str(path)})
             except SourceError as error:
@@ -167,14 +167,14 @@ def find_runs(folder: Path) -> Iterator[Path]:
     for path, folders, files in os.walk(folder):
         if set(TABLES) & set(files):
             folders.clear()
-        # benchmark.sh keeps warm-up runs and the remains of killed runs in hidden folders.
+        # benchmark.sh keeps warm-up runs and unfinished runs in hidden folders.
         folders[:] = sorted(x for x in folders if x != "wandb" and not x.startswith("."))
         if {*TABLES, "run.json", "metrics.jsonl"} & set(files):
             yield Path(path)
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Return the runs that failed under benchmark.sh, and why, from its log."""
+    """Return the runs that failed under benchmark.sh and the reasons, from its log."""
     found = {}
     logs = [*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]
     for log in filter(Path.is_file, logs):
@@ -225,7 +225,7 @@ def read_evaluations(path: Path, num_iterations: int) -> dict[str, float]:
 
 # === Weights & Biases ===========================================================================
 def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
-    """Return the finished runs of "entity/project", and why the others are left out."""
+    """Return the finished runs of "entity/project", and the reasons for excluded runs."""
     if not re.fullmatch(r"[^/]+/[^/]+", path):
         raise SourceError(f"a W&B source is wandb:entity/project, not wandb:{path}")
     import wandb  # takes half a second
@@ -252,7 +252,7 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
 
 
 def read_history(run: Any) -> list[dict[str, Any]]:
-    """Return the log of a W&B run; a resumed run may log an iteration twice: use the last."""
+    """Return the log of a W&B run; if a resumed run logged an iteration twice, keep the last."""
     rows = run.scan_history()
     rows = [{name: x for name, x in row.items() if not name.startswith("_")} for row in rows]
     return list({str(row.get("iteration")): row for row in rows}.values())
@@ -274,7 +274,7 @@ def tabulate(records: Iterable[dict[str, Any]]) -> Data:
             left_out[info["run"]] = str(error)
         except FOREIGN as error:
             left_out[info["run"]] = f"not a run of this project: {error!r:.80}"
-    # dtype=object: text that is not cleaned yet may not fit into pandas' string type.
+    # dtype=object: text that is not clean yet may be invalid in pandas' string type.
     runs = pd.DataFrame(rows, columns=[x.name for x in RUNS], dtype=object)
     iterations = pd.DataFrame(metrics, columns=[x.name for x in ITERATIONS], dtype=object)
     data = make_data(runs, iterations)
@@ -342,7 +342,7 @@ def save(data: Data, folder: str | Path) -> None:
 
 # === Checks =====================================================================================
 def make_data(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
-    """Return the valid rows with their iterations, and why other rows are left out."""
+    """Return the valid rows with their iterations, and the reasons for excluded rows."""
     runs, reasons = schema.validate(table, RUNS)
     names = [name or f"row {i}" for i, name in enumerate(runs["run"], 1)]
     runs["run"] = pd.Series(names, runs.index, dtype="str")
@@ -353,7 +353,7 @@ def make_data(table: pd.DataFrame, iterations: pd.DataFrame) -> Data:
         reasons[runs["run"] == iterations.at[i, "run"]] = f"iteration {number:g}: {reason}"
     runs["repeat"] = runs["repeat"].fillna(runs["seed"])
     reasons[runs["repeat"].isna()] = "it has neither repeat nor seed"
-    # A table of runs may omit what follows from the table of iterations.
+    # A table of runs may omit columns that follow from the table of iterations.
     groups = iterations.sort_values("iteration").groupby("run")
     final = runs["run"].map(groups["charts/episodic_return"].last())
     runs["final_return"] = runs["final_return"].fillna(final)

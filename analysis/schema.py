@@ -1,4 +1,4 @@
-"""Check that tables of runs and of iterations hold what columns.csv says."""
+"""Validate tables of runs and of iterations against columns.csv."""
 
 import math
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ import pandas as pd
 from analysis.catalog import COLUMNS
 
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False, "": False}
-MOST_TEXT = 4000  # characters: settings have some 600
+MOST_TEXT = 4000  # characters; settings have about 600
 VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
 class SourceError(ValueError):
-    """A source that cannot be used; the message is one sentence for the user."""
+    """A source cannot be used; the message is one sentence for the user."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clean(message))
@@ -42,7 +42,7 @@ class Column(NamedTuple):
     name: str
     kind: str  # a key of KINDS
     must: str  # "table" if a table must have it
-    source: str  # its place in run.json, such as "args.seed"; "" if it is computed
+    source: str  # path in run.json, such as "args.seed"; "" if it is computed
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
@@ -60,11 +60,11 @@ def clean(text: object) -> str:
     return "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in start)
 
 
-# === Foreign values =============================================================================
+# === Untrusted values ===========================================================================
 def validate(table: pd.DataFrame, columns: Iterable[Column]) -> tuple[pd.DataFrame, pd.Series]:
-    """Return a foreign table with all columns in order and with their types.
+    """Return an untrusted table with all columns, in order and with their types.
 
-    Also return the fault of each row, or "".
+    Also return the first error in each row, or "".
     """
     table = table.reset_index(drop=True)
     reasons = pd.Series("", table.index, dtype=object)
@@ -102,7 +102,7 @@ def convert(given: pd.Series, kind: str) -> tuple[pd.Series, pd.Series]:
 
 
 def to_number(cell: object) -> float:
-    """Return a cell as a number: NaN if it is empty, and infinity if it is not a number."""
+    """Return a cell as a number: NaN if it is empty, infinity if it is not a number."""
     try:
         return float(str(cell).strip() or "nan")
     except ValueError:

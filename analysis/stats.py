@@ -1,7 +1,7 @@
-"""Means, ratios and differences, each with an interval; pairs, and the test of equivalence.
+"""Means, ratios and differences with intervals, pairing of runs, and the equivalence test.
 
 A process is one observation: iterations within it are not independent. Runs are compared within a
-block, which is one environment, model size and repeat; the repeat's seed is the same in all.
+block, which is one environment, network size and repeat; in a repeat, all scripts have one seed.
 """
 
 import warnings
@@ -13,13 +13,13 @@ import pandas as pd
 from scipy import stats
 
 BLOCK = ("mode", "platform", "settings", "sync", "env_id", "size", "repeat")
-WHOLE_RUN = ("total", "process", "final_return")  # depend on its iterations
+WHOLE_RUN = ("total", "process", "final_return")  # depend on the number of iterations
 CONFIDENCE = 0.95
-LEAST_RUNS = 5  # of each side: fewer say nothing of a failure that is rare
+LEAST_RUNS = 5  # per side; fewer runs would miss a rare failure
 
 
 class Interval(NamedTuple):
-    """An estimate and its interval; low and high are NaN if there is nothing to repeat over."""
+    """An estimate and its interval; low and high are NaN if there are no repeats."""
 
     estimate: Any
     low: Any
@@ -32,10 +32,11 @@ NOTHING = Interval(np.nan, np.nan, np.nan)
 def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index) -> Interval:
     """Return the mean over environments of the mean over repeats, with Student's interval.
 
-    values has a row per run, and may have a column per quantity: then each field has one, too.
-    Means of environments vary by what differs between them and by the noise between processes. A
-    few may by chance vary less than the noise alone makes them, so the larger counts. This is the
-    closed form of a two-level bootstrap with rescaled levels (Davison and Hinkley 1997, 3.8).
+    values has a row per run, and optionally a column per quantity, as do the results. The means of
+    environments vary because environments differ and because processes are noisy. With few
+    environments, their means may by chance vary less than the noise alone would explain, so the
+    larger of the two variances counts. This is the closed form of a two-level bootstrap with
+    rescaled levels (Davison and Hinkley 1997, 3.8).
     """
     rows = np.asarray(values, float).reshape(len(values), -1)
     names, place = np.unique(np.asarray(envs, str), return_inverse=True)
@@ -67,7 +68,7 @@ def mean(values: np.ndarray) -> Interval:
 def of_groups(
     runs: pd.DataFrame, keys: Sequence[str], value: str, function: Callable[..., Interval]
 ) -> pd.DataFrame:
-    """Return a row per group that has the value, as they come: a function's interval of it."""
+    """Return a row per group, in order of appearance, with the interval of its values."""
     rows = []
     for _, group in runs.dropna(subset=[value]).groupby(list(keys), sort=False):
         key = group[list(keys)].iloc[0]
@@ -82,7 +83,7 @@ def geometric_mean(values: np.ndarray) -> Interval:
 
 
 def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
-    """Return a row per block of runs that differ in contender alone, with a column for each."""
+    """Return a row per block of runs that differ only in contender, with a column for each."""
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
     runs = runs.dropna(subset=[value, *length])
@@ -97,7 +98,7 @@ def pair(table: pd.DataFrame, baseline: str, candidate: str) -> pd.DataFrame:
 
 
 def of_length(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs, or pairs, of the length that most of the most environments have."""
+    """Return the runs or pairs of the length that occurs in the most environments, then runs."""
     envs = runs.groupby("num_iterations")["env_id"]
     counts = pd.DataFrame({"environments": envs.nunique(), "runs": envs.size()})
     commonest = counts.sort_values(["environments", "runs"]).index[-1:]  # the longest of equals
@@ -105,13 +106,13 @@ def of_length(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratio(pairs: pd.DataFrame) -> Interval:
-    """Return candidate over baseline: the geometric mean over repeats, then over environments."""
+    """Return candidate / baseline: the geometric mean over repeats, then over environments."""
     logs = np.log(pairs["candidate"] / pairs["baseline"])
     return Interval(*np.exp(mean_interval(logs.to_numpy(), pairs["env_id"])))
 
 
 def more_seconds(pairs: pd.DataFrame) -> Interval:
-    """Return the difference of geometric means in seconds, with the delta method's interval."""
+    """Return the difference of geometric means in seconds, with an interval by the delta method."""
     logs = np.log(pairs[["baseline", "candidate"]].to_numpy())
     baseline, candidate = np.exp(mean_interval(logs, pairs["env_id"]).estimate)
     interval = mean_interval(logs @ [-baseline, candidate], pairs["env_id"])
@@ -144,10 +145,10 @@ def compare(
 
 
 def median_interval(values: np.ndarray) -> Interval:
-    """Return the median and its 95% interval by order statistics.
+    """Return the median and its 95% interval from order statistics.
 
-    Most runs often reach a cap and some miss it; an interval by Student's t would be too narrow
-    then. Fewer than six values have no interval.
+    Often most runs reach a cap and some miss it; a Student's t interval would then be too narrow.
+    With fewer than six values there is no interval.
     """
     low, high = stats.quantile_test(values, q=0, p=0.5).confidence_interval(CONFIDENCE)
     return Interval(float(np.median(values)), float(low), float(high))
@@ -160,7 +161,7 @@ def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFI
         return Interval(difference, np.nan, np.nan)
     if not (np.ptp(baseline) or np.ptp(candidate)):
         return Interval(difference, difference, difference)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side alike
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # no variance
         test = stats.ttest_ind(candidate, baseline, equal_var=False)
     low, high = test.confidence_interval(confidence)
     return Interval(difference, float(low), float(high))

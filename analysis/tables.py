@@ -1,4 +1,4 @@
-"""The tables of the report: where the numbers come from, and how each cell is written."""
+"""Tables of the report: the source of their numbers, and the format of each cell."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from analysis.schema import SourceError
 from analysis.stats import Interval
 
 Cell = Callable[[pd.Series], str]
-# Title -> column; every table starts with the ones that it has.
+# Title -> column; every table starts with those of these columns that it has.
 KEYS = {"platform": "platform", "hyperparameters": "settings", "network": "size"}
 KEYS |= {"environment": "env_id", "script": "mode"}
 TIMES = {"startup": "startup", "steady": "steady iteration", "process": "entire training"}
@@ -51,7 +51,7 @@ def text(name: str) -> Cell:
 def table_of(
     name: str, caption: str, frame: pd.DataFrame, columns: dict[str, Cell], note: str = ""
 ) -> Table:
-    """Return a table with a function of the row for each column; empty columns are left out."""
+    """Return a table; each column is a function of the row, and empty columns are omitted."""
     keys = {title: text(x) for title, x in KEYS.items() if x in frame}
     kept = {}
     for title, cell in (keys | columns).items():
@@ -115,7 +115,7 @@ def cells(experiment: Experiment) -> pd.DataFrame:
 
 
 def durations(runs: pd.DataFrame, baseline: str, by: tuple[str, ...] = ("size",)) -> pd.DataFrame:
-    """Return a summary of start-up, iteration and entire training (without imports if unknown)."""
+    """Summarize start-up, iterations and training runs (without imports if these are unknown)."""
     values = ("startup", "steady", measures.whole(runs) or "process")
     return measures.summarize(runs, values, baseline, by)
 
@@ -127,7 +127,7 @@ DURATIONS = {
     "time / {baseline} time": multiple("steady_"),
     "iterations": lambda row: f"{row['length']:,.0f}",
 }
-# Columns for entire trainings, by the column with their durations.
+# Columns for training runs, by the column with their durations.
 TRAININGS = {
     "process": {
         "{training} (s)": value("process"),
@@ -251,7 +251,7 @@ TABLES = {
 def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
     """Return a row per program of a race: its time, and the ratio to the time of the baseline.
 
-    The other is the baseline, or the first program of the race.
+    The default baseline is the first program of the race.
     """
     found = races.named(path)
     if name not in found:
@@ -297,7 +297,7 @@ def machine_table(runs: pd.DataFrame) -> Table:
     """Return a row for each machine and its versions.
 
     A script does not record versions of packages that it does not import. If all other runs on the
-    machine agree on a version, use that.
+    machine have the same version, use that.
     """
     machine = ["platform", "os", "container", "commit", "python"]
     packages = ["torch", "jax", "flax"]
