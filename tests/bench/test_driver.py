@@ -285,7 +285,7 @@ def test_failures_are_recorded_and_the_grid_continues(project):
 
 
 def test_a_study_runs_its_begin_and_end_commands(project):
-    """Before that, benchmark.sh states how long the runs take."""
+    """benchmark.sh prints the expected duration of the runs first."""
     add_grid(project, f"begin = 'begin.py'\nend = 'end.py RUNS/x RUNS'{LINEN}seconds = 7201")
     (project / "begin.py").write_text("import sys\nsys.exit('not today')")
     driver = bench(project, "mine")

@@ -71,14 +71,14 @@ def racers_of(process):
         return []
 
 
-# === Turns ======================================================================================
+# === Rounds =====================================================================================
 def test_a_race_names_the_faster_program_and_saves_its_turns(tmp_path, ticker):
     slow, fast = ticker(0.04), ticker(0.01)
     status, out, err = race(tmp_path, "--turns", "12", "--seconds", "0.1", slow, fast)
     assert (status, err) == (0, "")
     assert "x as fast as" in out and "no significant" not in out.lower()
     (found,) = races.read(tmp_path / "turns.jsonl")
-    assert len(found.turns) == 24 and len(found.times()) == 10  # the first two are discarded
+    assert len(found.turns) == 24 and len(found.times()) == 10  # two rounds are discarded
     assert found.info["versions"]["numpy"] == np.__version__
     assert all(turn.seconds >= 0.1 and turn.iterations >= 1 for turn in found.turns)
     assert found.info["steps"] == [None, None] and not found.is_per_step()
@@ -297,7 +297,7 @@ def test_errors_in_races_toml_have_no_traceback(text, reason, tmp_path):
 
 # === Analysis ===================================================================================
 def synthetic_race(*programs):
-    """Return a race with the given times per turn."""
+    """Return a race in which each program has these times per iteration, one per round."""
     names = [str(i) for i in range(len(programs))]
     info = {"programs": names, "discarded": 0, "args": {"within": 0.03}}
     turns = [
@@ -308,7 +308,7 @@ def synthetic_race(*programs):
     return races.Race(info, turns)
 
 
-def test_outliers_in_a_few_turns_do_not_change_the_ratio():
+def test_outliers_in_a_few_rounds_do_not_change_the_ratio():
     first = np.full(20, 0.1)
     second = 2 * first
     second[[3, 11, 17]] = 5.0
@@ -322,12 +322,12 @@ def test_the_other_programs_are_compared_if_the_first_is_left_out():
     assert found.ratios()["2"] == pytest.approx((1.5, 1.5, 1.5))
 
 
-def test_discarded_turns_and_missing_programs():
+def test_discarded_rounds_and_missing_programs():
     found = synthetic_race([9, 9, 1, 1, 1, 1, 1, 1], [9, 9, 2, 2, 2, 2, 2, 2, 7], [9, 9, 3])
     found.info["discarded"] = 2
     assert list(found.times().columns) == ["0", "1", "2"]
     ratios = found.ratios()
-    assert ratios["1"] == pytest.approx((2, 2, 2))  # a turn without the first program is not paired
+    assert ratios["1"] == pytest.approx((2, 2, 2))  # a round without the first one is not paired
     assert ratios["2"].estimate == pytest.approx(3) and np.isnan(ratios["2"].low)
 
 

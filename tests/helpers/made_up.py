@@ -47,8 +47,8 @@ def grid(
 ) -> pd.DataFrame:
     """Return a run per mode, environment and repeat. modes has the seconds (startup, iteration).
 
-    Iterations in environment n take 2 ** n times as many seconds. Startup and iterations have
-    separate log-normal noise. Imports, setup and iteration 0 are 30%, 20% and 50% of the startup.
+    Iterations in environment n take 2 ** n times longer. Startup and iterations have separate
+    log-normal noise. Imports, setup and iteration 0 take 30%, 20% and 50% of the startup.
     """
     rng = np.random.default_rng(seed)
     rows = []

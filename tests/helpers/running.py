@@ -177,7 +177,7 @@ class Counts:
         jax.monitoring.register_event_duration_secs_listener(self.on_event)
         array: Any = type(jax.numpy.zeros(1))
         monkeypatch.setattr(array, "_value", property(self.counted("transfers", array._value.fget)))
-        # numpy() is no transfer: it returns a view on a CPU, and fails on a GPU.
+        # numpy() does not count, because it returns a view on a CPU and fails on a GPU.
         for method in ("tolist", "item", "cpu", "__bool__", "__float__", "__int__"):
             original = getattr(torch.Tensor, method)
             monkeypatch.setattr(torch.Tensor, method, self.counted("transfers", original))

@@ -44,7 +44,7 @@ if __name__ == "__main__":
 """
 
 
-def test_every_script_has_a_row_and_every_row_a_script():
+def test_scripts_toml_lists_every_script():
     files = [*ROOT.glob("ppo_*.py"), *ROOT.glob("more/*.py")]
     assert sorted(files) == sorted(map(path_of, ROWS))
     for name, row in ROWS.items():
@@ -56,7 +56,7 @@ def test_every_script_has_a_row_and_every_row_a_script():
         assert num_envs and num_steps and row["steps"] == int(num_envs[1]) * int(num_steps[1])
 
 
-# === The same to the letter =====================================================================
+# === Identical sections =========================================================================
 @pytest.mark.parametrize("name", PPO_SCRIPTS)
 def test_sections_and_main(name):
     expected = SECTIONS
@@ -73,18 +73,18 @@ def test_main(name):
 
 
 @pytest.mark.parametrize("name", [x for x in ROWS if x.endswith("_gymnasium")])
-def test_a_resumed_run_begins_with_other_episodes(name):
+def test_a_resumed_run_starts_different_episodes(name):
     """Seeds depend on the iteration; otherwise episodes would repeat after a resume."""
     assert "env.reset(iteration)" in sections(read(name))["Training"]
 
 
-def test_shared_sections_are_the_same_to_the_letter():
+def test_shared_sections_are_identical():
     """To give a script a different section, exclude it with but() in tools/sections.py."""
     assert not differences(), "python -m tools.sections shows where; see CONTRIBUTING.md, step 5"
 
 
 @pytest.mark.parametrize("name", [x for x in PPO_SCRIPTS if ROWS[x]["framework"] != "torch"])
-def test_in_jax_an_iteration_has_a_key_of_its_own(name):
+def test_every_iteration_in_jax_has_a_separate_key(name):
     """Keys depend only on the number of the iteration, so a resumed run uses the same ones."""
     assert "fold_in(key, iteration)" in sections(read(name))["Training"]
 
@@ -114,11 +114,11 @@ def having(wanted, *words):
         ("to_bounds", having("to_bounds")),
     ],
 )
-def test_a_function_has_one_text(wanted, names):
+def test_functions_are_identical_in_all_scripts(wanted, names):
     assert len(names) > 1 and len({function(name, wanted) for name in names}) == 1
 
 
-# === Diffs =======================================================================================
+# === Diffs ======================================================================================
 @pytest.mark.parametrize(
     ("first", "second", "budget"),
     [
@@ -166,7 +166,7 @@ def test_diff_budgets(first, second, budget):
     assert changed_lines(first, second) <= budget
 
 
-# === Plain ======================================================================================
+# === Plain code =================================================================================
 # Not caught by ruff: f(x := 1), a = b = 1, {**a, "b": 1}, f(**{"a": 1}), a == b != c.
 TWO_THOUGHTS = re.compile(r":=|^ *[\w.]+ = [\w.]+ = |\{\*\*|\*\*\{| [!=]= \S+ [!=]= ", re.M)
 
@@ -184,7 +184,7 @@ def test_style_is_plain(name):
 
 
 @EACH
-def test_every_flag_is_read_and_explained(name):
+def test_every_flag_is_used_and_documented(name):
     text = read(name)
     line = r"^    (\w+): [^=\n]+ = [^\n]*?  # .+$"
     fields = re.findall(line, sections(text)["Arguments"], re.M)
@@ -195,7 +195,7 @@ def test_every_flag_is_read_and_explained(name):
 
 @EACH
 def test_nothing_is_unpickled(name):
-    """Neither Flax nor Equinox does, nor does NumPy by default; PyTorch's default has changed."""
+    """Flax, Equinox and, by default, NumPy do not unpickle. The default of PyTorch has changed."""
     loads = re.findall(r"torch\.load\(.*", read(name))
     assert all("weights_only=True" in x for x in loads)
     assert "pickle" not in read(name)
@@ -214,7 +214,7 @@ def imports(path):
 
 
 @EACH
-def test_imports_no_file_of_this_project_and_nothing_that_a_system_lacks(name):
+def test_scripts_import_no_other_file_and_only_portable_packages(name):
     """Windows and macOS lack some wheels, such as those of psutil, and some commands."""
     banned = {"fcntl", "resource", "pwd", "grp", "psutil", "subprocess"}
     banned |= {"analysis", "envs", "tests", "evaluate", "tune", *ROWS}
@@ -222,7 +222,7 @@ def test_imports_no_file_of_this_project_and_nothing_that_a_system_lacks(name):
 
 
 def test_pytorch_with_environments_in_numpy_needs_no_jax(tmp_path):
-    """This includes its imports."""
+    """This includes the modules that it imports."""
     names = [*scripts("torch", "Gymnasium"), *scripts("torch", "continuous, Gymnasium")]
     names += scripts("torch", "images")
     code = f"import sys, {', '.join(names)}; sys.exit('jax' in sys.modules)"
@@ -238,7 +238,7 @@ def requirements(file="requirements.txt"):
 
 
 def packages_of(path):
-    """Return the packages by their names in requirements.txt."""
+    """Return the imported packages under their names in requirements.txt."""
     packages = imports(path) - sys.stdlib_module_names
     packages |= {"six"} if "gymnax" in packages else set()  # an undeclared dependency of gymnax
     return {"pillow" if package == "PIL" else package for package in packages}
@@ -248,7 +248,7 @@ EVALUATE = ROOT / "evaluate.py"
 
 
 @pytest.mark.parametrize("path", [*map(path_of, ROWS), EVALUATE], ids=lambda path: path.stem)
-def test_the_metadata_block_is_what_the_script_imports(path):
+def test_the_metadata_block_lists_the_imported_packages(path):
     """PEP 723 blocks list exactly the imported packages, in the tested versions.
 
     evaluate.py imports the script of a run; its block covers the Flax scripts.
