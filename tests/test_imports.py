@@ -16,6 +16,7 @@ BELOW = {
 }
 # These studies use the code of another study that runs other libraries.
 BESIDE = {("studies/control", "studies/peers"), ("studies/recurrent", "studies/peers")}
+BESIDE |= {("studies/atari", "studies/control")}
 FOLDERS = {"analysis": "analysis", "bench": "bench", "envs": "scripts", "more": "scripts"}
 FOLDERS |= {"site": "tools", "tools": "tools"}
 
@@ -31,7 +32,8 @@ def package_of(path: Path) -> str:
 def file_of(name: str, importer: Path) -> Path | None:
     """Return the file of this project with a dotted name, if there is one."""
     parts = name.split(".")
-    folders = [ROOT, importer.parent, ROOT / "more", ROOT / "studies/peers"]  # as on sys.path
+    peers = (ROOT / "studies/peers", ROOT / "studies/control/peers")
+    folders = [ROOT, importer.parent, ROOT / "more", *peers]  # as on sys.path
     for end in range(len(parts), 0, -1):
         for folder in folders:
             path = folder.joinpath(*parts[:end]).with_suffix(".py")
