@@ -20,6 +20,7 @@ from conftest import ROOT, start_process
 from running import SMALL
 from sections import path_of
 
+import ppo_cnn_torch_gymnasium
 import ppo_linen_vmap
 import ppo_rnn_torch
 import ppo_torch
@@ -186,7 +187,9 @@ class PPO:
         with open(os.environ["CALLED_WITH"], "w") as file:
             json.dump(settings, file)
 
-    def learn(self, steps, callback):
+    def learn(self, steps, callback=None, log_interval=100):
+        if callback is None:
+            return
         while callback.num_timesteps < steps:
             callback._on_rollout_start()
             callback.num_timesteps += 32 * 256
@@ -197,11 +200,12 @@ class PPO:
 
 
 for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.common" + x for x in
-             ("", ".utils", ".callbacks", ".env_util", ".torch_layers"))):
+             ("", ".utils", ".callbacks", ".env_util", ".torch_layers", ".vec_env"))):
     sys.modules[name] = module = ModuleType(name)
     module.PPO = module.RecurrentPPO = PPO
     module.BaseCallback, module.BaseFeaturesExtractor = BaseCallback, object
-    module.make_vec_env = lambda *args, **flags: None
+    module.make_vec_env = module.make_atari_env = lambda *args, **flags: None
+    module.VecFrameStack = lambda envs, n_stack: None
     module.LinearSchedule = lambda *args: args
 """
 
@@ -211,17 +215,23 @@ NAMES = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "norma
 NAMES["clip_coef"] = "clip_range"
 
 
-def run_peer(file, tmp_path, *flags):
-    """Train with the dummy library; return the run as loaded by the analysis, and the call."""
+def call_library(file, tmp_path, *words):
+    """Run a file with the dummy library; return the settings with which it calls the library."""
     (tmp_path / "library.py").write_text(LIBRARY)
     code = f"import library, runpy, sys; sys.path[0] = {str(file.parent)!r}\n"
     code += f"runpy.run_path({str(file)!r}, run_name='__main__')"
     own = {"PYTHONPATH": str(tmp_path), "CALLED_WITH": str(tmp_path / "called.json")}
     own["RUN_INFO"] = '{"os": "Linux-6", "cpu": "Fast", "cores": 3}'  # as benchmark.sh does
+    subprocess.run([sys.executable, "-c", code, *words], env=os.environ | own, check=True)
+    return json.loads((tmp_path / "called.json").read_text())
+
+
+def run_peer(file, tmp_path, *flags):
+    """Train with the dummy library; return the run as loaded by the analysis, and the call."""
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
     words += ["--total-timesteps", str(3 * 8192 + 1)]
-    subprocess.run([sys.executable, "-c", code, *words], env=os.environ | own, check=True)
-    return load(tmp_path / "runs"), json.loads((tmp_path / "called.json").read_text())
+    called = call_library(file, tmp_path, *words)
+    return load(tmp_path / "runs"), called
 
 
 @pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "recurrent/ppo_sb3_recurrent"])
@@ -265,14 +275,19 @@ for iteration in range(int(sys.argv[sys.argv.index("--total-timesteps") + 1]) //
 """
 
 
-def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "checkout/cleanrl/ppo.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(CLEANRL)
+def make_checkout(file, text, tmp_path):
+    """Commit a file with this text to a new repository, tmp_path/checkout; return the commit."""
+    path = tmp_path / "checkout" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
     git = ["git", "-C", str(tmp_path / "checkout"), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *words], check=True)
-    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    return subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+
+
+def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monkeypatch, capsys):
+    commit = make_checkout("cleanrl/ppo.py", CLEANRL, tmp_path)
     monkeypatch.syspath_prepend(ROOT / "studies/peers")
     monkeypatch.chdir(tmp_path)  # and back: it changes to the run folder
     peer = importlib.import_module("ppo_cleanrl")
@@ -290,7 +305,7 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     assert list(found.iterations["charts/episodic_return"]) == [20, 20.5, 21]
     [path] = tmp_path.glob("runs/*/run.json")
     assert json.loads(path.read_text())["versions"]["vwxyzjn/cleanrl"] == commit
-    file.write_text(CLEANRL + "# changed")
+    (tmp_path / "checkout/cleanrl/ppo.py").write_text(CLEANRL + "# changed")
     monkeypatch.setattr(sys, "argv", [*words, "--run-name", "changed"])
     with pytest.raises(SystemExit, match="2"):
         peer.main()
@@ -299,13 +314,8 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
 
 # === Peers in a race ============================================================================
 def test_anothers_file_becomes_the_process_with_its_flags(tmp_path):
-    file = tmp_path / "checkout/rl/file.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("import os, sys\nprint(sys.argv[1:], os.environ['WANDB_MODE'])")
-    git = ["git", "-C", str(tmp_path / "checkout"), "-c", "user.name=x", "-c", "user.email=x"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
-        subprocess.run([*git, *words], check=True)
-    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    text = "import os, sys\nprint(sys.argv[1:], os.environ['WANDB_MODE'])"
+    commit = make_checkout("rl/file.py", text, tmp_path)
     code = """
         import sys, checkout
         from argparse import Namespace
@@ -318,3 +328,30 @@ def test_anothers_file_becomes_the_process_with_its_flags(tmp_path):
     assert done.stdout == "['--no-cuda', '--compile', '--num-envs', '7'] disabled\n"
     done = subprocess.run([*words, "0" * 40], env=env, capture_output=True, text=True)
     assert done.returncode == 2 and "not an unmodified checkout" in done.stderr
+
+
+# Sizes of Atari in our scripts.
+ATARI = ppo_cnn_torch_gymnasium.Args()
+
+
+@pytest.mark.parametrize("name", ["ppo_cleanrl", "ppo_cleanrl_envpool"])
+def test_cleanrl_has_our_sizes_in_atari(name, tmp_path):
+    file = f"cleanrl/{name.replace('cleanrl', 'atari')}.py"
+    commit = make_checkout(file, "import sys\nprint(*sys.argv[1:])", tmp_path)
+    code = f"import {name}\n{name}.COMMIT = {commit!r}\n{name}.main()"
+    words = [sys.executable, "-c", code, "--checkout", str(tmp_path / "checkout")]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "studies/atari/peers")}
+    flags = subprocess.check_output(words, env=env, text=True).split()
+    for size in ("num_envs", "num_steps", "num_minibatches"):
+        value = flags[flags.index(f"--{size.replace('_', '-')}") + 1]
+        assert int(value) == getattr(ATARI, size), size
+
+
+def test_stable_baselines3_has_our_settings_in_atari(tmp_path):
+    called = call_library(ROOT / "studies/atari/peers/ppo_sb3.py", tmp_path)
+    for ours in ("num_steps", "update_epochs", "clip_coef", "ent_coef"):
+        assert called[NAMES.get(ours, ours)] == getattr(ATARI, ours), ours
+    assert called["batch_size"] == ATARI.minibatch_size
+    assert called["clip_range_vf"] == ATARI.clip_coef
+    assert called["learning_rate"] == [ATARI.learning_rate, 0, 1]
+    assert called["policy_kwargs"] == {"optimizer_kwargs": {"eps": ATARI.adam_eps}}
