@@ -118,7 +118,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -236,7 +236,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters form one vector: that takes fewer kernels and a third less compile time.
+    All P parameters form one vector: that takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -246,7 +246,7 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # The count is a tensor, because a number would be a constant to the compiler.
+        # The count is a tensor, because a number would be a compile-time constant.
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
@@ -273,7 +273,7 @@ def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
 
-    steps and the result are tensors, because numbers would be constants to the compiler.
+    steps and the result are tensors, because numbers would be compile-time constants.
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
@@ -440,8 +440,8 @@ def epoch(minibatch_fn, args: Args, order, *batch):
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train in place on a minibatch. Return the metrics of the loss.
 
-    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
-    and 1.2x the CPU time. backward() would compile twice, because .grad is None at first.
+    This function compiles into one graph. An optimizer from torch.optim would need a second one,
+    which takes longer. backward() would compile twice, because .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
@@ -453,7 +453,7 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
+    """Compile a function, including autograd.grad, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
@@ -561,9 +561,9 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # The compiler reads the tensors of these objects in each call, and inlines their numbers.
+    # Compiled code reads the tensors of agent and optimizer in each call, but inlines numbers.
     step_fn = jax.jit(env.step)
-    torch.compiler.reset()  # graphs of an earlier train() would count toward its limit
+    torch.compiler.reset()  # graphs of an earlier train() would count toward the recompile limit
     policy_fn = partial(policy, agent)  # calls of a compiled policy take longer on a CPU
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -726,14 +726,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -833,7 +833,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -11,12 +11,12 @@
 Start reading at Agent:
 - TrainState holds the parameters, the target network and the optimizer; update() returns a new one.
 - iterate() acts, steps, stores and updates in lax.scan, a compiled loop.
-- train() compiles iterate() with jax.jit, so an iteration is one call. It donates the replay, which
-  lets XLA change it in place.
+- train() compiles iterate() with jax.jit, so an iteration is one call. It donates the replay
+  buffer, which lets XLA update it in place.
 Lines marked "# sync" wait for the device.
 
-Compare with dqn_torch.py to see PyTorch, or with dqn_linen_gymnasium.py to see environments of
-Gymnasium.
+Compare with dqn_torch.py to see PyTorch, or with dqn_linen_gymnasium.py to see Gymnasium
+environments.
 """
 
 import argparse
@@ -65,15 +65,15 @@ class Args:
     num_envs: int = 8  # parallel environments
     num_steps: int = 625  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 10_000  # maximum number of transitions in the replay
+    buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
     train_frequency: int = 10  # environment steps per update
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates (not steps) per copy to the target network
+    target_network_frequency: int = 50  # copy to the target network every N updates (not steps)
     double_q: bool = False  # Double DQN: the online network chooses the target's action
     start_e: float = 1.0  # initial epsilon, the probability of a random action
     end_e: float = 0.05  # final epsilon
-    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: at once
     loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
     optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
@@ -153,7 +153,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -180,11 +180,11 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
-                hint = "use more/dqn_linen_gymnasium.py or dqn_torch_gymnasium.py"
+                hint = "use more/dqn_linen_gymnasium.py or more/dqn_torch_gymnasium.py"
                 fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "use more/sac_linen.py or sac_torch.py"
+            hint = "use more/sac_linen.py or more/sac_torch.py"
             fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.num_actions = space.n
@@ -248,10 +248,10 @@ class Agent(nn.Module):
 
 
 def patches(x):
-    """All 3x3 patches of images: (B, H, W, C) -> (B, H - 2, W - 2, 9 C).
+    """All 3x3 patches of images: (B, H, W, C) -> (B, H - 2, W - 2, 9 * C).
 
-    A dense layer of the patches is nn.Conv(features, (3, 3), padding="VALID"). On a CPU, in a
-    compiled loop, it is several times faster.
+    A dense layer on the patches equals nn.Conv(features, (3, 3), padding="VALID"), but is several
+    times faster in a compiled loop on a CPU.
     """
     _, height, width, _ = x.shape
     corners = [(i, j) for i in range(3) for j in range(3)]
@@ -304,11 +304,11 @@ class Replay(NamedTuple):
 
 
 def make_replay(args: Args, obs_shape: tuple[int, ...], obs_dtype: np.dtype) -> Replay:
-    """Create an empty replay."""
+    """Create an empty replay buffer."""
     size = args.buffer_size
     gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
     if gigabytes > 1:
-        print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+        print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
     transitions = Transition(
         obs=jnp.zeros((size, *obs_shape), obs_dtype),
         action=jnp.zeros(size, jnp.int32),
@@ -352,14 +352,14 @@ def updates_after(steps, args: Args) -> jax.Array:
 # === Act ========================================================================================
 def epsilon_after(steps: int, args: Args) -> float:
     """Probability of a random action after `steps` environment steps."""
-    if args.exploration_steps == 0:  # no decay
+    if args.exploration_steps == 0:  # epsilon drops at once
         return args.start_e if steps < args.learning_starts else args.end_e
     progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
 
 
 def act(train_state, obs, key, epsilon):
-    """Actions (N,) int32: random with probability epsilon, otherwise the best action."""
+    """Epsilon-greedy actions (N,) int32."""
     q = train_state.apply_fn(train_state.params, obs)
     best = q.argmax(-1).astype(jnp.int32)
     explore_key, action_key = jax.random.split(key)
@@ -416,7 +416,7 @@ def update(train_state, batch: Transition, learning_rate, args: Args):
 
 
 def learn(i, carry, constants, args: Args):
-    """Run update i of those due after a step: train on a new batch, and sum the losses."""
+    """Run the i-th update due after a step: train on a new batch and add up the losses."""
     train_state, losses = carry
     replay, key, learning_rate = constants
     sample_key = jax.random.fold_in(key, i)
@@ -457,7 +457,7 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
         epsilon, act_key, learn_key = inputs
         action = act(train_state, obs, act_key, epsilon)
         new_obs, env_state, result = env.step(env_state, action)
-        # Write before reading: in the other order, XLA copies the replay in every step.
+        # Write before reading: in the other order, XLA copies the replay buffer in every step.
         replay = add(replay, obs, action, result)
 
         constants = (replay, learn_key, learning_rate)
@@ -476,7 +476,7 @@ def iterate(train_state, replay, obs, env_state, key, epsilon, learning_rate, en
     train_state, replay, obs, env_state, losses = carry
     num_updates = train_state.step - updates_before
     metrics = episode_statistics(episodes)
-    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # 0 * inf is NaN
+    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # NaN without updates
     metrics["charts/epsilon"] = epsilon[-1]
     metrics["charts/learning_rate"] = learning_rate
     metrics["charts/updates"] = num_updates
@@ -509,8 +509,8 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # env and args are constants to the compiler. Donated arguments are changed in place, so the
-    # replay is never copied.
+    # env and args are compile-time constants. Donated arguments are updated in place, so the replay
+    # buffer is never copied.
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
@@ -572,7 +572,7 @@ def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """Load a trained policy: policy(obs) returns the best action for each observation.
+    """Load a trained policy: policy(obs) returns the greedy action for each observation.
 
     obs (N, *obs_shape) and the actions (N,) are NumPy arrays. seed is unused: nothing is random.
     """
@@ -660,14 +660,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -767,7 +767,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -16,7 +16,7 @@ Start reading at Agent:
 Lines marked "# sync" wait for the device.
 
 Compare with dqn_torch_compile.py to see what compiling changes, with dqn_linen.py to see JAX, or
-with dqn_torch_gymnasium.py to see environments of Gymnasium.
+with dqn_torch_gymnasium.py to see Gymnasium environments.
 """
 
 import argparse
@@ -69,15 +69,15 @@ class Args:
     num_envs: int = 8  # parallel environments
     num_steps: int = 625  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 10_000  # maximum number of transitions in the replay
+    buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
     train_frequency: int = 10  # environment steps per update
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates (not steps) per copy to the target network
+    target_network_frequency: int = 50  # copy to the target network every N updates (not steps)
     double_q: bool = False  # Double DQN: the online network chooses the target's action
     start_e: float = 1.0  # initial epsilon, the probability of a random action
     end_e: float = 0.05  # final epsilon
-    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: at once
     loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
     optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
@@ -157,7 +157,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -184,11 +184,11 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
-                hint = "use more/dqn_linen_gymnasium.py or dqn_torch_gymnasium.py"
+                hint = "use more/dqn_linen_gymnasium.py or more/dqn_torch_gymnasium.py"
                 fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "use more/sac_linen.py or sac_torch.py"
+            hint = "use more/sac_linen.py or more/sac_torch.py"
             fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.num_actions = space.n
@@ -308,7 +308,7 @@ class Replay:
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+            print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
         obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
         self.transitions = Transition(
             obs=obs,
@@ -359,7 +359,7 @@ def updates_after(steps: int, args: Args) -> int:
 # === Act ========================================================================================
 def epsilon_after(steps: int, args: Args) -> float:
     """Probability of a random action after `steps` environment steps."""
-    if args.exploration_steps == 0:  # no decay
+    if args.exploration_steps == 0:  # epsilon drops at once
         return args.start_e if steps < args.learning_starts else args.end_e
     progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
@@ -367,7 +367,7 @@ def epsilon_after(steps: int, args: Args) -> float:
 
 @torch.no_grad()
 def act(agent, obs, explore, random_action):
-    """Actions (N,) int32: random_action where explore is True, otherwise the best action."""
+    """Actions (N,) int32: random_action where explore is True, otherwise greedy."""
     return torch.where(explore, random_action, agent(obs).argmax(-1).int())
 
 
@@ -576,7 +576,7 @@ def set_rng_state(states: dict[str, torch.Tensor]) -> None:
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """Load a trained policy: policy(obs) returns the best action for each observation.
+    """Load a trained policy: policy(obs) returns the greedy action for each observation.
 
     obs (N, *obs_shape) and the actions (N,) are NumPy arrays. seed is unused: nothing is random.
     """
@@ -664,14 +664,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -771,7 +771,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -70,15 +70,15 @@ class Args:
     num_envs: int = 8  # parallel environments
     num_steps: int = 625  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 10_000  # maximum number of transitions in the replay
+    buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
     train_frequency: int = 10  # environment steps per update
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates (not steps) per copy to the target network
+    target_network_frequency: int = 50  # copy to the target network every N updates (not steps)
     double_q: bool = False  # Double DQN: the online network chooses the target's action
     start_e: float = 1.0  # initial epsilon, the probability of a random action
     end_e: float = 0.05  # final epsilon
-    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: at once
     loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
     optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
@@ -158,7 +158,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -185,11 +185,11 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id, **options)
             except ValueError as error:
-                hint = "use more/dqn_linen_gymnasium.py or dqn_torch_gymnasium.py"
+                hint = "use more/dqn_linen_gymnasium.py or more/dqn_torch_gymnasium.py"
                 fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Discrete):
-            hint = "use more/sac_linen.py or sac_torch.py"
+            hint = "use more/sac_linen.py or more/sac_torch.py"
             fail(f"{env_id} has continuous actions: {hint}")
         self.num_envs = num_envs
         self.num_actions = space.n
@@ -278,7 +278,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters form one vector: that takes fewer kernels and a third less compile time.
+    All P parameters form one vector: that takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -288,7 +288,7 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # The count is a tensor, because a number would be a constant to the compiler.
+        # The count is a tensor, because a number would be a compile-time constant.
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
@@ -360,7 +360,7 @@ class Replay:
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+            print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
         obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
         self.transitions = Transition(
             obs=obs,
@@ -411,7 +411,7 @@ def updates_after(steps: int, args: Args) -> int:
 # === Act ========================================================================================
 def epsilon_after(steps: int, args: Args) -> float:
     """Probability of a random action after `steps` environment steps."""
-    if args.exploration_steps == 0:  # no decay
+    if args.exploration_steps == 0:  # epsilon drops at once
         return args.start_e if steps < args.learning_starts else args.end_e
     progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
@@ -419,7 +419,7 @@ def epsilon_after(steps: int, args: Args) -> float:
 
 @torch.no_grad()
 def act(agent, obs, explore, random_action):
-    """Actions (N,) int32: random_action where explore is True, otherwise the best action."""
+    """Actions (N,) int32: random_action where explore is True, otherwise greedy."""
     return torch.where(explore, random_action, agent(obs).argmax(-1).int())
 
 
@@ -458,7 +458,7 @@ def value_of(action, q):
 def update(agent, target, optimizer, batch: Transition, learning_rate, args: Args):
     """Train in place on a batch. Return the metrics of the loss.
 
-    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
+    This function compiles into one graph. An optimizer from torch.optim would need a second one,
     and 1.4x the CPU time.
     """
     loss, losses = dqn_loss(agent, target, batch, args)
@@ -470,11 +470,10 @@ def update(agent, target, optimizer, batch: Transition, learning_rate, args: Arg
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
+    """Compile a function, including autograd.grad, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
-        "cpp.use_decompose_tanh": True,  # tanh from exp: faster on a CPU, error 1e-7 near 0
         "cpp.vec_isa_ok": True,  # trusts the CPU flags instead of compiling test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
@@ -555,9 +554,9 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # agent, target, optimizer, env and args are constants to the compiler.
+    # Compiled code reads the tensors of agent and optimizer in each call, but inlines numbers.
     step_fn = jax.jit(env.step)
-    torch.compiler.reset()  # graphs of an earlier train() would count toward its limit
+    torch.compiler.reset()  # graphs of an earlier train() would count toward the recompile limit
     update_fn = compile_graph(partial(update, agent, target, optimizer, args=args), device)
     # Compile now, not after learning_starts: call update_fn once, and restore what it changes.
     saved = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
@@ -568,7 +567,7 @@ def train(args: Args) -> None:
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Set by hand: a scheduler counts updates, which do not start before learning_starts.
-        # The rate is a tensor, because a number would be a constant to the compiler.
+        # The rate is a tensor, because a number would be a compile-time constant.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = torch.tensor(args.learning_rate * decay, device=device)
         # Drawing the random numbers of all steps at once is faster than drawing them in every step.
@@ -652,7 +651,7 @@ def set_rng_state(states: dict[str, torch.Tensor]) -> None:
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """Load a trained policy: policy(obs) returns the best action for each observation.
+    """Load a trained policy: policy(obs) returns the greedy action for each observation.
 
     obs (N, *obs_shape) and the actions (N,) are NumPy arrays. seed is unused: nothing is random.
     """
@@ -740,14 +739,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -847,7 +846,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

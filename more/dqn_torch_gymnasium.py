@@ -11,8 +11,8 @@
 Start reading at Environment:
 - VecEnv steps the environments one after another (sync), or each in its own process (async). Both
   run on the CPU, in NumPy.
-- VecEnv.step() restarts finished environments at once. By default, Gymnasium would
-  use up the next step.
+- VecEnv.step() restarts finished environments at once. By default, Gymnasium would spend the next
+  step on it.
 - Replay keeps its tensors on the device.
 - update() is PyTorch's usual sequence: zero_grad, backward, step.
 - train() is a plain loop over steps: act, step, store, and update if an update is due.
@@ -65,15 +65,15 @@ class Args:
     num_envs: int = 8  # parallel environments
     num_steps: int = 625  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 10_000  # maximum number of transitions in the replay
+    buffer_size: int = 10_000  # maximum number of transitions in the replay buffer
     batch_size: int = 128  # transitions per update
     train_frequency: int = 10  # environment steps per update
     learning_starts: int = 10_000  # environment steps before the first update
-    target_network_frequency: int = 50  # updates (not steps) per copy to the target network
+    target_network_frequency: int = 50  # copy to the target network every N updates (not steps)
     double_q: bool = False  # Double DQN: the online network chooses the target's action
     start_e: float = 1.0  # initial epsilon, the probability of a random action
     end_e: float = 0.05  # final epsilon
-    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: no decay
+    exploration_steps: int = 250_000  # steps of epsilon decay after learning_starts; 0: at once
     loss: Literal["mse", "huber"] = "mse"  # loss of the TD error; huber: linear beyond 1
     optimizer: Literal["adam", "rmsprop"] = "adam"  # rmsprop: centered, without momentum
     optimizer_eps: float = 1e-8  # the optimizer's epsilon, added outside the square root
@@ -193,7 +193,7 @@ class VecEnv:
         self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -211,7 +211,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.step_count = 0
         self.check_finite("an observation", obs)
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         return obs.astype(self.obs_dtype)
 
@@ -254,7 +254,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -342,7 +342,7 @@ class Replay:
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+            print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
         obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
         self.transitions = Transition(
             obs=obs,
@@ -393,7 +393,7 @@ def updates_after(steps: int, args: Args) -> int:
 # === Act ========================================================================================
 def epsilon_after(steps: int, args: Args) -> float:
     """Probability of a random action after `steps` environment steps."""
-    if args.exploration_steps == 0:  # no decay
+    if args.exploration_steps == 0:  # epsilon drops at once
         return args.start_e if steps < args.learning_starts else args.end_e
     progress = min(max((steps - args.learning_starts) / args.exploration_steps, 0.0), 1.0)
     return args.start_e + (args.end_e - args.start_e) * progress
@@ -401,7 +401,7 @@ def epsilon_after(steps: int, args: Args) -> float:
 
 @torch.no_grad()
 def act(agent, obs, epsilon: float):
-    """Actions (N,): random with probability epsilon, otherwise the best action."""
+    """Epsilon-greedy actions (N,)."""
     q = agent(obs)
     best = q.argmax(-1)
     explore = torch.rand(best.shape, device=q.device) < epsilon
@@ -475,7 +475,7 @@ def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
 
@@ -578,7 +578,7 @@ def set_rng_state(states: dict[str, torch.Tensor]) -> None:
 
 
 def load_policy(folder: str | Path, seed: int = 0) -> Callable[..., np.ndarray]:
-    """Load a trained policy: policy(obs) returns the best action for each observation.
+    """Load a trained policy: policy(obs) returns the greedy action for each observation.
 
     obs (N, *obs_shape) and the actions (N,) are NumPy arrays. seed is unused: nothing is random.
     """
@@ -666,14 +666,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -773,7 +773,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

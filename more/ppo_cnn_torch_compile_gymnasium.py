@@ -3,15 +3,15 @@
 # dependencies = ["torch==2.13.0", "gymnasium==1.3.0", "ale-py==0.12.1",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""PPO from images in compiled PyTorch: Atari, or an image environment of Gymnasium.
+"""PPO from pixels in compiled PyTorch, for Atari and other Gymnasium environments.
 
     python more/ppo_cnn_torch_compile_gymnasium.py --env-id ALE/Breakout-v5 --seed 1
     python more/ppo_cnn_torch_compile_gymnasium.py --env-id my_module:MyEnv-v0
 
 Start reading at Environment:
+- VecEnv runs Atari games in threads of ale-py. For learning only, lost lives end episodes and
+  rewards are clipped; the log has the scores of whole games.
 - The actor and the critic share one convolutional network. Images stay uint8 until they reach it.
-- VecEnv runs Atari games in threads of ale-py. Rewards are clipped and lost lives end episodes, but
-  only for learning: the log has the returns of whole games.
 - minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
 - compile_graph() compiles a function. On a GPU, capture() records the policy and each epoch as
   CUDA graphs.
@@ -83,7 +83,7 @@ class Args:
     conv_kernels: tuple[int, ...] = (8, 4, 3)  # kernel sizes of the convolutions
     conv_strides: tuple[int, ...] = (4, 2, 1)  # strides of the convolutions
     hidden_sizes: tuple[int, ...] = (512,)  # layers between the convolutions and the outputs
-    precision: Literal["float32", "bfloat16"] = "float32"  # of these layers; parameters are float32
+    precision: Literal["float32", "bfloat16"] = "float32"  # compute dtype of conv and hidden layers
     matmul_precision: Literal["medium", "high", "highest"] = "high"  # highest: no TF32 on a GPU
     vectorization: Literal["sync", "async"] = "sync"  # async: each environment in its own process
     sync_for_timing: bool = False  # wait for the device after the rollout, to time it separately
@@ -140,11 +140,11 @@ def parse_args() -> Args:
 class VecEnv:
     """N = num_envs image environments stepped together. Finished ones restart automatically.
 
-    Runs in NumPy, on the CPU. Atari games run in threads of ale-py, and vectorization is for custom
-    environments. options are keyword arguments of the environment, like render_mode.
+    Runs in NumPy, on the CPU. Atari games run in threads of ale-py; vectorization applies only to
+    custom environments. options are keyword arguments of the environment, like render_mode.
 
-    A lost life is terminated, but the game continues. Unlike CleanRL, ale-py presses FIRE only at
-    the start of a game, so an agent must learn to press it after a lost life.
+    After a lost life, terminated is True, but the game continues. Unlike CleanRL, ale-py presses
+    FIRE only at the start of a game, so an agent must learn to press it after a lost life.
     """
 
     def __init__(
@@ -168,23 +168,21 @@ class VecEnv:
             wrappers.append(isolate_worker)
         atexit.register(terminate_workers)
         self.is_atari = env_id.startswith(("ALE/", "ale_py:ALE/"))
-        if self.is_atari:
-            if importlib.util.find_spec("ale_py") is None:
-                hint = "pip install ale-py==0.12.1 (GPL-2.0, so not among our requirements)"
-                fail(f"--env-id: Atari games need the package ale-py: {hint}")
-            # The prefix imports ale_py, which registers its games.
-            env_id = f"ale_py:{env_id.removeprefix('ale_py:')}"
-            vectorization = "vector_entry_point"  # the vector environment of ale-py
-            vector_options = {}
-            wrappers = []
-            options |= {"img_height": image_size, "img_width": image_size}
-            options |= {"repeat_action_probability": sticky_actions, "reward_clipping": False}
-            # Not ale-py's episodic_life, which restarts the game after every lost life.
-            options["life_loss_info"] = terminal_on_life_loss
         try:
-            self.envs: Any = gymnasium.make_vec(
-                env_id, num_envs, vectorization, vector_options, wrappers, **options
-            )
+            if self.is_atari:
+                self.envs: Any = make_atari(
+                    env_id,
+                    num_envs,
+                    img_height=image_size,
+                    img_width=image_size,
+                    repeat_action_probability=sticky_actions,
+                    life_loss_info=terminal_on_life_loss,  # episodic_life would restart the game
+                    **options,
+                )
+            else:
+                self.envs = gymnasium.make_vec(
+                    env_id, num_envs, vectorization, vector_options, wrappers, **options
+                )
         except gymnasium.error.Error as error:
             fail(f"--env-id: {error}")
         except (BrokenPipeError, ConnectionResetError, EOFError):
@@ -199,7 +197,7 @@ class VecEnv:
             fail(f"--env-id: the action space must be Discrete with start=0, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box) or len(obs_space.shape) not in (2, 3):
-            hint = "pick it out with gymnasium.wrappers.TransformObservation, or use"
+            hint = "extract the image with gymnasium.wrappers.TransformObservation, or use"
             hint += " more/ppo_linen_gymnasium.py for vectors"
             fail(f"--env-id: the observation must be an image, not {obs_space}; {hint}")
         if obs_space.dtype != np.uint8:
@@ -210,7 +208,7 @@ class VecEnv:
         self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
-        # Atari frames are (stacked frames, H, W). An image (H, W) has no axis of channels.
+        # Atari frames are (stacked frames, H, W). An image (H, W) has no channel axis.
         self.channels_first = self.is_atari or (channels_first and len(self.obs_shape) == 3)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -227,7 +225,7 @@ class VecEnv:
         seeds = (sequence.generate_state(self.num_envs) >> 1).tolist()
         obs, _ = self.envs.reset(seed=np.array(seeds) if self.is_atari else seeds)
         self.step_count = 0
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         return obs.copy()
 
@@ -241,7 +239,7 @@ class VecEnv:
         episode_length = self.episode_length + 1
         restart = terminated | truncated
         if self.is_atari:
-            # A lost life is terminated, too. The game is over when no life is left.
+            # terminated is also True after a lost life. The game is over when no lives are left.
             restart = (terminated & (info["lives"] == 0)) | truncated
             reward = np.sign(reward)  # for learning only; episode_return has the score
         results = {
@@ -269,11 +267,30 @@ class VecEnv:
             raise FloatingPointError(f"environment {env} returned {what} with NaN or inf {step}")
 
 
+def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.VectorEnv:
+    """Create Atari games with the usual preprocessing (Mnih et al. 2015; Machado et al. 2018)."""
+    if importlib.util.find_spec("ale_py") is None:
+        hint = "pip install ale-py==0.12.1 (GPL-2.0, so not in requirements.txt)"
+        fail(f"--env-id: Atari games need the package ale-py: {hint}")
+    return gymnasium.make_vec(
+        f"ale_py:{env_id.removeprefix('ale_py:')}",  # Gymnasium imports ale_py for its games
+        num_envs,
+        "vector_entry_point",  # the vector environment of ale-py, which cannot disable autoreset
+        noop_max=30,  # a game starts with up to 30 steps without an action
+        use_fire_reset=True,  # and then presses FIRE, if the game has that button
+        frameskip=4,  # frames per step, of which the last two are merged
+        reward_clipping=False,  # VecEnv.step clips rewards and keeps the score
+        grayscale=True,
+        stack_num=4,  # an observation has the last four frames
+        **options,
+    )
+
+
 class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -383,7 +400,7 @@ def check_image_size(args: Args, obs_shape, channels_first: bool) -> None:
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters form one vector: that takes fewer kernels and a third less compile time.
+    All P parameters form one vector: that takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -393,7 +410,7 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # The count is a tensor, because a number would be a constant to the compiler.
+        # The count is a tensor, because a number would be a compile-time constant.
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
@@ -422,7 +439,7 @@ def make_agent(args: Args, obs_shape, channels_first: bool, num_actions: int, de
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
 
-    steps and the result are tensors, because numbers would be constants to the compiler.
+    steps and the result are tensors, because numbers would be compile-time constants.
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
@@ -439,7 +456,7 @@ class Storage(NamedTuple):
     reward: torch.Tensor  # (T, N); this and the fields below result from the action
     terminated: torch.Tensor  # (T, N) bool
     truncated: torch.Tensor  # (T, N) bool
-    restart: torch.Tensor  # (T, N) bool; in Atari, terminated can also be a lost life
+    restart: torch.Tensor  # (T, N) bool; in Atari, a lost life sets terminated but not restart
     next_obs: torch.Tensor  # (T, N, *obs_shape) uint8, before any restart
     episode_return: torch.Tensor  # (T, N), including this step
     episode_length: torch.Tensor  # (T, N)
@@ -468,7 +485,7 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
         action, logprob = policy_fn(obs, step_noise)
         new_obs, result = env.step(action.cpu().numpy())  # sync
         steps.append((obs, action, logprob))
-        results.append(result)  # moved to the device after the loop: 6 arrays, not 6 per step
+        results.append(result)  # moved to the device after the loop, one copy per field
         obs = torch.from_numpy(new_obs).to(obs.device)
 
     # Turn one tuple per step into one tensor per field, (T, N, ...).
@@ -552,7 +569,7 @@ def update(agent, optimizer, epoch_fn, storage: Storage, args: Args):
     # The parameters are fixed during a rollout, so one pass at the end gives all its values.
     with torch.no_grad():
         both_obs = torch.stack([storage.obs, storage.next_obs]).flatten(0, 2)
-        # In minibatches, which fit the cache better.
+        # Smaller batches make better use of the CPU cache.
         values = torch.cat([agent.get_value(x) for x in both_obs.split(args.minibatch_size)])
     value, next_value = values.view(2, args.num_steps, args.num_envs)
     advantage = compute_gae(storage, value, next_value, args)
@@ -585,8 +602,8 @@ def epoch(minibatch_fn, args: Args, order, *batch):
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train in place on a minibatch. Return the metrics of the loss.
 
-    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
-    and 1.2x the CPU time. backward() would compile twice, because .grad is None at first.
+    This function compiles into one graph. An optimizer from torch.optim would need a second one,
+    which takes longer. backward() would compile twice, because .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
@@ -599,11 +616,10 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
+    """Compile a function, including autograd.grad, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
-        "cpp.use_decompose_tanh": True,  # tanh from exp: faster on a CPU, error 1e-7 near 0
         "cpp.vec_isa_ok": True,  # trusts the CPU flags instead of compiling test programs
     }
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
@@ -665,7 +681,7 @@ def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(
         args.env_id,
@@ -702,8 +718,8 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # The compiler reads the tensors of these objects in each call, and inlines their numbers.
-    torch.compiler.reset()  # graphs of an earlier train() would count toward its limit
+    # Compiled code reads the tensors of agent and optimizer in each call, but inlines numbers.
+    torch.compiler.reset()  # graphs of an earlier train() would count toward the recompile limit
     policy_fn = partial(policy, agent)  # calls of a compiled policy take longer on a CPU
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -857,14 +873,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -964,7 +980,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

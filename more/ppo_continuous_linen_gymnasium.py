@@ -15,7 +15,7 @@ Start reading at Environment:
 - VecEnv.step() maps actions from [-1, 1] to the bounds and clips them. PPO learns from the actions
   before clipping, because the Gaussian gives their density.
 - normalize() uses the statistics of earlier rollouts, so in the first rollout it only clips.
-- scale_reward() divides rewards but subtracts no mean, which would favor long or short episodes.
+- scale_reward() only divides: subtracting a mean would favor long or short episodes.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_continuous_linen.py to see environments in JAX, with ppo_linen_gymnasium.py to see
@@ -188,7 +188,7 @@ class VecEnv:
         self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -206,7 +206,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.step_count = 0
         self.check_finite("an observation", obs)
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         self.discounted_return = np.zeros(
             self.num_envs
@@ -260,7 +260,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -318,7 +318,7 @@ def make_stats(obs_shape: tuple[int, ...]) -> Stats:
 
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
-    """Return the statistics with another rollout x (T, N, ...) (Chan et al. 1979)."""
+    """Return the statistics updated with a rollout x (T, N, ...) (Chan et al. 1979)."""
     distance = x - stats.mean  # float32 averages numbers near 0 more accurately
     change = distance.mean((0, 1))
     count = stats.count + 1
@@ -579,7 +579,7 @@ def train(args: Args) -> None:
     # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
     spaces: dict[str, Any] = {
@@ -606,7 +606,7 @@ def train(args: Args) -> None:
         **spaces,
     )
 
-    # args is constant to the compiler.
+    # args is a compile-time constant.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn, args=args))
     update_fn = jax.jit(partial(update, args=args))
     while iteration < args.num_iterations:
@@ -747,14 +747,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -854,7 +854,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

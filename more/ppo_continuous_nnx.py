@@ -12,7 +12,7 @@ Start reading at Statistics:
 - VecEnv.step() maps actions from [-1, 1] to the bounds and clips them. PPO learns from the actions
   before clipping, because the Gaussian gives their density.
 - normalize() uses the statistics of earlier rollouts, so in the first rollout it only clips.
-- scale_reward() divides rewards but subtracts no mean, which would favor long or short episodes.
+- scale_reward() only divides: subtracting a mean would favor long or short episodes.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_nnx.py to see discrete actions, or with ppo_continuous_linen.py to see Flax Linen.
@@ -119,7 +119,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
     discounted_return: jax.Array  # (N,), discounts the past: gamma * previous + reward
 
@@ -223,7 +223,7 @@ def make_stats(obs_shape: tuple[int, ...]) -> Stats:
 
 
 def merge(stats: RunningMeanStd, x) -> RunningMeanStd:
-    """Return the statistics with another rollout x (T, N, ...) (Chan et al. 1979)."""
+    """Return the statistics updated with a rollout x (T, N, ...) (Chan et al. 1979)."""
     distance = x - stats.mean  # float32 averages numbers near 0 more accurately
     change = distance.mean((0, 1))
     count = stats.count + 1
@@ -513,7 +513,7 @@ def train(args: Args) -> None:
         **spaces,
     )
 
-    # env and args are constants to the compiler.
+    # env and args are compile-time constants.
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # graph mode, the default in Flax 0.12
     rollout_fn = jit(partial(rollout, env=env, args=args))
     update_fn = jit(partial(update, args=args))
@@ -667,14 +667,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -774,7 +774,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -12,7 +12,7 @@ Start reading at Statistics:
 - VecEnv.step() maps actions from [-1, 1] to the bounds and clips them. PPO learns from the actions
   before clipping, because the Gaussian gives their density.
 - normalize() uses the statistics of earlier rollouts, so in the first rollout it only clips.
-- scale_reward() divides rewards but subtracts no mean, which would favor long or short episodes.
+- scale_reward() only divides: subtracting a mean would favor long or short episodes.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_torch.py to see discrete actions, or with ppo_continuous_linen.py to see JAX.
@@ -119,7 +119,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
     discounted_return: jax.Array  # (N,), discounts the past: gamma * previous + reward
 
@@ -241,7 +241,7 @@ class RunningMeanStd(nn.Module):
 
 
 class Stats(nn.Module):
-    """Starts with mean 0 and variance 1, so that normalize() only clips in the first rollout."""
+    """Initially mean 0 and variance 1, so that normalize() only clips in the first rollout."""
 
     def __init__(self, obs_shape):
         super().__init__()
@@ -314,7 +314,7 @@ def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
 
 
 def learning_rate_factor(step: int, args: Args) -> float:
-    """Learning rate multiplier after `step` optimizer steps. CleanRL updates once per iteration."""
+    """Learning rate factor after `step` optimizer steps. CleanRL changes it once per iteration."""
     if not args.anneal_lr:
         return 1.0
     return max(1 - step / args.num_optimizer_steps, 0.0)
@@ -377,7 +377,7 @@ def stack(results):
 
 @torch.no_grad()
 def policy(agent, stats: RunningMeanStd, obs, noise, args: Args):
-    """Sample actions: obs, noise (N, action_dim) -> action, mean and log_std like noise."""
+    """Sample actions: obs, noise (N, action_dim) -> action, mean and log_std of the same shape."""
     mean, log_std = agent.get_gaussian(normalize(obs, stats, args))
     action = mean + log_std.exp() * noise
     return action, mean, log_std
@@ -729,14 +729,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -836,7 +836,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -15,7 +15,7 @@ Start reading at Environment:
 - VecEnv.step() maps actions from [-1, 1] to the bounds and clips them. PPO learns from the actions
   before clipping, because the Gaussian gives their density.
 - normalize() uses the statistics of earlier rollouts, so in the first rollout it only clips.
-- scale_reward() divides rewards but subtracts no mean, which would favor long or short episodes.
+- scale_reward() only divides: subtracting a mean would favor long or short episodes.
 - minibatch_step() compiles into one graph: the loss, its gradient, clipping and Adam.
 - compile_graph() compiles a function. On a GPU, capture() records the policy and each epoch as
   CUDA graphs.
@@ -187,7 +187,7 @@ class VecEnv:
         self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -205,7 +205,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.step_count = 0
         self.check_finite("an observation", obs)
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         self.discounted_return = np.zeros(
             self.num_envs
@@ -259,7 +259,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -319,7 +319,7 @@ class RunningMeanStd(nn.Module):
 
 
 class Stats(nn.Module):
-    """Starts with mean 0 and variance 1, so that normalize() only clips in the first rollout."""
+    """Initially mean 0 and variance 1, so that normalize() only clips in the first rollout."""
 
     def __init__(self, obs_shape):
         super().__init__()
@@ -385,7 +385,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters form one vector: that takes fewer kernels and a third less compile time.
+    All P parameters form one vector: that takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -395,7 +395,7 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # The count is a tensor, because a number would be a constant to the compiler.
+        # The count is a tensor, because a number would be a compile-time constant.
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
@@ -422,7 +422,7 @@ def make_agent(args: Args, obs_shape, action_dim: int, device: torch.device):
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
 
-    steps and the result are tensors, because numbers would be constants to the compiler.
+    steps and the result are tensors, because numbers would be compile-time constants.
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
@@ -467,7 +467,7 @@ def rollout(policy_fn, obs, env: VecEnv, args: Args):
         action, logprob = policy_fn(obs, step_noise)
         new_obs, result = env.step(action.cpu().numpy())  # sync
         steps.append((obs, action, logprob))
-        results.append(result)  # moved to the device after the loop: 7 arrays, not 7 per step
+        results.append(result)  # moved to the device after the loop, one copy per field
         obs = torch.from_numpy(new_obs).to(obs.device)
 
     # Turn one tuple per step into one tensor per field, (T, N, ...).
@@ -590,7 +590,7 @@ def epoch(minibatch_fn, args: Args, order, *batch):
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train in place on a minibatch. Return the metrics of the loss.
 
-    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
+    This function compiles into one graph. An optimizer from torch.optim would need a second one,
     which takes longer. backward() would compile twice, because .grad is None at first.
     """
     loss, losses = ppo_loss(agent, minibatch, args)
@@ -603,7 +603,7 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
+    """Compile a function, including autograd.grad, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
@@ -669,7 +669,7 @@ def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.gamma, args.vectorization, args.seed)
     spaces: dict[str, Any] = {
@@ -700,8 +700,8 @@ def train(args: Args) -> None:
         **spaces,
     )
 
-    # The compiler reads the tensors of these objects in each call, and inlines their numbers.
-    torch.compiler.reset()  # graphs of an earlier train() would count toward its limit
+    # Compiled code reads the tensors of agent and optimizer in each call, but inlines numbers.
+    torch.compiler.reset()  # graphs of an earlier train() would count toward the recompile limit
     policy_fn = compile_graph(partial(policy, agent, stats.obs, args=args), device)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -862,14 +862,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -969,7 +969,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -10,8 +10,8 @@
 Start reading at Environment:
 - VecEnv steps the environments one after another (sync), or each in its own process (async). Both
   run on the CPU, in NumPy.
-- VecEnv.step() restarts finished environments at once. By default, Gymnasium would
-  use up the next step.
+- VecEnv.step() restarts finished environments at once. By default, Gymnasium would spend the next
+  step on it.
 - rollout() is a Python loop: each step calls one jitted function, policy().
 - A resumed run starts new episodes, because Gymnasium environments cannot be saved.
 Lines marked "# sync" wait for the device.
@@ -159,7 +159,7 @@ class VecEnv:
         self.action_space = space
         self.num_actions = int(space.n)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -177,7 +177,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.step_count = 0
         self.check_finite("an observation", obs)
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         return obs.astype(self.obs_dtype)
 
@@ -220,7 +220,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -473,7 +473,7 @@ def train(args: Args) -> None:
     # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
 
@@ -493,7 +493,7 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # args is constant to the compiler.
+    # args is a compile-time constant.
     policy_fn = jax.jit(partial(policy, apply_fn=train_state.apply_fn))
     update_fn = jax.jit(partial(update, args=args))
     while iteration < args.num_iterations:
@@ -628,14 +628,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -735,7 +735,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

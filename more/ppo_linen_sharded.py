@@ -6,15 +6,15 @@
 """PPO in JAX with Flax Linen on multiple devices: sharded arrays, one all-reduce per minibatch.
 
     python more/ppo_linen_sharded.py --seed 1                        # on all visible GPUs
-    JAX_NUM_CPU_DEVICES=2 python more/ppo_linen_sharded.py --seed 1  # on two devices of the CPU
+    JAX_NUM_CPU_DEVICES=2 python more/ppo_linen_sharded.py --seed 1  # on two CPU devices
 
 Start reading at Agent:
-- Most arrays span all devices. XLA splits the environments, their noise and the metrics.
-- Only train_on_share() is written for one device: it shuffles the environment steps of its device
+- Most arrays span all devices: XLA partitions the rollout, GAE and the metrics.
+- Only train_on_shard() is written for one device: it shuffles the environment steps of its device
   and trains on them.
 - pmean() averages gradients and advantage statistics over all devices, so all of them keep the
   same parameters.
-- Only the first process writes the run folder. A run can resume with another number of devices.
+- Only the first process writes the run folder. A run can resume on a different number of devices.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_linen.py to see one device, or with ppo_torch_ddp.py to see PyTorch.
@@ -44,7 +44,7 @@ import jax
 
 if __name__ == "__main__" and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
     # Connect the processes that srun started, before importing gymnax starts JAX in each of them.
-    # If one process dies, the others end after 15 seconds; if it fails, after a minute.
+    # If a process is killed, the others end after 15 seconds; if it raises, after a minute.
     jax.distributed.initialize(heartbeat_timeout_seconds=15, shutdown_timeout_seconds=60)
 
 import gymnax
@@ -126,7 +126,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -353,10 +353,10 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
     advantage = compute_gae(storage, value, next_value, args)
     target = advantage + value
     batch = Batch(storage.obs, storage.action, storage.logprob, value, advantage, target)
-    # train_on_share normalizes the advantages over all devices, so the loss must not.
+    # train_on_shard normalizes the advantages over all devices, so the loss must not.
     share = replace(args, num_envs=args.num_envs // mesh.size, norm_adv=False)
     train_on_all = jax.shard_map(
-        partial(train_on_share, args=share, norm_adv=args.norm_adv),
+        partial(train_on_shard, args=share, norm_adv=args.norm_adv),
         mesh=mesh,
         in_specs=(jax.P(), jax.P(None, "devices"), jax.P()),  # each device gets columns of batch
         out_specs=jax.P(),
@@ -369,8 +369,8 @@ def update(train_state, storage: Storage, key, args: Args, mesh):
     return train_state, metrics
 
 
-def train_on_share(train_state, batch: Batch, key, args: Args, norm_adv: bool):
-    """Train on one device's share of a batch. Return the new TrainState and the metrics."""
+def train_on_shard(train_state, batch: Batch, key, args: Args, norm_adv: bool):
+    """Train on one device's shard of a batch. Return the new TrainState and the metrics."""
     key = jax.random.fold_in(key, jax.lax.axis_index("devices"))  # a different order on each device
     batch = Batch(*(x.reshape(args.batch_size, *x.shape[2:]) for x in batch))
 
@@ -460,7 +460,7 @@ def train(args: Args) -> None:
     )
 
     # So far, each process has the same arrays. Now every device gets a copy of the parameters, and
-    # its share of the environments.
+    # its shard of the environments.
     replicated = jax.NamedSharding(mesh, jax.P())
     by_rows = jax.NamedSharding(mesh, jax.P("devices"))  # (N, ...)
     by_columns = jax.NamedSharding(mesh, jax.P(None, "devices"))  # (T, N, ...)
@@ -469,7 +469,7 @@ def train(args: Args) -> None:
     obs = jax.device_put(obs, by_rows)
     env_state = jax.device_put(env_state, env_sharding)
 
-    # env, args and mesh are constants to the compiler.
+    # env, args and mesh are compile-time constants.
     out_shardings = by_rows, env_sharding, by_columns
     rollout_fn = jax.jit(partial(rollout, env=env, args=args), out_shardings=out_shardings)
     update_fn = jax.jit(partial(update, args=args, mesh=mesh))
@@ -504,7 +504,7 @@ def train(args: Args) -> None:
 
 
 class QuietLog:
-    """Replaces RunLog in all processes but the first: it receives signals and writes nothing."""
+    """RunLog for all processes but the first: it handles signals and writes nothing."""
 
     def __init__(self, *unused: Any, **unused_info: Any) -> None:
         self.stopped_by = 0  # number of the signal received, if any
@@ -519,7 +519,7 @@ class QuietLog:
         pass
 
     def must_save(self, iteration: int) -> bool:
-        return self.stopped_by > 0  # the first process knows whether one is due
+        return self.stopped_by > 0  # the first process decides if a checkpoint is due
 
     def close(self) -> None:
         pass
@@ -646,14 +646,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -753,7 +753,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -7,8 +7,7 @@
 
     python more/ppo_nnx_vmap.py --env-id CartPole-v1 --num-agents 8  # seeds 1 to 8
 
-Start reading at Agent. Up to update(), every function is the same as in ppo_nnx.py, for one
-agent; only train() differs:
+Start reading at Training. From Agent to Update, the code is as in ppo_nnx.py, for one agent:
 - nnx.scan() runs make_agent() for one agent after another and stacks their arrays.
 - nnx.vmap() runs rollout() and update() for all agents; agent and optimizer stay one object each.
 - split() and fold_in() give each agent the same keys as if it trained alone.
@@ -115,9 +114,9 @@ def parse_args() -> Args:
     """Parse the command line. With --resume, the run's arguments are the defaults."""
     args = tyro.cli(Args, default=args_to_resume() or Args())
     if args.resume and "agent" in load_info(args.resume)[0]:
-        fail(f"{args.resume} is one agent. To resume its run: --resume {Path(args.resume).parent}")
+        fail(f"{args.resume} holds one agent. Resume its run: --resume {Path(args.resume).parent}")
     if args.seed + args.num_agents > 2**32:
-        fail("--seed must be between 0 and 2**32 - --num-agents")
+        fail("--seed plus --num-agents must be at most 2**32")
     return args
 
 
@@ -125,7 +124,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -437,7 +436,7 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # env and args are constants to the compiler.
+    # env and args are compile-time constants.
     jit = partial(nnx.jit, graph=True, graph_updates=True)  # graph mode, the default in Flax 0.12
     vmap = partial(nnx.vmap, graph=True, graph_updates=True)
     rollout_fn = jit(vmap(partial(rollout, env=env, args=args)))
@@ -488,7 +487,7 @@ def save_checkpoints(log: "RunLogs", checkpoint: Checkpoint) -> None:
     iteration, *arrays = jax.device_get(checkpoint)  # sync
     for k, agent in enumerate(log.agents):
         save_checkpoint(agent.dir, Checkpoint(iteration, *jax.tree.map(itemgetter(k), arrays)))
-    save_checkpoint(log.dir, checkpoint)  # last, so that the agents have theirs when it exists
+    save_checkpoint(log.dir, checkpoint)  # last: once it exists, all agents have theirs
 
 
 def load_checkpoint(folder: str | Path, like: Checkpoint) -> Checkpoint:
@@ -556,7 +555,7 @@ class RunLogs:
         end = time.perf_counter()
         for k, agent in enumerate(self.agents):
             had_diverged = agent.has_diverged
-            delay = time.perf_counter() - end  # logging the other agents is not part of the times
+            delay = time.perf_counter() - end  # exclude the time of logging the other agents
             row = {name: x[k] for name, x in metrics.items()}
             with redirect_stdout(None):
                 agent.write(iteration, row, start + delay, middle and middle + delay)
@@ -653,14 +652,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -760,7 +759,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

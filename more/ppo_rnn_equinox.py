@@ -118,7 +118,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -237,11 +237,11 @@ class Agent(eqx.Module):
         self.critic = MLP(size, (), 1, output_scale=1.0, key=keys[3])
 
     def encode(self, obs):
-        """(B, *obs_shape) -> (B, 3 H), the inputs of the GRU gates; H = gru_hidden_size."""
+        """(B, *obs_shape) -> (B, 3 * H), the inputs of the GRU gates; H = gru_hidden_size."""
         return self.encoder(obs.reshape(len(obs), -1).astype(jnp.float32))
 
     def gru_step(self, gru_state, encoded):
-        """One step of a GRU, defined as in torch.nn.GRU: (..., H), (..., 3 H) -> (..., H)."""
+        """One step of a GRU, defined as in torch.nn.GRU: (..., H), (..., 3 * H) -> (..., H)."""
         from_obs = jnp.split(encoded, 3, axis=-1)
         from_state = jnp.split(self.recurrent(gru_state), 3, axis=-1)
         reset_gate = jax.nn.sigmoid(from_obs[0] + from_state[0])
@@ -405,7 +405,7 @@ def ppo_loss(agent, batch: Batch, args: Args):
 def unroll(agent, batch: Batch) -> jax.Array:
     """The GRU states (B, T, H) under the current parameters."""
     # The encoder does not need the GRU state, so it processes all steps before the loop.
-    encoded = jax.vmap(agent.encode)(batch.obs)  # (B, T, 3 H)
+    encoded = jax.vmap(agent.encode)(batch.obs)  # (B, T, 3 * H)
 
     def step(gru_state, inputs):
         encoded, done = inputs
@@ -504,7 +504,7 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # env and args are constants to the compiler.
+    # env and args are compile-time constants.
     rollout_fn = eqx.filter_jit(partial(rollout, env=env, args=args))
     update_fn = eqx.filter_jit(partial(update, args=args))
     while iteration < args.num_iterations:
@@ -656,14 +656,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -763,7 +763,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

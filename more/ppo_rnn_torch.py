@@ -119,7 +119,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -254,7 +254,7 @@ class Agent(nn.Module):
 
     def forward(self, gru_state, obs):
         """One step: (B, H), (B, *obs_shape) -> logits, value, new gru_state."""
-        sequence = self.encode(obs)[None]  # of one step: (1, B, hidden_sizes[-1])
+        sequence = self.encode(obs)[None]  # one step: (1, B, hidden_sizes[-1])
         gru_state = self.gru(sequence, gru_state[None])[0][0]
         return self.get_logits(gru_state), self.get_value(gru_state), gru_state
 
@@ -269,7 +269,7 @@ def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
 
 
 def learning_rate_factor(step: int, args: Args) -> float:
-    """Learning rate multiplier after `step` optimizer steps. CleanRL updates once per iteration."""
+    """Learning rate factor after `step` optimizer steps. CleanRL changes it once per iteration."""
     if not args.anneal_lr:
         return 1.0
     return max(1 - step / args.num_optimizer_steps, 0.0)
@@ -418,13 +418,13 @@ def unroll(agent, batch: Batch) -> torch.Tensor:
     # episodes end, pad the parts with zeros, and run the GRU on all parts at once.
     starts = batch.done.roll(1, dims=1)  # (B, T), True where a part starts
     starts[:, 0] = True
-    part = starts.flatten().cumsum(0) - 1  # (B T,), which of the S parts each step is in
+    part = starts.flatten().cumsum(0) - 1  # (B * T,), the part of each step
     first = starts.flatten().nonzero().squeeze(-1)  # (S,), the first step of each part; sync
-    position = torch.arange(len(part), device=part.device) - first[part]  # (B T,), within the part
+    position = torch.arange(len(part), device=part.device) - first[part]  # (B * T,), in the part
     gru_state = batch.initial_gru_state.new_zeros(len(first), batch.initial_gru_state.shape[-1])
     gru_state[part.view_as(starts)[:, 0]] = batch.initial_gru_state
 
-    encoded = agent.encode(batch.obs.flatten(0, 1))  # (B T, hidden_sizes[-1])
+    encoded = agent.encode(batch.obs.flatten(0, 1))  # (B * T, hidden_sizes[-1])
     padded = encoded.new_zeros(int(position.max()) + 1, len(first), encoded.shape[-1])  # sync
     padded[position, part] = encoded
     gru_states, _ = agent.gru(padded, gru_state[None])  # (length of the longest part, S, H)
@@ -712,14 +712,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -819,7 +819,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

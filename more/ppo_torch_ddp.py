@@ -8,13 +8,13 @@
     torchrun --nproc-per-node 2 more/ppo_torch_ddp.py --seed 1  # on two GPUs, or on the CPU
 
 Start reading at Agent:
-- torchrun starts one process per device, called a rank. Ranks communicate by NCCL on GPUs and by
-  gloo on CPUs.
-- Each rank has a share of the environments and of each minibatch. args describes all ranks
-  together, share one of them.
+- torchrun starts one process per device, called a rank. Ranks communicate through NCCL on
+  GPUs and through Gloo on CPUs.
+- Each rank has a part of the environments and of each minibatch. args has the sizes for all ranks
+  together, and share has those for one rank.
 - backward() averages the gradients of all ranks, so all ranks keep the same parameters.
 - mean() and variance() are over all ranks. They normalize the advantages and average the metrics.
-- Only the first rank writes the run folder. A run can resume with another number of ranks.
+- Only the first rank writes the run folder. A run can resume on a different number of ranks.
 Lines marked "# sync" wait for the device.
 
 Compare with ppo_torch.py to see one device, or with ppo_linen_sharded.py to see JAX.
@@ -121,7 +121,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -246,7 +246,7 @@ def make_agent(args: Args, obs_shape, num_actions: int, device: torch.device):
 
 
 def learning_rate_factor(step: int, args: Args) -> float:
-    """Learning rate multiplier after `step` optimizer steps. CleanRL updates once per iteration."""
+    """Learning rate factor after `step` optimizer steps. CleanRL changes it once per iteration."""
     if not args.anneal_lr:
         return 1.0
     return max(1 - step / args.num_optimizer_steps, 0.0)
@@ -376,11 +376,11 @@ def ppo_loss(agent, batch: Batch, args: Args):
 
 # === Update =====================================================================================
 def update(agent, optimizer, scheduler, storage: Storage, args: Args):
-    """Train in place on one rank's share of a rollout. Return the metrics of all ranks."""
+    """Train in place on this rank's part of a rollout. Return metrics over all ranks."""
     learning_rate = optimizer.param_groups[0]["lr"]
     # The parameters are fixed during a rollout, so one pass at the end gives all its values.
     with torch.no_grad():
-        # agent.module is the Agent. DDP, which wraps it, only has forward().
+        # agent is wrapped in DDP, which only has forward(); agent.module is the Agent.
         both_obs = torch.stack([storage.obs, storage.next_obs])
         values = agent.module.get_value(both_obs.flatten(0, 2))
     value, next_value = values.view(2, args.num_steps, args.num_envs)
@@ -415,7 +415,7 @@ def reduce(x, op=dist.ReduceOp.SUM):
 
 
 def mean(x, dim=None):
-    """Mean over all ranks, of all elements or along dim, which is kept."""
+    """Mean over all ranks, of all elements or along dim (with keepdim=True)."""
     return reduce(x.mean(dim, keepdim=dim is not None)) / dist.get_world_size()
 
 
@@ -457,7 +457,7 @@ def choose_device() -> torch.device:
     jax.config.update("jax_cuda_visible_devices", str(rank))
     torch_gpu = torch.cuda.is_available()
     if torch_gpu and rank >= torch.cuda.device_count():
-        fail("torchrun started more processes than this machine has GPUs")
+        fail("torchrun started more processes than this machine has GPUs: lower --nproc-per-node")
     jax_gpu = jax.default_backend() == "gpu"
     if torch_gpu and not jax_gpu:
         print("Running on the CPU: JAX sees no GPU. To use the GPU, install jax[cuda13].")
@@ -490,8 +490,8 @@ def train(args: Args) -> None:
     torch.manual_seed(args.seed)
     iteration = 0
     agent, optimizer, scheduler = make_agent(args, env.obs_shape, env.num_actions, device)
-    # Each rank starts all environments and keeps its rows of them below, so that the environments
-    # do not depend on the number of ranks.
+    # Each rank starts all environments and keeps only its own below, so that the environments do
+    # not depend on the number of ranks.
     all_envs = VecEnv(args.env_id, args.num_envs)
     obs, env_state = jax.jit(all_envs.reset)(jax.random.PRNGKey(args.seed))
     env_state = env_state._replace(key=None)  # every iteration sets a new key
@@ -568,7 +568,7 @@ def train(args: Args) -> None:
             if stopped_by:  # stop only after saving, so that no iteration is lost
                 log.stopped_by = stopped_by  # another rank may have received the signal
                 break
-    del ddp  # if it outlived the process group, PyTorch could hang, waiting for threads of gloo
+    del ddp  # if it outlived the process group, PyTorch could hang, waiting for Gloo threads
     dist.destroy_process_group()
     log.close()
 
@@ -581,7 +581,7 @@ def gather(arrays):
 
 
 class QuietLog:
-    """Replaces RunLog in all ranks but the first: it receives signals and writes nothing."""
+    """RunLog for all ranks but the first: it handles signals and writes nothing."""
 
     def __init__(self, *unused: Any, **unused_info: Any) -> None:
         self.stopped_by = 0  # number of the signal received, if any
@@ -596,7 +596,7 @@ class QuietLog:
         pass
 
     def must_save(self, iteration: int) -> bool:
-        return self.stopped_by > 0  # the first rank knows whether one is due
+        return self.stopped_by > 0  # the first rank decides if a checkpoint is due
 
     def close(self) -> None:
         pass
@@ -715,14 +715,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -822,7 +822,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

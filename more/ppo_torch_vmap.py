@@ -115,9 +115,9 @@ def parse_args() -> Args:
     """Parse the command line. With --resume, the run's arguments are the defaults."""
     args = tyro.cli(Args, default=args_to_resume() or Args())
     if args.resume and "agent" in load_info(args.resume)[0]:
-        fail(f"{args.resume} is one agent. To resume its run: --resume {Path(args.resume).parent}")
+        fail(f"{args.resume} holds one agent. Resume its run: --resume {Path(args.resume).parent}")
     if args.seed + args.num_agents > 2**32:
-        fail("--seed must be between 0 and 2**32 - --num-agents")
+        fail("--seed plus --num-agents must be at most 2**32")
     return args
 
 
@@ -125,7 +125,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -243,8 +243,8 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters form one vector: that takes fewer kernels and a third less compile time.
-    Each agent has a row in all tensors.
+    All P parameters form one vector: that takes fewer kernels and less compile time.
+    Every tensor has one row per agent.
     """
 
     count: torch.Tensor
@@ -254,7 +254,7 @@ class Adam(nn.Module):
     def __init__(self, num_agents, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # The count is a tensor, because a number would be a constant to the compiler.
+        # The count is a tensor, because a number would be a compile-time constant.
         self.register_buffer("count", torch.zeros(num_agents, 1, device=device))
         self.register_buffer("mean", torch.zeros(num_agents, num_params, device=device))
         self.register_buffer("square", torch.zeros(num_agents, num_params, device=device))
@@ -293,7 +293,7 @@ def make_agents(args: Args, obs_shape, num_actions: int, device: torch.device):
 def learning_rate_after(steps, args: Args) -> torch.Tensor:
     """Learning rate by optimizer step. CleanRL changes it once per iteration instead.
 
-    steps and the result are tensors, because numbers would be constants to the compiler.
+    steps and the result are tensors, because numbers would be compile-time constants.
     """
     if not args.anneal_lr:
         return torch.full_like(steps, args.learning_rate)
@@ -466,7 +466,7 @@ def update(agent, optimizer, epoch_fn, storage: Storage, generators, args: Args)
 
 
 def epoch(minibatch_fn, args: Args, order, *batch):
-    """Train in place on a Batch in this order. Return metrics, (num_minibatches, num_agents)."""
+    """Train in place for an epoch, in this order. Return metrics, (num_minibatches, num_agents)."""
     # One gather per epoch, not one per minibatch. order has a row for each agent.
     rows = torch.arange(args.num_agents, device=order.device)[:, None]
     shuffled = [x[rows, order].chunk(args.num_minibatches, 1) for x in batch]
@@ -477,8 +477,8 @@ def epoch(minibatch_fn, args: Args, order, *batch):
 def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """Train each agent in place on its minibatch. Return metrics, (num_agents,) each.
 
-    All of this compiles into one graph. An optimizer from torch.optim would need a second graph,
-    and 1.2x the CPU time. backward() would compile twice, because .grad is None at first.
+    This function compiles into one graph. An optimizer from torch.optim would need a second one,
+    which takes longer. backward() would compile twice, because .grad is None at first.
     """
     loss, losses = for_each(agent, partial(ppo_loss, args=args))(minibatch)
     params = list(agent.parameters())
@@ -492,7 +492,7 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
+    """Compile a function, including autograd.grad, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
@@ -601,9 +601,9 @@ def train(args: Args) -> None:
         num_actions=env.num_actions,
     )
 
-    # The compiler reads the tensors of these objects in each call, and inlines their numbers.
+    # Compiled code reads the tensors of agent and optimizer in each call, but inlines numbers.
     step_fn = jax.jit(jax.vmap(env.step))
-    torch.compiler.reset()  # graphs of an earlier train() would count toward its limit
+    torch.compiler.reset()  # graphs of an earlier train() would count toward the recompile limit
     policy_fn = compile_graph(for_each(agent, policy), device)
     minibatch_fn = compile_graph(partial(minibatch_step, agent, optimizer, args=args), device)
     epoch_fn = partial(epoch, minibatch_fn, args)  # compiling it would unroll its loop
@@ -656,7 +656,7 @@ def save_checkpoints(log: "RunLogs", checkpoint: dict) -> None:
         # clone, because torch.save would write the whole tensor of a view.
         part = jax.tree.map(lambda x, k=k: x[k].clone(), tensors)
         save_checkpoint(agent.dir, part | {"iteration": iteration})
-    save_checkpoint(log.dir, checkpoint)  # last, so that the agents have theirs when it exists
+    save_checkpoint(log.dir, checkpoint)  # last: once it exists, all agents have theirs
 
 
 def load_checkpoint(folder: str | Path) -> dict:
@@ -726,7 +726,7 @@ class RunLogs:
         end = time.perf_counter()
         for k, agent in enumerate(self.agents):
             had_diverged = agent.has_diverged
-            delay = time.perf_counter() - end  # logging the other agents is not part of the times
+            delay = time.perf_counter() - end  # exclude the time of logging the other agents
             row = {name: x[k] for name, x in metrics.items()}
             with redirect_stdout(None):
                 agent.write(iteration, row, start + delay, middle and middle + delay)
@@ -823,14 +823,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -930,7 +930,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

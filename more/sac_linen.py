@@ -3,18 +3,18 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""SAC in JAX with Flax Linen. Environments, replay and updates run in one compiled function.
+"""SAC in JAX with Flax Linen. One compiled function runs environments, replay buffer and updates.
 
     python more/sac_linen.py --env-id Pendulum-v1 --seed 1
     python more/sac_linen.py mujoco --env-id my_module:MyEnv --seed 1  # the settings for MuJoCo
 
 Start reading at Agent:
-- draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
-  VecEnv.step() maps them to the bounds.
+- draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
+  actions, and VecEnv.step() maps them to the bounds.
 - sac_loss() adds up three losses. stop_gradient keeps each loss from training the parameters of
   another, so that one jax.grad and one Adam train everything.
 - Replay is a tuple of arrays, and add() returns a new one.
-- iterate() runs environments, replay and updates in lax.scan, a compiled loop.
+- iterate() runs environments, replay buffer and updates in lax.scan, a compiled loop.
 - train() compiles iterate() with jax.jit, so an iteration is one call.
 Lines marked "# sync" wait for the device.
 
@@ -64,7 +64,7 @@ class Args:
     num_envs: int = 4  # parallel environments
     num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 100_000  # maximum number of transitions in the replay
+    buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
     train_frequency: int = 2  # environment steps per update
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
@@ -75,7 +75,7 @@ class Args:
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
     save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
-    save_replay: bool = True  # save the replay in checkpoints; otherwise a resumed run refills it
+    save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -150,11 +150,11 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
-                hint = "use more/sac_linen_gymnasium.py or sac_torch_gymnasium.py"
+                hint = "use more/sac_linen_gymnasium.py or more/sac_torch_gymnasium.py"
                 fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-            fail(f"{env_id} has no continuous actions: use more/dqn_linen.py or dqn_torch.py")
+            fail(f"{env_id} has no continuous actions: use more/dqn_linen.py or more/dqn_torch.py")
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
             fail(f"{env_id} has unbounded actions, but this script needs finite bounds")
         self.num_envs = num_envs
@@ -220,7 +220,7 @@ class MLP(nn.Module):
 
 
 class Actor(nn.Module):
-    """A Gaussian for each number in an action. draw_action() squashes its samples to [-1, 1]."""
+    """A Gaussian for each action dimension. draw_action() squashes its samples to [-1, 1]."""
 
     hidden_sizes: tuple[int, ...]
     action_dim: int
@@ -246,7 +246,7 @@ class Critics(nn.Module):
 
 
 def dense(x, num_outputs: int):
-    """A layer with PyTorch's initial weights and biases: uniform within 1 / sqrt(inputs)."""
+    """A dense layer with PyTorch's default initialization: uniform in +-1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(x.shape[-1])
     init = partial(jax.random.uniform, minval=-bound, maxval=bound)
     return nn.Dense(num_outputs, kernel_init=init, bias_init=init)(x)
@@ -254,7 +254,7 @@ def dense(x, num_outputs: int):
 
 @struct.dataclass
 class TrainState:
-    params: dict[str, Any]  # of "actor" and "critics", and "log_alpha"; alpha weights the entropy
+    params: dict[str, Any]  # "actor", "critics" and "log_alpha"; alpha weights the entropy
     target_params: Any  # a moving average of the critics' parameters
     opt_state: Any
     actor_fn: Callable = struct.field(pytree_node=False)
@@ -299,11 +299,11 @@ class Replay(NamedTuple):
 
 
 def make_replay(args: Args, obs_shape, obs_dtype: np.dtype, action_dim: int) -> Replay:
-    """Create an empty replay."""
+    """Create an empty replay buffer."""
     size = args.buffer_size
     gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
     if gigabytes > 1:
-        print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+        print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
     transitions = Transition(
         obs=jnp.zeros((size, *obs_shape), obs_dtype),
         action=jnp.zeros((size, action_dim)),
@@ -368,9 +368,9 @@ def draw_action(mean, log_std, noise):
 def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """Targets (B,) for Q(obs, action), from the target critics' values of the next action, (2, B).
 
-    They use the lower value, since the higher one overestimates (Fujimoto et al. 2018), and include
-    the entropy of the next action. A terminated episode has no future value. A truncated one
-    bootstraps from next_obs, like any other step.
+    They use the lower value to reduce overestimation (Fujimoto et al. 2018), and add the entropy
+    of the next action. A terminated episode has no future value. A truncated one bootstraps from
+    next_obs, like any other step.
     """
     future = next_q.min(0) - alpha * next_logprob
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
@@ -382,7 +382,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     noise (2, B, action_dim) samples the actions at next_obs and at obs.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
-    fixed = jax.lax.stop_gradient(params)  # for what a loss must not train
+    fixed = jax.lax.stop_gradient(params)  # parameters that a loss must not train
     alpha = jnp.exp(fixed["log_alpha"])
 
     mean, log_std = actor_fn(fixed["actor"], batch.next_obs)
@@ -414,7 +414,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
 # === Update =====================================================================================
 def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
-    """Train on a batch, then move the target critics towards the critics.
+    """Train on a batch, then move the target critics toward the critics.
 
     Return the new TrainState, and losses with the losses of this update added.
     """
@@ -434,7 +434,7 @@ def update(train_state, losses, batch: Transition, noise, learning_rate, args: A
 
 
 def learn(i, carry, constants, args: Args):
-    """Run update i of those due after a step: train on a new batch, and sum the losses."""
+    """Run the i-th update due after a step: train on a new batch and add up the losses."""
     train_state, losses = carry
     replay, key, learning_rate = constants
     update_key = jax.random.fold_in(key, i)
@@ -476,7 +476,7 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
         is_random, act_key, learn_key = inputs
         action = act(train_state, obs, act_key, is_random)
         new_obs, env_state, result = env.step(env_state, action)
-        # Write before reading: in the other order, XLA copies the replay in every step.
+        # Write before reading: in the other order, XLA copies the replay buffer in every step.
         replay = add(replay, obs, action, result)
 
         constants = (replay, learn_key, learning_rate)
@@ -496,7 +496,7 @@ def iterate(train_state, replay, obs, env_state, key, is_random, learning_rate, 
     train_state, replay, obs, env_state, losses = carry
     num_updates = train_state.opt_state.count - updates_before
     metrics = episode_statistics(episodes)
-    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # 0 * inf is NaN
+    metrics |= {name: x * (1 / num_updates) for name, x in losses.items()}  # NaN without updates
     metrics["charts/learning_rate"] = learning_rate
     metrics["charts/updates"] = num_updates
     return train_state, replay, obs, env_state, metrics
@@ -527,7 +527,7 @@ def train(args: Args) -> None:
         iteration, train_state, replay, obs, env_state = load_checkpoint(args.resume, like)
         if replay.num_added == 0:
             steps = args.learning_starts
-            print(f"The checkpoint has no replay: updates continue after {steps} new steps.")
+            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     log = RunLog(
         args,
         iteration,
@@ -536,8 +536,8 @@ def train(args: Args) -> None:
         **spaces,
     )
 
-    # env and args are constants to the compiler. Donated arguments are changed in place, so the
-    # replay is never copied.
+    # env and args are compile-time constants. Donated arguments are updated in place, so the replay
+    # buffer is never copied.
     iterate_fn = jax.jit(partial(iterate, env=env, args=args), donate_argnums=(0, 1, 2, 3))
     while iteration < args.num_iterations:
         start = time.perf_counter()
@@ -700,14 +700,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -807,7 +807,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

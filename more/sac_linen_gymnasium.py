@@ -11,8 +11,8 @@
 MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
 Start reading at Environment:
-- draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
-  VecEnv.step() maps them to the bounds.
+- draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
+  actions, and VecEnv.step() maps them to the bounds.
 - sac_loss() adds up three losses. stop_gradient keeps each loss from training the parameters of
   another, so that one jax.grad and one Adam train everything.
 - Replay is in NumPy, on the CPU. Each call of update_fn moves a batch to the device and returns
@@ -70,7 +70,7 @@ class Args:
     num_envs: int = 4  # parallel environments
     num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 100_000  # maximum number of transitions in the replay
+    buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
     train_frequency: int = 2  # environment steps per update
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
@@ -82,7 +82,7 @@ class Args:
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
     save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
-    save_replay: bool = True  # save the replay in checkpoints; otherwise a resumed run refills it
+    save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, use more/dqn_linen_gymnasium.py or the one in PyTorch"
+            hint = "for Discrete, use more/dqn_linen_gymnasium.py or its PyTorch version"
             fail(f"--env-id: the action space must be a bounded Box of floats, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -181,7 +181,7 @@ class VecEnv:
         self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -199,7 +199,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.step_count = 0
         self.check_finite("an observation", obs)
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         return obs.astype(self.obs_dtype)
 
@@ -247,7 +247,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -294,7 +294,7 @@ class MLP(nn.Module):
 
 
 class Actor(nn.Module):
-    """A Gaussian for each number in an action. draw_action() squashes its samples to [-1, 1]."""
+    """A Gaussian for each action dimension. draw_action() squashes its samples to [-1, 1]."""
 
     hidden_sizes: tuple[int, ...]
     action_dim: int
@@ -320,7 +320,7 @@ class Critics(nn.Module):
 
 
 def dense(x, num_outputs: int):
-    """A layer with PyTorch's initial weights and biases: uniform within 1 / sqrt(inputs)."""
+    """A dense layer with PyTorch's default initialization: uniform in +-1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(x.shape[-1])
     init = partial(jax.random.uniform, minval=-bound, maxval=bound)
     return nn.Dense(num_outputs, kernel_init=init, bias_init=init)(x)
@@ -328,7 +328,7 @@ def dense(x, num_outputs: int):
 
 @struct.dataclass
 class TrainState:
-    params: dict[str, Any]  # of "actor" and "critics", and "log_alpha"; alpha weights the entropy
+    params: dict[str, Any]  # "actor", "critics" and "log_alpha"; alpha weights the entropy
     target_params: Any  # a moving average of the critics' parameters
     opt_state: Any
     actor_fn: Callable = struct.field(pytree_node=False)
@@ -376,7 +376,7 @@ class Replay:
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+            print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
         self.transitions = Transition(
             obs=np.zeros((size, *obs_shape), obs_dtype),
             action=np.zeros((size, action_dim), np.float32),
@@ -397,7 +397,8 @@ class Replay:
         """Draw a batch uniformly, with replacement."""
         size = min(self.num_added, self.args.buffer_size)
         indices = rng.integers(size, size=batch_size)
-        return Transition(*(x.take(indices, axis=0) for x in self.transitions))  # beats x[indices]
+        # take() is faster than indexing with x[indices].
+        return Transition(*(x.take(indices, axis=0) for x in self.transitions))
 
     def updates_due(self) -> int:
         """Number of updates due after the latest step."""
@@ -444,9 +445,9 @@ def draw_action(mean, log_std, noise):
 def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """Targets (B,) for Q(obs, action), from the target critics' values of the next action, (2, B).
 
-    They use the lower value, since the higher one overestimates (Fujimoto et al. 2018), and include
-    the entropy of the next action. A terminated episode has no future value. A truncated one
-    bootstraps from next_obs, like any other step.
+    They use the lower value to reduce overestimation (Fujimoto et al. 2018), and add the entropy
+    of the next action. A terminated episode has no future value. A truncated one bootstraps from
+    next_obs, like any other step.
     """
     future = next_q.min(0) - alpha * next_logprob
     return batch.reward + args.gamma * jnp.where(batch.terminated, 0.0, future)
@@ -458,7 +459,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
     noise (2, B, action_dim) samples the actions at next_obs and at obs.
     """
     actor_fn, critics_fn = train_state.actor_fn, train_state.critics_fn
-    fixed = jax.lax.stop_gradient(params)  # for what a loss must not train
+    fixed = jax.lax.stop_gradient(params)  # parameters that a loss must not train
     alpha = jnp.exp(fixed["log_alpha"])
 
     mean, log_std = actor_fn(fixed["actor"], batch.next_obs)
@@ -490,7 +491,7 @@ def sac_loss(params, train_state, batch: Transition, noise, args: Args):
 
 # === Update =====================================================================================
 def update(train_state, losses, batch: Transition, noise, learning_rate, args: Args):
-    """Train on a batch, then move the target critics towards the critics.
+    """Train on a batch, then move the target critics toward the critics.
 
     Return the new TrainState, and losses with the losses of this update added.
     """
@@ -528,7 +529,7 @@ def train(args: Args) -> None:
     # As in torch, "high" allows TF32 on a GPU, which is JAX's default.
     precision = "highest" if args.matmul_precision == "highest" else "default"
     jax.config.update("jax_default_matmul_precision", precision)
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "flax", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     spaces: dict[str, Any] = {
@@ -549,7 +550,7 @@ def train(args: Args) -> None:
         replay.load_state_dict(saved_replay)
         if replay.num_added == 0:
             steps = args.learning_starts
-            print(f"The checkpoint has no replay: updates continue after {steps} new steps.")
+            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
     log = RunLog(
         args,
@@ -560,14 +561,14 @@ def train(args: Args) -> None:
     )
 
     act_fn = jax.jit(act)
-    # args is constant to the compiler. Donated arguments are changed in place.
+    # args is a compile-time constant. Donated arguments are changed in place.
     update_fn = jax.jit(partial(update, args=args), donate_argnums=(0, 1))
     while iteration < args.num_iterations:
         start = time.perf_counter()
         # Set by hand: a schedule would count updates, and none are due before learning_starts.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = args.learning_rate * decay
-        # Deriving each iteration's generator from its number keeps it out of the checkpoint.
+        # Seeding a generator for each iteration keeps generators out of the checkpoint.
         rng = np.random.default_rng([args.seed, iteration])
         returns, lengths, num_updates = [], [], 0
         # Sums on the device. Keeping and fetching the losses of each update would take a fifth
@@ -592,7 +593,7 @@ def train(args: Args) -> None:
                 noise = rng.standard_normal((2, *batch.action.shape), np.float32)
                 train_state, losses = update_fn(train_state, losses, batch, noise, learning_rate)
                 num_updates += 1
-        means = {name: x / num_updates for name, x in losses.items()}  # 0 / 0 is NaN
+        means = {name: x / num_updates for name, x in losses.items()}  # NaN without updates
         metrics = episode_statistics(returns, lengths) | means
         metrics["charts/learning_rate"] = learning_rate
         metrics["charts/updates"] = num_updates
@@ -724,14 +725,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -831,7 +832,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -9,8 +9,8 @@
     python more/sac_torch.py mujoco --env-id my_module:MyEnv --seed 1  # the settings for MuJoCo
 
 Start reading at Agent:
-- draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
-  VecEnv.step() maps them to the bounds.
+- draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
+  actions, and VecEnv.step() maps them to the bounds.
 - sac_loss() adds up three losses. Each loss detaches what it must not train, so that one gradient
   and one Adam train everything.
 - update() is PyTorch's usual sequence: zero_grad, backward, step.
@@ -69,7 +69,7 @@ class Args:
     num_envs: int = 4  # parallel environments
     num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 100_000  # maximum number of transitions in the replay
+    buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
     train_frequency: int = 2  # environment steps per update
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
@@ -80,7 +80,7 @@ class Args:
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
     save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
-    save_replay: bool = True  # save the replay in checkpoints; otherwise a resumed run refills it
+    save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ def parse_args() -> Args:
 class EnvState(NamedTuple):
     key: jax.Array  # split at every step
     inner: Any  # gymnax's state, batched: N = num_envs rows in each leaf
-    episode_return: jax.Array  # (N,), of the current episode so far
+    episode_return: jax.Array  # (N,), so far in the current episode
     episode_length: jax.Array  # (N,)
 
 
@@ -155,11 +155,11 @@ class VecEnv:
             try:
                 self.env, self.params = gymnax.make(env_id)
             except ValueError as error:
-                hint = "use more/sac_linen_gymnasium.py or sac_torch_gymnasium.py"
+                hint = "use more/sac_linen_gymnasium.py or more/sac_torch_gymnasium.py"
                 fail(f"{error} For a Gymnasium environment, {hint}")
         space = self.env.action_space(self.params)
         if not isinstance(space, Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-            fail(f"{env_id} has no continuous actions: use more/dqn_linen.py or dqn_torch.py")
+            fail(f"{env_id} has no continuous actions: use more/dqn_linen.py or more/dqn_torch.py")
         if not np.all(np.isfinite(space.low) & np.isfinite(space.high)):
             fail(f"{env_id} has unbounded actions, but this script needs finite bounds")
         self.num_envs = num_envs
@@ -243,7 +243,7 @@ class MLP(nn.Module):
 
 
 class Actor(nn.Module):
-    """A Gaussian for each number in an action. draw_action() squashes its samples to [-1, 1]."""
+    """A Gaussian for each action dimension. draw_action() squashes its samples to [-1, 1]."""
 
     def __init__(self, obs_size, hidden_sizes, action_dim):
         super().__init__()
@@ -307,7 +307,7 @@ class Replay:
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+            print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
         obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
         self.transitions = Transition(
             obs=obs,
@@ -378,9 +378,9 @@ def draw_action(mean, log_std, noise):
 def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """Targets (B,) for Q(obs, action), from the target critics' values of the next action, (2, B).
 
-    They use the lower value, since the higher one overestimates (Fujimoto et al. 2018), and include
-    the entropy of the next action. A terminated episode has no future value. A truncated one
-    bootstraps from next_obs, like any other step.
+    They use the lower value to reduce overestimation (Fujimoto et al. 2018), and add the entropy
+    of the next action. A terminated episode has no future value. A truncated one bootstraps from
+    next_obs, like any other step.
     """
     future = next_q.amin(0) - alpha * next_logprob
     return batch.reward + args.gamma * torch.where(batch.terminated, 0.0, future)
@@ -425,7 +425,7 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
 # === Update =====================================================================================
 def update(agent, target_critics, optimizer, batch: Transition, noise, args: Args):
-    """Train in place on a batch, then move the target critics towards the critics."""
+    """Train in place on a batch, then move the target critics toward the critics."""
     # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
@@ -513,7 +513,7 @@ def train(args: Args) -> None:
         env_state = to_env_state(checkpoint["env_state"], like=env_state)
         if replay.num_added == 0:
             steps = args.learning_starts
-            print(f"The checkpoint has no replay: updates continue after {steps} new steps.")
+            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     log = RunLog(
         args,
         iteration,
@@ -701,14 +701,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -808,7 +808,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -11,8 +11,8 @@
 MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
 Start reading at Environment:
-- draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
-  VecEnv.step() maps them to the bounds.
+- draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
+  actions, and VecEnv.step() maps them to the bounds.
 - sac_loss() adds up three losses. Each loss detaches what it must not train, so that one gradient
   and one Adam train everything.
 - update() compiles into one graph: the losses, their gradient, Adam and the target critics.
@@ -72,7 +72,7 @@ class Args:
     num_envs: int = 4  # parallel environments
     num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 100_000  # maximum number of transitions in the replay
+    buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
     train_frequency: int = 2  # environment steps per update
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
@@ -84,7 +84,7 @@ class Args:
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
     save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
-    save_replay: bool = True  # save the replay in checkpoints; otherwise a resumed run refills it
+    save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, use more/dqn_linen_gymnasium.py or the one in PyTorch"
+            hint = "for Discrete, use more/dqn_linen_gymnasium.py or its PyTorch version"
             fail(f"--env-id: the action space must be a bounded Box of floats, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -183,7 +183,7 @@ class VecEnv:
         self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -201,7 +201,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.step_count = 0
         self.check_finite("an observation", obs)
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         return obs.astype(self.obs_dtype)
 
@@ -249,7 +249,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -298,7 +298,7 @@ class MLP(nn.Module):
 
 
 class Actor(nn.Module):
-    """A Gaussian for each number in an action. draw_action() squashes its samples to [-1, 1]."""
+    """A Gaussian for each action dimension. draw_action() squashes its samples to [-1, 1]."""
 
     def __init__(self, obs_size, hidden_sizes, action_dim):
         super().__init__()
@@ -337,7 +337,7 @@ class Agent(nn.Module):
 class Adam(nn.Module):
     """Adam (Kingma & Ba 2015), written out so that it compiles together with the loss.
 
-    All P parameters form one vector: that takes fewer kernels and a third less compile time.
+    All P parameters form one vector: that takes fewer kernels and less compile time.
     """
 
     count: torch.Tensor
@@ -347,7 +347,7 @@ class Adam(nn.Module):
     def __init__(self, num_params, eps, device):
         super().__init__()
         self.eps = eps
-        # The count is a tensor, because a number would be a constant to the compiler.
+        # The count is a tensor, because a number would be a compile-time constant.
         self.register_buffer("count", torch.zeros((), device=device))
         self.register_buffer("mean", torch.zeros(num_params, device=device))
         self.register_buffer("square", torch.zeros(num_params, device=device))
@@ -392,7 +392,7 @@ class Replay:
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+            print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
         obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
         self.transitions = Transition(
             obs=obs,
@@ -463,9 +463,9 @@ def draw_action(mean, log_std, noise):
 def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """Targets (B,) for Q(obs, action), from the target critics' values of the next action, (2, B).
 
-    They use the lower value, since the higher one overestimates (Fujimoto et al. 2018), and include
-    the entropy of the next action. A terminated episode has no future value. A truncated one
-    bootstraps from next_obs, like any other step.
+    They use the lower value to reduce overestimation (Fujimoto et al. 2018), and add the entropy
+    of the next action. A terminated episode has no future value. A truncated one bootstraps from
+    next_obs, like any other step.
     """
     future = next_q.amin(0) - alpha * next_logprob
     return batch.reward + args.gamma * torch.where(batch.terminated, 0.0, future)
@@ -510,9 +510,9 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
 # === Update =====================================================================================
 def update(agent, target_critics, optimizer, args: Args, learning_rate, noise, *batch):
-    """Train in place on a batch, then move the target critics towards the critics.
+    """Train in place on a batch, then move the target critics toward the critics.
 
-    All of this compiles into one graph. With torch.optim.Adam, updates would take 1.66x the CPU
+    This function compiles into one graph. With torch.optim.Adam, updates would take 1.66x the CPU
     time with 64 hidden units, and the same with 256.
     """
     # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
@@ -530,7 +530,7 @@ def update(agent, target_critics, optimizer, args: Args, learning_rate, noise, *
 
 
 def compile_graph(function, device):
-    """Compile a function, autograd.grad included, into one graph. A graph break is an error."""
+    """Compile a function, including autograd.grad, into one graph. A graph break is an error."""
     torch._dynamo.config.trace_autograd_ops = True  # ty: ignore[invalid-assignment]
     options: dict[str, Any] = {
         "cpp_wrapper": device.type == "cpu",  # launches kernels from C++, not from Python
@@ -603,7 +603,7 @@ def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     spaces: dict[str, Any] = {
@@ -628,7 +628,7 @@ def train(args: Args) -> None:
         set_rng_state(checkpoint["rng_state"])
         if replay.num_added == 0:
             steps = args.learning_starts
-            print(f"The checkpoint has no replay: updates continue after {steps} new steps.")
+            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
     log = RunLog(
         args,
@@ -638,8 +638,8 @@ def train(args: Args) -> None:
         **spaces,
     )
 
-    # agent, target_critics, optimizer and args are constants to the compiler.
-    torch.compiler.reset()  # graphs of an earlier train() would count toward its limit
+    # Compiled code reads the tensors of agent and optimizer in each call, but inlines numbers.
+    torch.compiler.reset()  # graphs of an earlier train() would count toward the recompile limit
     trained = (agent, target_critics, optimizer)
     update_fn = compile_graph(partial(update, *trained, args), device)
     if device.type == "cuda":
@@ -654,8 +654,8 @@ def train(args: Args) -> None:
         x.load_state_dict(state)
     while iteration < args.num_iterations:
         start = time.perf_counter()
-        # Not by optimizer step, since no updates are due before learning_starts. The learning rate
-        # is a tensor, because a number would be a constant to the compiler.
+        # Set by hand: a scheduler would count updates, and none are due before learning_starts. The
+        # rate is a tensor, because a number would be a compile-time constant.
         decay = 1 - iteration / args.num_iterations if args.anneal_lr else 1.0
         learning_rate = torch.tensor(args.learning_rate * decay, device=device)
         returns, lengths, losses = [], [], []
@@ -821,14 +821,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -928,7 +928,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

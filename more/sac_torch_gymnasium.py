@@ -11,8 +11,8 @@
 MuJoCo environments need: pip install "gymnasium[mujoco]==1.3.0" (uv run installs it).
 
 Start reading at Environment:
-- draw_action() squashes Gaussian samples to [-1, 1]. The replay stores these actions, and
-  VecEnv.step() maps them to the bounds.
+- draw_action() squashes Gaussian samples to [-1, 1]. The replay buffer stores these
+  actions, and VecEnv.step() maps them to the bounds.
 - sac_loss() adds up three losses. Each loss detaches what it must not train, so that one gradient
   and one Adam train everything.
 - update() is PyTorch's usual sequence: zero_grad, backward, step.
@@ -70,7 +70,7 @@ class Args:
     num_envs: int = 4  # parallel environments
     num_steps: int = 200  # steps per environment and iteration; metrics are logged per iteration
     gamma: float = 0.99  # discount factor
-    buffer_size: int = 100_000  # maximum number of transitions in the replay
+    buffer_size: int = 100_000  # maximum number of transitions in the replay buffer
     batch_size: int = 64  # transitions per update
     train_frequency: int = 2  # environment steps per update
     learning_starts: int = 1_000  # environment steps with random actions, before the first update
@@ -82,7 +82,7 @@ class Args:
     run_name: str = ""  # name of the run folder; default {env_id}__{script}__{seed}__{time}
     track: bool = False  # log to Weights & Biases as well
     save_every: int = 0  # save a checkpoint every N iterations; 0: only at the end
-    save_replay: bool = True  # save the replay in checkpoints; otherwise a resumed run refills it
+    save_replay: bool = True  # save the replay buffer; otherwise a resumed run refills it
     resume: str = ""  # run folder to continue; its arguments become the defaults
 
     def __post_init__(self) -> None:
@@ -169,7 +169,7 @@ class VecEnv:
         atexit.register(self.envs.close, terminate=True)
         space = self.envs.single_action_space
         if not isinstance(space, Box) or space.dtype.kind != "f" or not space.is_bounded():
-            hint = "for Discrete, use more/dqn_linen_gymnasium.py or the one in PyTorch"
+            hint = "for Discrete, use more/dqn_linen_gymnasium.py or its PyTorch version"
             fail(f"--env-id: the action space must be a bounded Box of floats, not {space}; {hint}")
         obs_space = self.envs.single_observation_space
         if not isinstance(obs_space, Box):
@@ -181,7 +181,7 @@ class VecEnv:
         self.action_low, self.action_high = space.low, space.high
         self.action_dim = math.prod(space.shape)
         self.obs_shape = obs_space.shape
-        # float64 becomes float32; other types, such as the uint8 of images, stay.
+        # float64 becomes float32; other dtypes, such as uint8 for images, are kept.
         self.obs_dtype = np.dtype(np.float32 if obs_space.dtype == np.float64 else obs_space.dtype)
 
     def reset(self, iteration: int = 0) -> np.ndarray:
@@ -199,7 +199,7 @@ class VecEnv:
         obs, _ = self.envs.reset(seed=seeds)
         self.step_count = 0
         self.check_finite("an observation", obs)
-        self.episode_return = np.zeros(self.num_envs)  # of the current episode so far
+        self.episode_return = np.zeros(self.num_envs)  # so far in the current episode
         self.episode_length = np.zeros(self.num_envs, np.float32)
         return obs.astype(self.obs_dtype)
 
@@ -247,7 +247,7 @@ class DropInfo(gymnasium.Wrapper):
     """Drop info: we do not use it, and merging it is slow and fails on mixed types."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
-        returned = self.env.reset(seed=seed, options=options or None)  # not {}
+        returned = self.env.reset(seed=seed, options=options or None)  # is {} with a reset_mask
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         ):
@@ -296,7 +296,7 @@ class MLP(nn.Module):
 
 
 class Actor(nn.Module):
-    """A Gaussian for each number in an action. draw_action() squashes its samples to [-1, 1]."""
+    """A Gaussian for each action dimension. draw_action() squashes its samples to [-1, 1]."""
 
     def __init__(self, obs_size, hidden_sizes, action_dim):
         super().__init__()
@@ -360,7 +360,7 @@ class Replay:
         size = args.buffer_size
         gigabytes = 2 * size * math.prod(obs_shape) * obs_dtype.itemsize / 1e9
         if gigabytes > 1:
-            print(f"The replay takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
+            print(f"The replay buffer takes {gigabytes:.1f} GB. Lower --buffer-size to use less.")
         obs = torch.from_numpy(np.zeros((size, *obs_shape), obs_dtype)).to(device)
         self.transitions = Transition(
             obs=obs,
@@ -431,9 +431,9 @@ def draw_action(mean, log_std, noise):
 def td_target(next_q, next_logprob, alpha, batch: Transition, args: Args):
     """Targets (B,) for Q(obs, action), from the target critics' values of the next action, (2, B).
 
-    They use the lower value, since the higher one overestimates (Fujimoto et al. 2018), and include
-    the entropy of the next action. A terminated episode has no future value. A truncated one
-    bootstraps from next_obs, like any other step.
+    They use the lower value to reduce overestimation (Fujimoto et al. 2018), and add the entropy
+    of the next action. A terminated episode has no future value. A truncated one bootstraps from
+    next_obs, like any other step.
     """
     future = next_q.amin(0) - alpha * next_logprob
     return batch.reward + args.gamma * torch.where(batch.terminated, 0.0, future)
@@ -478,7 +478,7 @@ def sac_loss(agent: Agent, target_critics: Critics, batch: Transition, noise, ar
 
 # === Update =====================================================================================
 def update(agent, target_critics, optimizer, batch: Transition, noise, args: Args):
-    """Train in place on a batch, then move the target critics towards the critics."""
+    """Train in place on a batch, then move the target critics toward the critics."""
     # One gradient of the sum is enough, since each parameter has a gradient from one loss only.
     # All losses use the parameters from before the update, as in Brax. SB3 (alpha, critics, actor)
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
@@ -519,7 +519,7 @@ def train(args: Args) -> None:
     """Train an agent, or continue a run."""
     torch.set_float32_matmul_precision(args.matmul_precision)  # "high" allows TF32 on a GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Import these once in the fork server instead of once in each worker of async.
+    # Import these once in the fork server instead of in every async worker.
     multiprocessing.set_forkserver_preload(["gymnasium", "torch", "tyro", "tensorboard.summary"])
     env = VecEnv(args.env_id, args.num_envs, args.vectorization, args.seed)
     spaces: dict[str, Any] = {
@@ -544,7 +544,7 @@ def train(args: Args) -> None:
         set_rng_state(checkpoint["rng_state"])
         if replay.num_added == 0:
             steps = args.learning_starts
-            print(f"The checkpoint has no replay: updates continue after {steps} new steps.")
+            print(f"The checkpoint has no replay buffer: updates continue after {steps} new steps.")
     obs = env.reset(iteration)
     log = RunLog(
         args,
@@ -722,14 +722,14 @@ class RunLog:
                 signal.signal(number, self.stop)
         if args.resume and iteration == 0:
             print(f"{self.dir} has no checkpoint, so training starts over.")
-        print(f"Writing to {self.dir}. The first iteration is slow if it compiles.", flush=True)
+        print(f"Writing to {self.dir}. Compilation can slow down the first iteration.", flush=True)
 
     def stop(self, number: int, frame: Any) -> None:
         self.stopped_by = number
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
 
     def write(self, iteration: int, metrics: dict, start: float, middle: float = 0.0) -> None:
-        """Log an iteration that began at start. Its rollout ended at middle, unless that is 0."""
+        """Log an iteration that began at start. Its rollout ended at middle (0: not timed)."""
         end = time.perf_counter()
         row = {name: float(x) for name, x in metrics.items()}
         row["iteration"] = iteration
@@ -829,7 +829,7 @@ def args_to_resume() -> Args | None:
 
 
 def can_resume(args: Args, **spaces: Any) -> bool:
-    """Return whether there is a checkpoint to load. Exit if it does not fit args or the spaces."""
+    """Return whether there is a checkpoint to load. Exit if the run does not match or is done."""
     if not args.resume:
         return False
     info, old = load_info(args.resume)

@@ -350,8 +350,8 @@ def test_atari():
 # === Invalid input ==============================================================================
 BAD = [
     ("ImageFloats-v0", "", "must be uint8 from 0 to 255, not float32; gymnasium.wrappers"),
-    ("ImageNested-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
-    ("ImageStacked-v0", "", "pick it out with gymnasium.wrappers.TransformObs"),
+    ("ImageNested-v0", "", "gymnasium.wrappers.TransformObs"),
+    ("ImageStacked-v0", "", "gymnasium.wrappers.TransformObs"),
     ("CartPole-v1", "", "use more/ppo_linen_gymnasium.py for vectors"),
     ("ImageJoystick-v0", "", "must be Discrete with start=0, not Box"),
     ("ImageButtons-v0", "", "must be Discrete with start=0, not MultiDiscrete"),

@@ -51,13 +51,13 @@ import ppo_linen_sharded
 import ppo_torch
 
 SHARDED, DDP = "ppo_linen_sharded", "ppo_torch_ddp"
-# With 4 environments, 32 steps and 2 epochs of 2 minibatches. Mistakes show at this learning rate.
+# With 4 environments, 32 steps, 2 epochs of 2 minibatches. The learning rate makes errors visible.
 FLAGS = ["--learning-rate", "1e-2", "--matmul-precision", "highest"]
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
 
 def start(devices, name, *words, **variables):
-    """Start a script on this number of devices of this machine; words are from command()."""
+    """Start a script on several devices of this machine, with the arguments of command()."""
     program = [sys.executable]
     found = jax.config.jax_compilation_cache_dir  # ty: ignore[missing-attribute]
     own = {"JAX_COMPILATION_CACHE_DIR": found}
@@ -84,10 +84,10 @@ def wait_for_iterations(folder, process):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Return a script's run folder: four iterations on 4 devices in JAX, or 2 ranks in PyTorch.
+    """Return a function from a script to its run of four iterations on 4 JAX devices or 2 ranks.
 
-    Next to it, the folder program has JAX's compiled programs as text, and half is a run that has
-    completed two of the four iterations.
+    Next to the run folder, program/ contains the compiled JAX programs as text, and half/ is a run
+    that has completed two of the four iterations.
     """
 
     @cache
@@ -131,7 +131,7 @@ def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
 
     # (T, N, ...) -> (devices, T, N / devices, ...)
     parts = jax.tree.map(lambda x: jnp.stack(jnp.split(x, devices, axis=1)), batch)
-    on_share = partial(ppo_linen_sharded.train_on_share, args=share, norm_adv=True)
+    on_share = partial(ppo_linen_sharded.train_on_shard, args=share, norm_adv=True)
     on_all = jax.vmap(on_share, in_axes=(None, 0, None), axis_name="devices", axis_size=devices)
     found, _ = jax.jit(on_all)(state, parts, key)
 
@@ -247,7 +247,7 @@ def test_jax_only_communicates_by_one_all_reduce_per_minibatch(whole):
     assert set(re.findall(COLLECTIVE, texts["update"])) == {"all-reduce"}
     results = re.findall(r" = (.*?) all-reduce\(", texts["update"])
     sizes = [sorted(map(size_of, re.findall(r"\[([\d,]*)\]", x))) for x in results]
-    # The gradient, reduced in one go. The others are scalars, or one number for each minibatch.
+    # The gradient is reduced at once. The others are scalars, or one number per minibatch.
     gradient = sorted([4 * 8, 8, 8 * 8, 8, 8 * 2, 2, 4 * 8, 8, 8 * 8, 8, 8 * 1, 1])
     assert [x for x in sizes if max(x) > 2] == [gradient]
     assert len(sizes) == 9
@@ -282,9 +282,9 @@ def test_resuming_on_another_number_of_devices(name, devices, whole, tmp_path, m
     assert f"{folder}: {name}, CartPole-v1" in capsys.readouterr().out
 
 
-# === Ending =====================================================================================
+# === Termination ================================================================================
 def start_two(name, tmp_path, *flags):
-    """Start a long run with two processes. Return what waits for them, and both processes."""
+    """Start a long run in two processes. Return the processes to wait for, and both processes."""
     words = command(name, "run", 10**6, "--runs-dir", tmp_path, *FLAGS, *flags)[1:]
     if name == SHARDED:
         both = start_two_tasks(*words)
@@ -340,7 +340,7 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
 def test_an_existing_folder_ends_all_processes(name, tmp_path):
-    """The first process reports it, as when a job is submitted twice."""
+    """The first process reports the error, for example if a job is submitted twice."""
     (tmp_path / "run").mkdir()
     words = command(name, "run", 4, "--runs-dir", tmp_path)[1:]
     waiting = start_two_tasks(*words) if name == SHARDED else [start(2, name, *words)]
@@ -363,7 +363,7 @@ def test_a_failing_process_ends_the_others_with_an_error(name, tmp_path):
 
 
 def test_ddp_is_freed_before_the_process_group(tmp_path, monkeypatch):
-    """Otherwise PyTorch can hang: it waits for a thread of gloo that waits for Python's lock."""
+    """Otherwise PyTorch can hang: it waits for a gloo thread that waits for the GIL."""
     script = importlib.import_module(DDP)
     made, left = [], []
 
@@ -385,7 +385,7 @@ def test_ddp_is_freed_before_the_process_group(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "reduce"), [(SHARDED, "process_allgather"), (DDP, "reduce")])
 def test_a_signal_during_a_reduction_stops_the_next_iteration(name, reduce, tmp_path, monkeypatch):
-    """If a process stopped at once, it would stop alone, and the others would wait forever."""
+    """If one process stopped immediately, the others would wait for it forever."""
     script = importlib.import_module(name)
     path = tmp_path / "run/metrics.jsonl"
     write, original = script.RunLog.write, getattr(script, reduce)
@@ -413,7 +413,7 @@ def test_a_signal_during_a_reduction_stops_the_next_iteration(name, reduce, tmp_
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
 def test_the_number_of_devices_must_divide_the_batch(name, tmp_path, monkeypatch, capfd):
-    """Pretend that there are two."""
+    """Simulate two devices."""
     if name == SHARDED:
         monkeypatch.setattr(jax, "make_mesh", lambda *shape: SimpleNamespace(size=2))
     else:
