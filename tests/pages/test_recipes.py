@@ -1,4 +1,4 @@
-"""The recipes in docs/: read their code from the pages and run it as a reader would."""
+"""The recipes in docs/: read their code from the pages, and run it as a reader would."""
 
 import ast
 import csv
@@ -7,16 +7,31 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
+import dqn
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from flax import nnx
 from flax.serialization import msgpack_restore
-from running import BATCH, SMALL, arrays, main, metrics, rows
+from running import BATCH, SMALL, arrays, main, metrics, op_by_op, rows
+from sections import (
+    CONTINUOUS_SCRIPTS,
+    DQN_SCRIPTS,
+    IMAGE_SCRIPTS,
+    PPO_SCRIPTS,
+    RNN_SCRIPTS,
+    ROWS,
+    VMAP_SCRIPTS,
+)
+from sections import read as read_script
 
 import ppo_linen
 
@@ -30,7 +45,7 @@ def section(page, heading):
 
 
 def blocks(page, heading, language):
-    """The code blocks of a section."""
+    """Return the code blocks of a section."""
     return re.findall(rf"^```{language}\n(.*?)^```", section(page, heading), re.M | re.S)
 
 
@@ -74,7 +89,7 @@ def with_class(text, code):
 
 @pytest.fixture
 def copy_of(tmp_path, monkeypatch):
-    """Return a function that makes a changed copy of a script, a module with the given name."""
+    """Return a function that writes a changed copy of a script as a module of the given name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def copy_of(script, name, change, code):
@@ -84,24 +99,156 @@ def copy_of(tmp_path, monkeypatch):
         return name
 
     yield copy_of
-    for kind in ("cnn", "kl", "warm", "small", "metric"):
+    for kind in ("kl", "warm", "small", "metric"):
         for framework in ("linen", "torch"):
             sys.modules.pop(f"{kind}_{framework}", None)
 
 
+# === Convolutions ===============================================================================
+NETWORK = "Change the network"
+CONVOLVED = [x for x in (*PPO_SCRIPTS, *DQN_SCRIPTS) if x not in IMAGE_SCRIPTS]
+INPUTS = {"Breakout-MinAtar": 4, "envs.pixel_grid:PixelGrid-v0": 1, "ImageAim-v0": 2}  # channels
+
+
+def with_convolution(text, name):
+    """Edit the class Agent of a script as the page says."""
+    framework = ROWS[name]["framework"]
+    if name in DQN_SCRIPTS:
+        return edited(text, blocks("extend", NETWORK, "diff")[framework == "torch"])
+    *classes, encode, gaussian, _ = blocks("extend", NETWORK, "python")
+    code = dict(zip(("linen", "nnx", "equinox", "torch"), classes, strict=True))[framework]
+    if name in RNN_SCRIPTS:
+        return with_class(text, with_features(class_in(text), code, "encode", encode))
+    if name in CONTINUOUS_SCRIPTS:
+        agent = with_features(class_in(text), code, "get_gaussian", "")
+        return with_class(text, with_gaussian(agent, gaussian))
+    return with_class(text, code)
+
+
+def class_in(text):
+    (old,) = [x for x in ast.parse(text).body if getattr(x, "name", "") == "Agent"]
+    lines = text.splitlines(keepends=True)
+    return "".join(lines[old.lineno - 1 : old.end_lineno])
+
+
+def with_features(agent, code, method, line):
+    """Copy the convolution of the class in code to another one, and add a line to a method."""
+    convolution = r"^        (?:height, .*?\n        obs_shape = .*?\n|self\.conv = .*?\n)"
+    [lines] = re.findall(convolution, code, re.M | re.S)
+    [get_features] = re.findall(r"^    def get_features.*?\n\n", code, re.M | re.S)
+    [fields] = re.findall(r"^class .*\n((?:    conv: .*\n)?)", code)
+    agent = re.sub("(^class .*\n)", rf"\1{fields}", agent)
+    beginning = r"(    def (?:__init__|setup)\(.*\n(?:        super\(\).*\n)?)"
+    agent = re.sub(beginning, rf"\1{lines}", agent)
+    return re.sub(
+        rf'    def {method}\(.*\n        """.*\n',
+        rf"{get_features}\g<0>{textwrap.indent(line, 8 * ' ')}",
+        agent,
+    )
+
+
+def with_gaussian(agent, code):
+    """Rename get_gaussian, and replace the methods that follow it."""
+    call = re.findall(r"def (__call__|forward)\(", agent)[-1]
+    agent = agent.partition("    def get_value(")[0].replace("def get_gaussian", "def gaussian_of")
+    return agent + textwrap.indent(code.replace("__call__", call), "    ")
+
+
+def kernels_of(folder, inputs, outputs):
+    """Return the arrays of a checkpoint with the shape of a kernel, including Adam's moments."""
+    sizes = sorted([3, 3, inputs, outputs])
+    return {name: x for name, x in arrays(folder).items() if sorted(x.shape[-4:]) == sizes}
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_a_convolution_trains_in_every_script(name, tmp_path, monkeypatch):
+    [command] = re.findall("ppo_cnn.py (--.+)", blocks("extend", NETWORK, "bash")[1])
+    env_id = command.split()[-1]
+    flags = [*SMALL.split(), "--total-timesteps", 2 * BATCH]
+    if name in CONTINUOUS_SCRIPTS:
+        env_id = "ImageAim-v0"
+    elif "gymnasium" in name:
+        env_id = "envs.pixel_grid:PixelGrid-v0"
+    if name in DQN_SCRIPTS:
+        flags = [*dqn.SMALL.split(), "--total-timesteps", 2 * 64]
+    if name in VMAP_SCRIPTS:
+        flags += ["--num-agents", 2]
+    flags += ["--env-id", env_id, "--save-every", 1, "--runs-dir", tmp_path, "--run-name", "run"]
+    copy = f"cnn_{name}"
+    (tmp_path / f"{copy}.py").write_text(with_convolution(read_script(name), name))
+    monkeypatch.syspath_prepend(tmp_path)
+    script = importlib.import_module(copy)
+    op_by_op(monkeypatch, script)
+    save, saved = script.save_checkpoint, []
+
+    def keep(folder, *what):
+        save(folder, *what)
+        if folder == tmp_path / "run":  # not the folder of one of many agents
+            sizes = (16, 32) if name in DQN_SCRIPTS else (INPUTS[env_id], 16)
+            saved.append(kernels_of(folder, *sizes))
+
+    monkeypatch.setattr(script, "save_checkpoint", keep)
+    assert main(copy, *flags) == 0
+    sys.modules.pop(copy)
+    assert len(saved) >= 2 and saved[0]
+    for place, kernel in saved[0].items():
+        assert (kernel != saved[-1][place]).any(), place
+
+
+def with_fast_gradient(text, framework):
+    """Copy convolve to a script, and use it as the page says."""
+    source = read_script("ppo_cnn_linen_gymnasium")
+    [lines] = re.findall(r"^AXES.*?^strided_convolution\.defvjp.*?\n", source, re.M | re.S)
+    text = text.replace("\nclass Agent(", f"\n{lines}\n\nclass Agent(")
+    if framework == "equinox":
+        code = textwrap.indent(blocks("extend", NETWORK, "python")[-1], "    ")
+        return re.sub(r"    def get_features.*?\n(?=\n)", code, text, flags=re.S)
+    argument = re.search("`(conv_general_dilated=.+?)`", section("extend", NETWORK))
+    assert argument
+    return text.replace('padding="VALID"', f'padding="VALID", {argument[1]}')
+
+
+def outputs_of(script, framework):
+    """The parameters of a new agent, and its logits and values as a function of parameters."""
+    key = jax.random.key(0)
+    args = script.Args(hidden_sizes=(8,), matmul_precision="highest")
+    made = script.make_agent(args, (7, 6, 3), 2, key)
+    if framework == "linen":
+        return made.params, made.apply_fn
+    if framework == "nnx":
+        graphdef, params = nnx.split(made[0])
+        return params, lambda params, obs: nnx.merge(graphdef, params)(obs)
+    params, static = eqx.partition(made.agent, eqx.is_inexact_array)
+    return params, lambda params, obs: eqx.combine(params, static)(obs)
+
+
+@pytest.mark.parametrize("framework", ["linen", "nnx", "equinox"])
+def test_the_fast_gradient_of_a_convolution_equals_that_of_xla(framework, tmp_path, monkeypatch):
+    name = f"ppo_{framework}"
+    text = with_convolution(read_script(name), name)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"plain_{name}.py").write_text(text)
+    (tmp_path / f"fast_{name}.py").write_text(with_fast_gradient(text, framework))
+    obs = np.random.default_rng(0).normal(size=(5, 7, 6, 3)).astype("f")
+    found = []
+    for kind in ("plain", "fast"):
+        params, outputs = outputs_of(importlib.import_module(f"{kind}_{name}"), framework)
+        sys.modules.pop(f"{kind}_{name}")
+
+        def loss(params, outputs=outputs):
+            logits, value = outputs(params, obs)
+            return jnp.sin(100 * logits).sum() + jnp.sin(value).sum()
+
+        grad = jax.value_and_grad(loss)
+        assert ("optimization_barrier" in str(jax.make_jaxpr(grad)(params))) == (kind == "fast")
+        with jax.default_matmul_precision("highest"):
+            found.append(jax.tree.leaves(grad(params)))
+    for plain, fast in zip(*found, strict=True):
+        assert np.abs(plain).max() > 1e-3
+        np.testing.assert_allclose(fast, plain, rtol=1e-4, atol=1e-4)
+
+
 FRAMEWORKS = [("linen", 0), ("torch", 1)]
-
-
-@pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
-def test_a_custom_network_trains(framework, place, copy_of, tmp_path):
-    code = blocks("extend", "Change the network", "python")[place]
-    copy = copy_of(f"ppo_{framework}", f"cnn_{framework}", with_class, code)
-    [flags] = re.findall("ppo_cnn.py (--.+)", blocks("extend", "Change the network", "bash")[1])
-    folder = train(copy, tmp_path, "run", *flags.split(), iterations=2)
-    assert all(row["losses/value_loss"] > 0 for row in rows(folder))
-    convolution = [x for name, x in arrays(folder).items() if "conv" in name]
-    assert sorted(x.size for x in convolution if x.ndim)[-1] == 3 * 3 * 4 * 16
-    assert all(x.any() for x in convolution)  # weights, biases that started as 0, Adam's moments
 
 
 def without_run_log(text, code):
@@ -151,7 +298,7 @@ def test_target_kl_stops_after_an_epoch(framework, place, copy_of, tmp_path):
     # The KL divergence is at least 0, and 0 up to rounding in the first minibatch.
     near = metrics(train(copy, tmp_path, "near", "--target-kl", -1, *ONE_EPOCH[:1], iterations=3))
     assert [row.pop("charts/epochs") for row in near] == [1, 1, 1]
-    if framework == "linen":  # in PyTorch, one permutation less changes the next actions
+    if framework == "linen":  # in PyTorch, one permutation fewer changes the next actions
         assert_alike(near, metrics(train(script, tmp_path, "one", *ONE_EPOCH, iterations=3)))
 
 
@@ -162,7 +309,7 @@ def assert_alike(rows, expected):
 
 @pytest.mark.parametrize(("framework", "place"), FRAMEWORKS)
 def test_a_new_run_starts_from_trained_weights(framework, place, copy_of, tmp_path, whole_run):
-    """With a learning rate of 0, it also ends with them."""
+    """With a learning rate of 0, the run also ends with these weights."""
     code = blocks("extend", "Start a new run from trained weights", "diff")[place]
     copy = copy_of(f"ppo_{framework}", f"warm_{framework}", edited, code)
     other = whole_run(f"ppo_{framework}").folder
@@ -192,8 +339,8 @@ def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
 
 
 # === A policy in another program ================================================================
-def test_a_program_in_another_folder_plays_an_episode(tmp_path):
-    """With a script from more/, found through the variable that the page names."""
+def test_a_program_in_another_folder_runs_an_episode(tmp_path):
+    """The script is in more/, which a variable on the page adds to the path of Python."""
     [code] = blocks("use", "Use a policy in your own program", "python")
     [command] = blocks("use", "Use a policy in your own program", "bash")
     (tmp_path / "play.py").write_text(code)
@@ -203,7 +350,7 @@ def test_a_program_in_another_folder_plays_an_episode(tmp_path):
     assert 1 <= float(said) <= 500
 
 
-# === Export ====================================================================================
+# === Export =====================================================================================
 PLACE = "Export a policy"
 PAIRS = [
     ("ppo_linen", "ppo_torch"),
@@ -214,7 +361,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("column", range(3))
 def test_the_table_of_checkpoint_arrays(column, whole_run):
-    """Its expressions give arrays of the right shapes, in each framework."""
+    """In each framework, the expressions give arrays of the right shapes."""
     lines = re.findall(r"^\| (.+) \|$", section("extend", PLACE), re.M)
     (_, *frameworks), (_, *roots), *table = [x.split(" | ") for x in lines if "---" not in x]
     run = whole_run(f"ppo_continuous_{frameworks[column].lower().replace('pytorch', 'torch')}")
@@ -239,7 +386,7 @@ def test_the_table_of_checkpoint_arrays(column, whole_run):
 
 
 def read(folder):
-    """Read a checkpoint as the page does."""
+    """Read a checkpoint as on the page."""
     (path,) = folder.glob("checkpoint.*")
     if path.suffix == ".pt":
         return torch.load(path, weights_only=True)
@@ -247,7 +394,7 @@ def read(folder):
 
 
 def exported(linen, pytorch):
-    """Run the program of the page for two scripts, and return its names."""
+    """Run the program on the page for two scripts, and return its global variables."""
     program, discrete, _, continuous = blocks("extend", PLACE, "python")
     program += discrete
     if "continuous" in linen:
@@ -303,7 +450,7 @@ def assert_same_actions(ours, theirs):
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
 def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_path, monkeypatch):
-    """Also with other numbers of observations than in the export."""
+    """This includes batch sizes other than that of the export."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     folder = whole_run(linen).folder
@@ -317,3 +464,44 @@ def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_pa
     assert_same_actions(ours, names["action"])
     [one] = names["session"].run(None, {"obs": names["obs"][:1]})
     np.testing.assert_allclose(one, ours[:1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture
+def convolved(tmp_path, monkeypatch):
+    """Run the page's program for agents with a convolution. Return its names and observations."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    program, discrete, *_ = blocks("extend", PLACE, "python")
+    [diff] = blocks("extend", PLACE, "diff")
+    program = edited(program, diff) + discrete
+    for name in ("ppo_linen", "ppo_torch"):
+        copy = name.replace("ppo", "cnn")
+        (tmp_path / f"{copy}.py").write_text(with_convolution(read_script(name), name))
+        program = program.replace(f"from {name} import", f"from {copy} import")
+    train("cnn_linen", "runs", "mine", "--env-id", "Breakout-MinAtar", iterations=1)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    names["obs"] = np.random.default_rng(0).normal(size=(100, 10, 10, 4)).astype("f")
+    yield names
+    for copy in ("cnn_linen", "cnn_torch"):
+        sys.modules.pop(copy)
+
+
+def test_a_linen_agent_with_a_convolution_becomes_a_pytorch_agent(convolved):
+    """Each framework flattens features in another order; the wrong one raises no error."""
+    obs = convolved["obs"]
+    agent = importlib.import_module("cnn_linen").Agent((8, 8), 3)
+    with jax.default_matmul_precision("highest"):
+        ours = agent.apply(read(Path("runs/mine"))["train_state"]["params"], obs)
+    with torch.no_grad():
+        theirs = convolved["to_torch"]("runs/mine")(torch.from_numpy(obs))
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_onnx_runtime_acts_as_a_policy_with_a_convolution(convolved):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    exec(blocks("extend", PLACE, "python")[2], convolved)
+    ours = importlib.import_module("cnn_linen").load_policy("runs/mine")(convolved["obs"])
+    assert_same_actions(ours, convolved["action"])
