@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Race copies of a script, and two different scripts, on an idle or a busy machine
 #
-#   studies/race/validate.sh quiet 4    # four rounds, 20 minutes on two cores
+#   studies/race/validate.sh quiet 4    # each race four times, 20 minutes on two cores
 #   studies/race/validate.sh busy 4     # 40 minutes, beside two processes that multiply matrices
 set -euo pipefail
 cd -- "$(dirname -- "$(readlink -f -- "$0")")/../.."
