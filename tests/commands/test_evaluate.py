@@ -354,7 +354,7 @@ def test_a_long_evaluation_shows_progress(monkeypatch, capsys):
     assert out == "" and err.startswith("stand-in: 0 of 3 episodes, step 1, ")
 
 
-# === Statistics ===================================================================================
+# === Statistics =================================================================================
 def test_compare_is_welchs_t_test():
     a, b = [10.0, 12.0, 11.0, 14.0], [9.0, 5.0, 8.0]
     low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
@@ -543,7 +543,7 @@ if "ALE/Screens-v5" not in gymnasium.registry:
 
 
 def test_a_gif_shows_the_screens_of_an_atari_game_in_color(monkeypatch):
-    """The next game is shown, too. The seed is the same as in the evaluation."""
+    """The GIF continues with the next game, and has the same seed as the evaluation."""
     images.stand_in_for_ale_py(monkeypatch)
     run = stand_in("ALE/Screens-v5", script=ppo_cnn_torch_gymnasium)
     seen = []

@@ -140,7 +140,7 @@ def test_updates_read_only_stored_transitions_and_are_counted(known_run):
 def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(known_run):
     """There is one transfer per array of metrics, and one per step for the actions of Gymnasium.
 
-    On a CPU, JAX shares the memory of the actions with NumPy, which is no transfer.
+    On a CPU, JAX shares the memory of the actions with NumPy, so there is no transfer.
     """
     compilations = [row.get("compilations", 0) for row in known_run.counts]
     late = (

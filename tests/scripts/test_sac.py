@@ -352,7 +352,7 @@ def test_updates_match_numpy(name):
 
 @EACH_LEARNER
 def test_initial_weights(name):
-    """Weights are uniform within 1 / sqrt(inputs), as in PyTorch; targets are copies; alpha is 1."""
+    """Weights are uniform within 1 / sqrt(inputs) as in PyTorch, targets are copies, alpha is 1."""
     learner = make_learner(name, "--hidden-sizes", "128", "64")
     weights = learner.weights()
     sizes = [(OBS_DIM, 128), (128, 64), (64, 2 * ACTION_DIM)]
@@ -567,7 +567,7 @@ def test_episode_statistics_match_numpy(known_run):
 
 
 # One transfer per metric that is an array, and one per step for the actions of Gymnasium. On a CPU,
-# JAX shares the memory of the actions with NumPy, which is no transfer.
+# JAX shares the memory of the actions with NumPy, so there is no transfer.
 TRANSFERS = {
     "sac_linen": 14,
     "sac_linen_gymnasium": 5,  # losses
