@@ -4,7 +4,7 @@
 
 Jinja fills page.html with page.css, page.js, the scripts in scripts.toml, notes.toml, idioms.toml
 and data from the studies, and escapes everything that is not Markup. Lines that scripts share are
-stored once. JavaScript in the page compares scripts and estimates times.
+stored once. JavaScript on the page compares the scripts and estimates times.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def add_notes(root: Path, scripts: dict[str, Any]) -> None:
     several tables apply, the one with the most words wins.
     """
     notes = tomllib.loads((root / "site/notes.toml").read_text(encoding="utf-8"))
-    unused = {(name, title) for name, own in notes.items() for title in own}
+    unused = {(name, title) for name, titles in notes.items() for title in titles}
     for script, info in scripts.items():
         words = {*script.split("_"), info["framework"]}
         names = [x for x in notes if set(x.split("_")) <= words]
@@ -149,12 +149,12 @@ def read_excerpts(root: Path, sources: list[dict[str, str]], link: str) -> list[
     shown = []
     for i, source in enumerate(sources):
         code, start, end = excerpt(root, source)
-        own: dict[str, Any] = {"lines": [line_of(x) for x in highlight(code)]}
+        made: dict[str, Any] = {"lines": [line_of(x) for x in highlight(code)]}
         places = [(x["file"], x["name"]) for x in sources[i : i + 2]]
         if len(set(places)) == len(places):
             lines = f"#L{start}-L{end}" if link.startswith("http") else ""  # GitHub's
-            own |= {"place": ", ".join(places[0]), "link": f"{link}/{source['file']}{lines}"}
-        shown.append(own)
+            made |= {"place": ", ".join(places[0]), "link": f"{link}/{source['file']}{lines}"}
+        shown.append(made)
     return shown
 
 
@@ -213,7 +213,7 @@ def is_part(cell: Cell, other: Cell) -> bool:
 
 
 def text(value: object) -> str:
-    """Return a text from a study as escaped HTML, in one line."""
+    """Return a text from a study as escaped HTML, on one line."""
     return str(escape(page.one_line(value)))
 
 
@@ -244,7 +244,7 @@ def pack(cell: Cell, link: str) -> dict[str, Any]:
 def read_outside(root: Path, link: str) -> list[dict[str, Any]]:
     """Return a cell per algorithm and network, measured in a very fast simulator outside JAX.
 
-    The page adds the step time of the reader's environment. Empty without the study simulators.
+    The page adds the time per step of the reader's environment. Empty without the simulators study.
     """
     study = "studies/simulators"
     if not (root / study / "runs.csv").exists():

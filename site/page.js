@@ -24,7 +24,7 @@ function prose(tag, html, attributes = {}) {
 const STEPS = [51200, 102400, 204800, 409600, 819200, 1638400, 3276800, 6553600, 13107200];
 const COSTS = [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((x) => x * 1e-6); // seconds
 
-// A run is [repeat, seconds per iteration, seconds of the entire run]. The time beyond its iterations
+// A run is [repeat, seconds per iteration, seconds of the complete run]. The time beyond its iterations
 // is overhead: imports, compilation, slower first iterations.
 const once = (run, cell) => run[2] - cell.iterations * run[1];
 const seconds = (run, cell, steps, cost) => once(run, cell) + (steps / cell.batch) * run[1] + steps * cost;
@@ -147,10 +147,10 @@ function showAnswer() {
   const isFar = cell && steps > DATA.farthest * cell.iterations * cell.batch;
   for (const id of ["counted", "formula", "measured-box"]) $(id).hidden = !cell || isFar;
   if (!cell || isFar) {
-    const why = `This is more than ${DATA.farthest}x the measured length with this network, too far to extrapolate.`;
+    const why = `This is more than ${DATA.farthest}x the measured length with this network, which is too far to extrapolate.`;
     const elsewhere = [...new Set(DATA.cells.filter((x) => x.size === size).map((x) => x.device))];
     const missing = $("device").value === "none"
-      ? `On an NVIDIA H100, only iterations were measured, not entire runs: see <a href="${DATA.link}/studies/gpu">studies/gpu</a>.`
+      ? `On an NVIDIA H100, only iterations were measured, not complete runs: see <a href="${DATA.link}/studies/gpu">studies/gpu</a>.`
       : elsewhere.length
       ? `Not measured yet on this device. This network was measured on ${elsewhere.join("; ")}.`
       : "Not measured yet.";
@@ -166,7 +166,7 @@ function showAnswer() {
   $("study").innerHTML = `<a href="${cell.link}">${cell.study}</a> at commit ${cell.commit}`;
   bars($("measured"), count(cell, (run) => run[2]));
   const measured = (cell.iterations * cell.batch).toLocaleString("en");
-  $("measured-text").innerHTML = `Entire training runs of ${measured} steps in ${cell.env}, ${cell.study}. At this length the formula reproduces these times by definition.`;
+  $("measured-text").innerHTML = `Training runs of ${measured} steps on ${cell.env}, ${cell.study}. At this length the formula reproduces these times by definition.`;
 }
 
 function cellName(cell) {

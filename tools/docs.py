@@ -57,7 +57,7 @@ def experiment_of(source: str, where: str | None) -> Experiment:
 
 
 def block(name: str, source: str, where: str | None, baseline: str | None) -> str:
-    """Return what belongs into a block, in Markdown."""
+    """Return the contents of a block, in Markdown."""
     if name == "diff" and where and baseline:
         return diff(Path(baseline).stem, Path(source).stem, where.split())
     if source == "scripts.toml" and name == "lines" and where and baseline:
@@ -70,22 +70,22 @@ def block(name: str, source: str, where: str | None, baseline: str | None) -> st
         return page.markdown_table(tables.race_table(ROOT / source, where, baseline).cells)
     if name in tables.TABLES:
         return page.markdown_table(tables.make(name, experiment_of(source, where)).cells)
-    own = own_blocks(source)
-    if name not in own:
+    defined = blocks_of_study(source)
+    if name not in defined:
         raise SourceError(f"no block is called {name}")
-    found = own[name](ROOT / source)
+    found = defined[name](ROOT / source)
     return page.markdown(found) if isinstance(found, Text) else page.markdown_table(found.cells)
 
 
 def scripts_table() -> str:
-    """Return what each script teaches."""
+    """Return a table of what each script teaches."""
     lines = ["| script | what it teaches |", "|---|---|"]
     lines += [f"| `{file_of(name)}` | {row['teaches']} |" for name, row in SCRIPTS.items()]
     return "\n".join(lines)
 
 
 def lines_table(names: list[str], baseline: str) -> str:
-    """Return how many lines each script's lesson has, and how many differ from another's."""
+    """Return a table of the lines in the lesson of each script, and those that differ from one."""
     titles = ["script", "lines of the lesson", f"lines that differ from {baseline}"]
     lines = [f"| {' | '.join(titles)} |", "|---|---:|---:|"]
     for name in names:
@@ -122,12 +122,12 @@ def scripts_matrix() -> str:
 
 
 def shared(lists: list[list[str]]) -> list[str]:
-    """Return what all lists begin with."""
+    """Return the common prefix of all lists."""
     return [x[0] for x in takewhile(lambda x: len(set(x)) == 1, zip(*lists, strict=False))]
 
 
 def diff(old: str, new: str, functions: list[str]) -> str:
-    """Return the lines of some functions that differ between two scripts, fenced."""
+    """Return the lines of some functions that differ between two scripts, as a code block."""
     lines = []
     for name in functions:
         before, after = (function(script, name).splitlines() for script in (old, new))
@@ -136,7 +136,7 @@ def diff(old: str, new: str, functions: list[str]) -> str:
     return "\n".join(["```diff", *lines, "```"])
 
 
-def own_blocks(source: str) -> dict[str, Callable[[Path], Table | Text]]:
+def blocks_of_study(source: str) -> dict[str, Callable[[Path], Table | Text]]:
     """Return the blocks that the study of a source defines."""
     folder = Path(*Path(source).parts[:2])
     if not (ROOT / folder / "study.py").exists():
@@ -145,7 +145,7 @@ def own_blocks(source: str) -> dict[str, Callable[[Path], Table | Text]]:
 
 
 def renewed(text: str) -> str:
-    """Return a document with its blocks as the data give them."""
+    """Return a document with up-to-date blocks."""
 
     def renew(match: re.Match[str]) -> str:
         parts = [match[x] for x in ("name", "source", "where", "baseline")]
@@ -155,7 +155,7 @@ def renewed(text: str) -> str:
 
 
 def write(check: bool) -> int:
-    """Renew all documents, or only check them; return the status."""
+    """Update all documents, or only check them; return the exit status."""
     texts = {}
     for path in [path for pattern in FILES for path in sorted(ROOT.glob(pattern))]:
         text = path.read_text(encoding="utf-8")
@@ -166,11 +166,11 @@ def write(check: bool) -> int:
         if new != text:
             texts[path] = new
     stale = [str(path.relative_to(ROOT)) for path in texts]
-    if not check:  # and all could be made
+    if not check:  # only if no block failed
         for path, new in texts.items():
             path.write_text(new)
-    what = "not what the studies give" if check else "written"
-    print(f"{join(stale)}: {what}" if stale else "All blocks are what the studies give.")
+    what = "out of date; run python -m tools.docs" if check else "written"
+    print(f"{join(stale)}: {what}" if stale else "All blocks are up to date.")
     return 1 if stale and check else 0
 
 
@@ -178,7 +178,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.docs", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it would")
+    check = "write nothing; exit with status 1 if a page is out of date"
+    parser.add_argument("--check", action="store_true", help=check)
     try:
         sys.exit(write(parser.parse_args().check))
     except (SourceError, OSError) as error:

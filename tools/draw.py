@@ -1,7 +1,7 @@
-"""Draw the figures of a study again.
+"""Draw the figures of a study.
 
 python -m tools.draw studies/agents
-python -m tools.draw studies/agents runs/agents    # from new runs, into runs/agents/report
+python -m tools.draw studies/agents runs/agents    # from new runs, in runs/agents/report
 """
 
 import argparse

@@ -24,9 +24,9 @@ def read_idioms(root: Path) -> list[dict[str, Any]]:
 
 
 def excerpt(root: Path, source: dict[str, str]) -> Excerpt:
-    """Return a function or class of a file, or the lines of it between two texts.
+    """Return a function or class of a file, or its lines between two texts.
 
-    source has the keys file and name (such as "Agent.get_value"), and may have from and to.
+    source has the keys file and name (such as "Agent.get_value"), and optionally from and to.
     """
     code = (root / source["file"]).read_text(encoding="utf-8")
     where = f"{source['file']}: {source['name']}"

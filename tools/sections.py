@@ -67,7 +67,7 @@ CONTINUOUS_IN_TORCH = but(CONTINUOUS_SCRIPTS, *CONTINUOUS_IN_JAX)
 # Eager and compiled.
 ROBOTS_IN_TORCH = but(CONTINUOUS_IN_TORCH, *CONTINUOUS_IN_GYMNAX)
 
-# Section -> groups of scripts in which it is the same; the first of a group stands for it.
+# Section -> groups of scripts with the same text; the first script represents its group.
 SHARED = {
     "Arguments": [
         (*SCRIPTS, *DEVICES_SCRIPTS),
@@ -155,7 +155,7 @@ SHARED = {
     "Run log": [(*PPO_SCRIPTS, *DQN_SCRIPTS, *SAC_SCRIPTS)],
     "Run logs": [VMAP_SCRIPTS],
 }
-# PyTorch scripts end the section Environment with functions that share arrays with JAX.
+# In PyTorch scripts, the section Environment ends with functions that share arrays with JAX.
 HAND_OVER = re.compile(r"^def to_torch.*\Z", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -187,7 +187,7 @@ def shared_part(script: str, section: str) -> str:
 
 
 def group_of(script: str, section: str) -> tuple[str, ...]:
-    """Return the scripts that share the section with this one, or none if nothing shares it."""
+    """Return the scripts that share the section with this one, or none if it is not shared."""
     return next((group for group in SHARED.get(section, []) if script in group), ())
 
 
@@ -198,7 +198,7 @@ def stand_ins(section: str, scripts: tuple[str, ...] = ALL_SCRIPTS) -> list[str]
 
 
 def changed_lines(first: str, second: str) -> int:
-    """Return how many lines differ between two scripts, as `diff` counts them."""
+    """Return the number of lines that differ between two scripts, as counted by `diff`."""
     lines = subprocess.run(
         ["diff", path_of(first), path_of(second)], capture_output=True, text=True
     )
@@ -206,7 +206,7 @@ def changed_lines(first: str, second: str) -> int:
 
 
 def differences() -> list[str]:
-    """Lines of unified diffs between each group's first script and the others."""
+    """Return unified diffs between the first script of each group and the others."""
     lines = []
     for section, groups in SHARED.items():
         for first, *others in groups:
@@ -219,7 +219,7 @@ def differences() -> list[str]:
 
 
 def copy(script: str, section: str) -> list[str]:
-    """Copy a script's section to all that share it; return those that changed."""
+    """Copy a section of a script to all scripts that share it; return those that changed."""
     changed = []
     new = shared_part(script, section)
     for other in group_of(script, section):

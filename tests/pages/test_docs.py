@@ -67,7 +67,7 @@ def test_a_changed_number_is_found_and_rewritten(tmp_path, monkeypatch, capsys):
     block = "<!-- answer of studies/peers in CartPole-v1 small 100it -->\nby hand\n<!-- end -->\n"
     (tmp_path / "README.md").write_text(block)
     assert docs.write(check=True) == 1
-    assert "README.md: not what the studies give" in capsys.readouterr().out
+    assert "README.md: out of date" in capsys.readouterr().out
     assert docs.write(check=False) == 0
     assert "| sb3 | 5 | 4.24 |" in (tmp_path / "README.md").read_text()
     monkeypatch.setitem(docs.SCRIPTS, "ppo_yours", ROWS["dqn_linen"] | {"teaches": "nothing"})
