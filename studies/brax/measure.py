@@ -7,7 +7,7 @@
 The first argument is the number of iterations after the first one. Each line is a run:
 "start_seconds" is everything before these iterations: imports, the pool of initial states and
 compilation; "steps_per_second" is the median of these iterations, including updates; "cpu_seconds"
-is the CPU time of all threads in the entire run. The other times are wall-clock times, which mean
+is the CPU time of all threads in the run. The other times are wall-clock times, which mean
 little on a busy machine.
 
 Without --many, train more/ppo_continuous_linen.py in several robots, with 64 steps per environment.

@@ -46,22 +46,22 @@ def gather(folder: Path) -> pd.DataFrame:
             continue
         measured = pd.read_json(path, lines=True)
         log = pd.read_json(run / "metrics.jsonl", lines=True)
-        turn = np.searchsorted(measured["iteration"], log["iteration"], side="right")
-        measured["iteration_seconds"] = log["time/iteration"].groupby(turn).median()
-        own = {
+        interval = np.searchsorted(measured["iteration"], log["iteration"], side="right")
+        measured["iteration_seconds"] = log["time/iteration"].groupby(interval).median()
+        described = {
             "run": run.name,
             "script": info["script"],
             "cell": run.name.split("__")[0],
             "seed": info["args"]["seed"],
         }
-        parts.append(pd.DataFrame([own]).merge(measured, "cross"))
+        parts.append(pd.DataFrame([described]).merge(measured, "cross"))
     if not parts:
         raise SourceError(f"{folder} has no complete run of Doors")
     return pd.concat(parts).round(4)
 
 
 def contrasts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the ratio of the times of two runs, per step (pace) and of the entire run (whole).
+    """Return the ratio of the times of two runs, per step (pace) and for the full run (whole).
 
     Runs are paired by seed, because the runs of a seed follow each other. The intervals are
     those of the geometric mean of the ratios.
@@ -89,7 +89,7 @@ def contrast_table(source: Path) -> Table:
         "time of the run, A / B": multiple("whole_"),
     }
     frame = contrasts(pd.read_csv(source))
-    return table_of("doors_contrasts", "Doors: what a difference costs", frame, columns)
+    return table_of("doors_contrasts", "Doors: effect of each difference", frame, columns)
 
 
 def draw(rows: pd.DataFrame) -> Figure:

@@ -35,7 +35,7 @@ PRODUCTS = {
 
 
 class Times:
-    """Seconds per iteration in each turn, by the command of the program."""
+    """Seconds per iteration in each round, by the command of the program."""
 
     def __init__(self, path: Path) -> None:
         tables: dict[tuple[str, ...], list[pd.DataFrame]] = {}
@@ -44,12 +44,12 @@ class Times:
             called = race.info["args"]["programs"]
             names = dict(zip(race.info["programs"], called, strict=True))
             self.steps |= {names[name]: steps for name, steps in race.steps().items()}
-            # A race that was run twice is one race with more turns.
+            # A race that was run twice is one race with more rounds.
             tables.setdefault(tuple(called), []).append(race.times().rename(columns=names))
         self.tables = [pd.concat(x, ignore_index=True) for x in tables.values()]
 
     def with_all(self, *programs: str) -> pd.DataFrame | None:
-        """Return the turns of the race that had these programs."""
+        """Return the rounds of the race with these programs."""
         return next((x for x in self.tables if set(programs) <= set(x.columns)), None)
 
     def milliseconds(self, program: str) -> float:

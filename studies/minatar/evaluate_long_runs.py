@@ -1,8 +1,8 @@
-"""Evaluate the long runs of the study minatar: greedy, at epsilon 0.05, and at random.
+"""Evaluate the long runs of the minatar study: greedy, with epsilon 0.05, and with random actions.
 
     python -m studies.minatar.evaluate_long_runs runs
 
-Each is evaluated once.
+Runs that were already evaluated are skipped.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Find and record a file of another repository, in a checkout of the user."""
+"""Find a file of another repository in the user's checkout, and record its commit."""
 
 import argparse
 import subprocess
@@ -8,9 +8,9 @@ from peer import RunLog, fail
 
 
 def find(args: argparse.Namespace, repository: str, commit: str, file: str) -> Path:
-    """Return the file in the checkout of args, at this commit and unmodified, or exit.
+    """Return the file in args.checkout, at this commit and unmodified, or exit.
 
-    args lose the checkout: it is no setting of the algorithm's.
+    The checkout is removed from args, because it is not a setting of the algorithm.
     """
     checkout = Path(vars(args).pop("checkout"))
     if args.hidden_sizes != [64, 64]:

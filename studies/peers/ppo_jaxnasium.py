@@ -10,7 +10,7 @@
 
 Differences from our script: Adam's epsilon is 1e-4, and there is one warm-up step.
 
-The entire training is one compiled call. The library calls its log_function once per iteration,
+The training run is one compiled call. The library calls its log_function once per iteration,
 with the results of the rollout; an iteration lasts from one such call to the next. The first
 iteration includes compilation, as in our scripts.
 """

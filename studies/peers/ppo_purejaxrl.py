@@ -14,7 +14,7 @@
 Differences from our script: a truncation counts as a termination, and the learning rate decays per
 iteration.
 
-The entire training is one compiled call, which reports nothing before its end. It is compiled, then
+The training run is one compiled call, which reports nothing before its end. It is compiled, then
 called once. The time of an iteration is the time of the call divided by the number of iterations;
 the first also includes compilation, as in our scripts. The file needs gymnax before version 1.0,
 and imports brax and navix, which CartPole does not use.

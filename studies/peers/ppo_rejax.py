@@ -13,7 +13,7 @@ Differences from our script: a truncation counts as a termination; gradients are
 instead of by norm; Adam's epsilon is 1e-8; actor and critic have separate optimizers; the
 initialization of weights is not orthogonal.
 
-The entire training is one compiled call. The eval_callback of the library runs once per iteration
+The training run is one compiled call. The eval_callback of the library runs once per iteration
 and calls Python through jax.experimental.io_callback, as its documentation shows; an iteration
 lasts from one such call to the next. Nothing is evaluated. The first iteration includes
 compilation, as in our scripts. rejax needs gymnax before version 1.0.

@@ -55,9 +55,7 @@ class Encoder(BaseFeaturesExtractor):
 
 
 def main() -> None:
-    args = parse_args(
-        "sb3_recurrent", gru_hidden_size=(64, "how many numbers the LSTM's memory has")
-    )
+    args = parse_args("sb3_recurrent", gru_hidden_size=(64, "size of the hidden state of the LSTM"))
     args.learning_rate = 1e-3
     args.gamma = 0.98
     args.vf_coef = 0.02
@@ -83,7 +81,7 @@ def main() -> None:
                 "features_extractor_class": Encoder,
                 "features_extractor_kwargs": {"size": args.hidden_sizes[0]},
                 "lstm_hidden_size": args.gru_hidden_size,
-                "shared_lstm": True,  # of actor and critic; by default, each has its own
+                "shared_lstm": True,  # one for actor and critic; by default, there are two
                 "enable_critic_lstm": False,
                 "net_arch": [],
                 "optimizer_kwargs": {"eps": args.adam_eps},

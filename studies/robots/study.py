@@ -86,7 +86,7 @@ def ablation_table(source: Path) -> Table:
     cells["with both"] = frame["with"].map(number)
     cells["without"] = frame["without"].map(number)
     cells["difference"] = texts(frame)
-    return Table("robots_ablations", "What the running statistics bring", frame, cells)
+    return Table("robots_ablations", "Effect of the running statistics", frame, cells)
 
 
 def compiled_table(source: Path) -> Table:

@@ -95,7 +95,7 @@ def steps_table(path: Path) -> Table:
     by_env = rows.groupby("env_id", sort=False, as_index=False)
     frame = by_env.agg(microseconds=("microseconds", "median")).sort_values("microseconds")
     columns = {"environment": text("env_id"), "time per step (µs)": value("microseconds")}
-    return table_of("simulators_steps", "What a step of a robot takes", frame, columns)
+    return table_of("simulators_steps", "Time per step of the robots", frame, columns)
 
 
 @figures.styled

@@ -12,7 +12,7 @@ Prints a line of JSON. "first" is the duration of the first iteration in seconds
 evaluations, which SAC cannot switch off. brax 0.14.2 calls a function that JAX removed after 0.9,
 so it needs an older JAX than our scripts.
 
-Differences of PPO from ours: a minibatch consists of entire rollouts of some environments; rewards
+Differences of PPO from ours: a minibatch consists of full rollouts of some environments; rewards
 are not scaled; the learning rate is constant; actions are squashed by tanh; values are not clipped;
 Adam's epsilon is 1e-8. Differences of SAC from ours: the replay buffer stores float32 transitions;
 each iteration ends with an evaluation.

@@ -14,7 +14,7 @@ physics; here the default of its wrapper is set to spring. Its networks always h
 256 units, so run our script with --hidden-sizes 256 256. Differences from our script: a truncation
 counts as a termination; running statistics are updated at each step.
 
-Prints a line of JSON. The entire training is one compiled call, whose time is divided by the number
+Prints a line of JSON. The training run is one compiled call, whose time is divided by the number
 of iterations; "first" is the time to compile.
 """
 

@@ -18,7 +18,7 @@
     uv run studies/control/peers/ppo_cleanrl.py --total-timesteps 20480
 
 Differences from our script: a truncation counts as a termination; the learning rate decays per
-iteration; each environment has its own wrappers and running statistics, which change at each step.
+iteration; each environment has separate wrappers and running statistics, which change at each step.
 It needs Gymnasium 0.29, which has HalfCheetah-v4 (the same robot) instead of v5. PyTorch and MuJoCo
 have the versions used for the other libraries, not those in CleanRL's requirements. It writes
 TensorBoard events to ./runs.

@@ -19,7 +19,7 @@
 
 Runs ppo_continuous_action.py, or ppo_continuous_action_torchcompile.py with --compile. Differences
 from our script: a truncation counts as a termination; the learning rate decays per iteration; each
-environment has its own wrappers and running statistics, which change at each step. CUDA graphs are
+environment has separate wrappers and running statistics, which change at each step. CUDA graphs are
 off, because there is no GPU, and W&B is disabled. Both files need Gymnasium 0.29, which has
 HalfCheetah-v4 (the same robot) instead of v5, and a TensorDict version of their time, because the
 compiled file fails with newer ones.
