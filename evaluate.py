@@ -13,8 +13,8 @@
     python evaluate.py runs/slow --num-envs 4 --vectorization async  # in four processes
 
 A run is a folder with run.json and a checkpoint; it may still be training. A folder with one
-subfolder per agent works too. The training script is looked up beside this file, in more/ and among
---script, and its load_policy loads the policy. Everything runs on the CPU.
+subfolder per agent also works. The training script is searched for in the folder of this file, in
+more/ and among --script, and its load_policy loads the policy. Everything runs on the CPU.
 """
 
 import importlib.util
@@ -169,7 +169,7 @@ def make_env(run: Run, args: Args, num_envs: int, **options: Any) -> Any:
     """Make the VecEnv of the training script. options are passed to gymnasium.make_vec."""
     values = vars(run.args) | {"num_envs": num_envs, "seed": args.seed}
     values["vectorization"] = args.vectorization
-    values["terminal_on_life_loss"] = False  # Atari: an episode is an entire game
+    values["terminal_on_life_loss"] = False  # Atari: an episode is a full game
     names = inspect.signature(run.script.VecEnv).parameters
     given = {name: values[name] for name in names if name in values}
     try:
@@ -267,7 +267,7 @@ class GymnasiumEnvs:
         self.env.action_space.seed(args.seed)
 
     def can_render(self, env_id: str) -> bool:
-        """Whether render works. MinAtar in Gymnasium is drawn from observations, as in gymnax."""
+        """Return whether render works. MinAtar is drawn from its observations, as in gymnax."""
         modes = self.env.envs.metadata.get("render_modes", ())
         return "rgb_array" in modes and "MinAtar/" not in env_id
 
@@ -297,12 +297,12 @@ class Step(NamedTuple):
     image: np.ndarray | None  # the first environment before the step, (height, width, 3) uint8
     episode_return: np.ndarray  # (N,), of the current episodes, including this step
     episode_length: np.ndarray  # (N,)
-    done: np.ndarray  # (N,) bool: the episode ended; in Atari, the entire game
+    done: np.ndarray  # (N,) bool: the episode ended; in Atari, the full game
     capped: np.ndarray  # (N,) bool: stopped by --max-steps
 
 
 def play(run: Run, args: Args, num_envs: int, render: bool = False) -> Generator[Step]:
-    """Play episodes in each of N = num_envs environments, without end."""
+    """Yield the steps of N = num_envs environments, without end."""
     policy = load_policy(run, args.seed)
     policy_options: dict[str, Any] = {"sample": True} if args.sample else {}
     is_recurrent = "starts" in inspect.signature(policy).parameters
@@ -404,7 +404,7 @@ def evaluate(run: Run, args: Args) -> dict[str, Any]:
 
 
 def summarize(values: Any) -> dict[str, Any]:
-    """Mean with a 95% interval (Student's t), standard deviation and range.
+    """Return the mean with a 95% interval (Student's t), the standard deviation and the range.
 
     A single value has no interval.
     """
@@ -425,7 +425,7 @@ def format_mean(summary: dict[str, Any]) -> str:
 
 # === Seeds ======================================================================================
 def settings_of(run: Run) -> str:
-    """Everything that is equal in runs that differ only in their seed."""
+    """Return everything that is equal in runs that differ only in their seed."""
     ignored = {"seed", "num_agents", "run_name", "runs_dir", "resume", "save_every", "track"}
     settings = {name: x for name, x in vars(run.args).items() if name not in ignored}
     return f"{run.script.__file__}, {run.iteration} iterations, {settings}"
@@ -477,14 +477,14 @@ def make_renderer(run: Run, env: Any) -> Callable:
 
 
 def draw_observation(obs: np.ndarray) -> np.ndarray:
-    """Draw an observation: frames as they are, grids as colored squares, vectors as a heat map."""
+    """Draw an observation: frames unchanged, grids as colored squares, vectors as a heat map."""
     if obs.ndim == 3 and obs.dtype == np.uint8 and sorted(obs.shape)[1] >= 32:
         if obs.shape[0] < obs.shape[-1]:
             obs = np.moveaxis(obs, 0, -1)  # channels last
         return obs if obs.shape[-1] == 3 else obs[..., -1:].repeat(3, -1)  # the latest frame, gray
     if obs.ndim in (2, 3):
         channels = obs.reshape(*obs.shape[:2], -1) > 0
-        numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # the last one wins
+        numbers = (channels * np.arange(1, channels.shape[-1] + 1)).max(-1)  # the last channel wins
         colors = colormaps["tab10"].with_extremes(under="black")
         return colors(numbers - 1, bytes=True)[..., :3]
     values = stats.logistic.cdf(obs.ravel())
@@ -505,7 +505,7 @@ def first_episode(run: Run, args: Args) -> list[Step]:
 def draw(runs: list[Run], args: Args, path: Path) -> None:
     """Write a GIF with one panel per run: the first 500 steps of the first episode.
 
-    A shorter episode stays on its last frame until the longest one ends.
+    A shorter episode shows its last frame until the longest one ends.
     """
     args = replace(args, max_steps=min(args.max_steps, 500))
     episodes = [first_episode(run, fill_in(run, args)) for run in runs]
@@ -596,5 +596,5 @@ def report(run: Run, results: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    del __file__  # or each worker process would import this file, which takes seconds
+    del __file__  # otherwise each worker process would import this file, which takes seconds
     main()
