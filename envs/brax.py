@@ -1,4 +1,4 @@
-"""The robots of brax for gymnax 1.0.1. The physics runs in JAX, so whole rollouts are compiled.
+"""The robots of brax for gymnax 1.0.1. The physics runs in JAX, so complete rollouts are compiled.
 
     pip install brax==0.14.2
     python more/ppo_continuous_linen.py --env-id envs.brax:HalfCheetahSpring
