@@ -3,7 +3,7 @@
     python tune.py dqn_linen --trials 40 --env-id envs.doors:Doors
     python tune.py ppo_linen --space learning_rate=1e-4:1e-2:log --space gamma=0.9,0.99
     python tune.py dqn_linen minatar --workers 2 --mlflow
-    python tune.py path/to/mine.py                # a copy of a script, edited as you like
+    python tune.py path/to/mine.py                # an edited copy of a script
 
 Any other flags are passed on to the script and stay fixed. Each trial trains with several seeds. At
 the end, the best settings and the defaults train again with seeds that no trial used: only those
@@ -48,11 +48,11 @@ class Args:
     workers: int = 1  # trials at the same time, on this machine
     space: tyro.conf.UseAppendAction[tuple[str, ...]] = ()  # NAME=LOW:HIGH[:log], =A,B,C or =none
     sampler: Literal["tpe", "random"] = "tpe"  # algorithm that proposes settings
-    pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that ends unpromising trials
+    pruner: Literal["hyperband", "none"] = "hyperband"  # algorithm that stops unpromising trials
     seed: int = 1  # seed of the sampler; scripts get 1 to num_seeds
     timeout: float = 86_400.0  # seconds after which a training or an evaluation counts as hanging
     study: str = ""  # name of the study; default SCRIPT__ENVIRONMENT
-    studies_dir: str = "tuned"  # folder that gets one folder per study
+    studies_dir: str = "tuned"  # folder with one folder per study
     storage: str = ""  # database (postgresql://...) or journal file; default in the study's folder
     mlflow: bool = False  # copy the study to MLflow, configured by MLFLOW_TRACKING_URI, ...
 
@@ -91,7 +91,7 @@ from bench import processes
 
 HERE = Path(__file__).resolve().parent
 # Search space; settings that the script does not have are skipped. LOW:HIGH is uniform, with :log
-# log-uniform. A,B,C is a choice: the default joins it, and values that the script rejects leave it.
+# log-uniform. A,B,C is a choice, plus the default, without values that the script rejects.
 SPACE = {
     "learning_rate": "1e-5:1e-2:log",
     "anneal_lr": "True,False",
@@ -127,12 +127,12 @@ SAC_SPACE = {
 GIVEN = {"seed", "runs_dir", "run_name", "resume"}
 NOT_SEARCHED = GIVEN | {"save_every", "save_replay", "track", "matmul_precision"}
 NOT_SEARCHED |= {"env_id", "total_timesteps", "max_episode_steps", "sticky_actions", "full_actions"}
-HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., the last runs with 1001, 1002, ...
+HELD_OUT = 1_000  # trials train with seeds 1, 2, ..., the held-out runs with 1001, 1002, ...
 TRIAL_EPISODES, HELD_OUT_EPISODES = 1_000_000, 2_000_000  # first seeds of their evaluations
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-HEARTBEAT, SILENCE = 60, 600  # seconds between heartbeats, and without one until a trial is lost
+HEARTBEAT, SILENCE = 60, 600  # seconds between heartbeats, and after which a trial is lost
 STEPS = 90  # steps that a trial reports; Hyperband prunes at a ninth and a third of them
-GRACE = 60  # seconds between SIGTERM, on which a script saves a checkpoint, and SIGKILL
+GRACE = 60  # seconds from SIGTERM, which makes a script save a checkpoint, to SIGKILL
 
 
 class TrialError(Exception):
@@ -165,7 +165,7 @@ class Command:
 
 
 def plain(text: object) -> str:
-    """Return foreign text as one short line without control characters."""
+    """Return untrusted text as one short line without control characters."""
     return clean(" ".join(str(text).split()))[:500]
 
 
@@ -186,7 +186,7 @@ def find_script(given: Path) -> Path:
 
 # === Space ======================================================================================
 def ask_script(path: Path, words: list[str]) -> Any:
-    """Return the arguments of the script; tyro exits with a message if the flags are wrong."""
+    """Return the arguments of the script; tyro exits with a message if the flags are invalid."""
     sys.path.insert(0, str(path.parent))
     script = importlib.import_module(path.stem)
     sys.argv = [path.name, *words]
@@ -223,7 +223,7 @@ def ranges_of(asked: tuple[str, ...], words: list[str], given: Any) -> dict[str,
 
 
 def shown(value: Any) -> Any:
-    """Return a value for Optuna, which has no tuples: (64, 64) becomes 64x64."""
+    """Return a value for Optuna, which does not support tuples: (64, 64) becomes 64x64."""
     return "x".join(map(str, value)) if isinstance(value, tuple) else value
 
 
@@ -252,7 +252,7 @@ def parse_range(name: str, text: str, given: Any) -> Any:
 
 
 def takes(given: Any, name: str, value: Any) -> bool:
-    """Return whether the script accepts a value; print why if it does not."""
+    """Return whether the script accepts a value; print the reason if it does not."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -290,7 +290,7 @@ def words_of(settings: dict[str, Any]) -> list[str]:
 # === Runs =======================================================================================
 @contextlib.contextmanager
 def locked(path: Path, why_not: str, seconds: float = 0) -> Generator[list[int]]:
-    """Hold a lock file; fail if another process holds it for longer than these seconds.
+    """Hold a lock file; fail if another process still holds it after this many seconds.
 
     Yield the descriptor of the file: a process that inherits it holds the lock until it ends.
     """
@@ -311,14 +311,14 @@ def run(
 ) -> None:
     """Run a script to its end; raise TrialError, Stopped, or any exception of watch().
 
-    If an exception ends the run, its process gets SIGTERM, on which a script saves a checkpoint,
+    If an exception ends the run, its process gets SIGTERM, which makes a script save a checkpoint,
     and SIGKILL after GRACE. The process holds the locks until it ends, even if tune.py is killed.
     """
     if command.stop.is_set():
         raise Stopped
     deadline = time.monotonic() + command.args.timeout
     mark = f"{command.mark}.{processes.new_mark()}"
-    # In a new session, which Ctrl-C in a terminal does not reach.
+    # In a new session, because Ctrl-C in a terminal must not reach it.
     with open(log, "wb") as file:
         process = subprocess.Popen(
             [sys.executable, *words],
@@ -403,7 +403,7 @@ def evaluate(command: Command, folders: list[Path], seed: int, watch: Callable) 
 
 # === Trials =====================================================================================
 def counted(study: optuna.Study, *which: TrialState) -> list[FrozenTrial]:
-    """Return the trials, or those in some states, without those that a later trial continues."""
+    """Return the trials, or those in some states, except those that a later trial continues."""
     trials = study.get_trials(deepcopy=False, states=which or None)
     return [x for x in trials if x.state != TrialState.FAIL or "error" in x.user_attrs]
 
@@ -415,7 +415,7 @@ def run_of(trial: FrozenTrial | optuna.Trial, trials: Path, seed: int | str) -> 
 
 
 def work(command: Command) -> None:
-    """Run trials until there are enough, or a signal stops them."""
+    """Run trials until there are enough or a signal arrives."""
     study = command.study
     try:
         while not command.stop.is_set():
@@ -438,8 +438,8 @@ def requeue(command: Command) -> None:
     be.
     """
     for trial in counted(command.study, TrialState.RUNNING):
-        # Another machine may be running the trial. A container or a Slurm job may return under
-        # another name, so a long silence also counts as an interruption.
+        # Another machine may be running the trial. A container or a Slurm job may restart under
+        # another name, so a long time without a heartbeat also counts as an interruption.
         is_ours = not command.args.storage or trial.user_attrs.get("place") == command.place
         heard = trial.user_attrs.get("heard", 0.0)
         if not heard and trial.datetime_start:  # it has no time zone
@@ -467,7 +467,7 @@ def run_trial(command: Command, trial: optuna.Trial) -> None:
     except optuna.TrialPruned:
         ended = study.tell(trial, state=TrialState.PRUNED)
     except UpdateFinishedTrialError:
-        return  # it was silent for so long that another command continues it
+        return  # its heartbeat was so old that another command has continued it
     except TrialError as error:
         defaults = {x: command.defaults[x] for x in command.space}
         if isinstance(error, Refused) and trial.params == defaults:
@@ -585,7 +585,7 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
     trials = counted(command.study, TrialState.COMPLETE)
     watch = command.stop.is_set  # these runs report no progress
     trainings = []
-    for name, settings in (("own", defaults), (f"trial-{best.number:04d}", best.params)):
+    for name, settings in (("defaults", defaults), (f"trial-{best.number:04d}", best.params)):
         for seed in range(HELD_OUT + 1, HELD_OUT + 1 + num_seeds):
             folder = command.trials / "fresh" / f"{name}-seed-{seed}"
             trainings.append((folder, settings, seed))
@@ -603,13 +603,13 @@ def verdict(command: Command, best: FrozenTrial) -> dict[str, Any]:
     found = {
         "best_trial": best.number,
         "best_settings": best.params,
-        "own_settings": defaults,
+        "default_settings": defaults,
         "value_in_study": best.value,  # a maximum, so biased upwards
-        "own_value_in_study": next((x.value for x in trials if x.params == defaults), None),
+        "default_value_in_study": next((x.value for x in trials if x.params == defaults), None),
         "best_runs": [str(folder.relative_to(command.folder)) for folder in folders[-num_seeds:]],
         "best": summary(of_best),
-        "own": summary(returns[:num_seeds]),
-        "best_minus_own": summary(np.subtract(of_best, returns[:num_seeds]).tolist()),
+        "defaults": summary(returns[:num_seeds]),
+        "best_minus_defaults": summary(np.subtract(of_best, returns[:num_seeds]).tolist()),
         "command": shlex.join(words),
         "versions": json.loads((folders[0] / "run.json").read_text(encoding="utf-8"))["versions"],
     }
@@ -651,9 +651,9 @@ def finish(command: Command) -> None:
     (command.folder / "best.json").write_text(json.dumps(result, indent=2))
     seeds = command.args.fresh_seeds
     print(f"Greedy return with {seeds} held-out seeds, interquartile mean [95% interval]:")
-    print(f"  defaults: {result['own']['text']}")
+    print(f"  defaults: {result['defaults']['text']}")
     print(f"  best settings, from trial {best.number}: {result['best']['text']}")
-    print(f"  difference, paired by seed: {result['best_minus_own']['text']}")
+    print(f"  difference, paired by seed: {result['best_minus_defaults']['text']}")
     print(f"Written to {command.folder}. Train with the best settings: {result['command']}")
     if len(counted(study, TrialState.COMPLETE)) > 1:
         draw(study, command.folder)
@@ -723,7 +723,7 @@ def log_metrics(mlflow: Any, trial: FrozenTrial, trials: Path) -> None:
 
 def log_verdict(mlflow: Any, folder: Path, result: dict[str, Any]) -> None:
     """Log the evaluation, the tables, the figures and an agent with the best settings."""
-    for part in ("best", "own", "best_minus_own"):
+    for part in ("best", "defaults", "best_minus_defaults"):
         mlflow.log_metric(f"fresh_seeds/{part}", result[part]["iqm"])
     mlflow.set_tags({f"best/{name}": x for name, x in result["best_settings"].items()})
     for path in folder.iterdir():

@@ -13,6 +13,12 @@ from analysis.schema import SourceError
 from analysis.tables import span, table_of, text, value
 
 CLAIM, SEED = "#cc3311", "#4477aa"
+# Keys of best.json in version 0.2.0.
+OLD_KEYS = {
+    "own": "defaults",
+    "own_value_in_study": "default_value_in_study",
+    "best_minus_own": "best_minus_defaults",
+}
 
 
 def verdicts(folder: Path) -> pd.DataFrame:
@@ -26,14 +32,16 @@ def verdicts(folder: Path) -> pd.DataFrame:
     if not paths:
         raise SourceError(f"{folder} contains no */best.json, which tune.py writes")
     for path in paths:
-        best = json.loads(path.read_text(encoding="utf-8"))
-        # The defaults may not have been a trial.
-        own = np.nan if best["own_value_in_study"] is None else best["own_value_in_study"]
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        best = {OLD_KEYS.get(key, key): x for key, x in stored.items()}
+        default = best["default_value_in_study"]
+        if default is None:  # the defaults were not a trial
+            default = np.nan
         claim = best["value_in_study"]
         parts = (
-            ("defaults", best["own"], own),
+            ("defaults", best["defaults"], default),
             (f"trial {best['best_trial']}", best["best"], claim),
-            ("difference, by seed", best["best_minus_own"], claim - own),
+            ("difference, by seed", best["best_minus_defaults"], claim - default),
         )
         for name, fresh, claimed in parts:
             low, high = fresh["interval"] or (np.nan, np.nan)

@@ -157,7 +157,7 @@ def test_a_study(project):
     fresh = range(1001, 1004)
     tuned = [greedy(best.params, x, 2_000_000) for x in fresh]
     untuned = [greedy(own, x, 2_000_000) for x in fresh]
-    parts = {"best": tuned, "own": untuned, "best_minus_own": np.subtract(tuned, untuned)}
+    parts = {"best": tuned, "defaults": untuned, "best_minus_defaults": np.subtract(tuned, untuned)}
     for name, values in parts.items():
         assert result[name]["returns"] == pytest.approx(list(values))
         assert result[name]["text"] in out
@@ -295,7 +295,7 @@ def last_heartbeat(project):
 def test_a_signal_saves_checkpoints_and_the_same_command_continues(project):
     """Both in trials and in final runs, which hang until the signal."""
     words = [*QUICK, "--workers", 2, "--trials", 3, "--seconds", "0.1"]
-    trial, fresh = {"0002-seed-1"}, {"own-seed-1001", "own-seed-1002"}
+    trial, fresh = {"0002-seed-1"}, {"defaults-seed-1001", "defaults-seed-1002"}
     for number, runs in ((signal.SIGINT, trial), (signal.SIGTERM, fresh)):
         command = start(project, *words, **dict.fromkeys(runs, "hang"))
         wait_for(lambda runs=runs: runs <= {x["run"] for x in traced(project, "start")})
@@ -362,7 +362,7 @@ def test_failures_are_reported_and_the_study_continues(project):
     """The same command repeats failed final runs, but not failed trials."""
     words = [*QUICK, "--trials", 5, "--workers", 2, "--timeout", 3]
     plans = {"0001-": "crash", "0002-seed-2": "killed", "0003-": "hang"}
-    plans["own-seed-1002"] = "crash"
+    plans["defaults-seed-1002"] = "crash"
     status, out, err = run(project, *words, **plans)
     said = tune.plain("RuntimeError: shapes do not match \N{SNOWMAN} \x1b[31m")
     crash = f"fake.py ended with status 1: {said}"
@@ -377,7 +377,7 @@ def test_failures_are_reported_and_the_study_continues(project):
     before = Counter(x["run"] for x in traced(project, "start"))
     assert run(project, *words)[0] == 0
     after = Counter(x["run"] for x in traced(project, "start"))
-    assert after - before == {"own-seed-1002": 1}
+    assert after - before == {"defaults-seed-1002": 1}
 
 
 def test_if_all_trials_fail_the_error_is_one_line(project):
@@ -436,7 +436,7 @@ def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
     more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
     assert run(project, *words, *more)[0] == 0
     check_runs(project)
-    assert len(values_of(project)) == 2 and len(report(project)["own"]["returns"]) == 3
+    assert len(values_of(project)) == 2 and len(report(project)["defaults"]["returns"]) == 3
     # A new database means a new study of the same name, with new runs.
     (project / "tuned" / NAME / "study.db").unlink()
     assert run(project, *words)[0] == 0
