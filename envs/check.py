@@ -742,6 +742,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("env_id", help="my_module:MyEnv, or my_module:MyEnv-v0 for Gymnasium")
-    parser.add_argument("--no-async-test", action="store_true", help="skip the measurement of async")
+    parser.add_argument("--no-async-test", action="store_true", help="do not compare with async")
     args = parser.parse_args()
     main(args.env_id, async_test=not args.no_async_test)
