@@ -595,7 +595,7 @@ def minibatch_step(agent, optimizer, minibatch: Batch, args: Args):
     """
     loss, losses = ppo_loss(agent, minibatch, args)
     params = list(agent.parameters())
-    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
+    grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
         grad *= (args.max_grad_norm / (grad.norm() + 1e-6)).clip(max=1.0)
         optimizer.step(params, grad, learning_rate_after(optimizer.count, args))

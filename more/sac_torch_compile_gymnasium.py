@@ -520,7 +520,7 @@ def update(agent, target_critics, optimizer, args: Args, learning_rate, noise, *
     # and CleanRL (critics, actor, alpha) update in turn, so their actor sees the new critics.
     loss, losses = sac_loss(agent, target_critics, Transition(*batch), noise, args)
     params = list(agent.parameters())
-    grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, params))
+    grad = torch.cat([x.flatten() for x in torch.autograd.grad(loss, params)])
     with torch.no_grad():
         optimizer.step(params, grad, learning_rate)
         critics = agent.critics.parameters()
