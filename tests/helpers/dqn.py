@@ -343,38 +343,6 @@ def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> l
     return iterations
 
 
-FAULTS = [
-    ("reward", np.nan, "a reward with NaN or inf in step 2 "),
-    ("obs", -np.inf, "an observation with NaN or inf in step 2 "),
-    ("first obs", np.nan, "an observation with NaN or inf in step 0 "),
-]
-
-
-def make_faulty(monkeypatch: Any, kind: Any, what: str, value: float) -> None:
-    """Make environment 2 return the value, in its second step or in its first reset."""
-    reset, step = kind.reset, kind.step
-    envs: list[Any] = []  # in the order of their seeds
-
-    def faulty_reset(env: Any, *, seed: Any = None, options: Any = None) -> tuple:
-        obs, info = reset(env, seed=seed, options=options)
-        if seed is not None:
-            envs.append(env)
-            env.steps = 0
-        is_faulty = what == "first obs" and env is envs[-1] and len(envs) == 3
-        return np.full_like(obs, value) if is_faulty else obs, info
-
-    def faulty_step(env: Any, action: Any) -> tuple:
-        obs, reward, *others = step(env, action)
-        env.steps += 1
-        if env is envs[2] and env.steps == 2:
-            reward = value if what == "reward" else reward
-            obs = np.full_like(obs, value) if what == "obs" else obs
-        return obs, reward, *others
-
-    monkeypatch.setattr(kind, "reset", faulty_reset)
-    monkeypatch.setattr(kind, "step", faulty_step)
-
-
 def assert_counts_are_checked(name: str, flags: list[str], monkeypatch: Any, capfd: Any) -> None:
     """Assert that counts below the minimum are usage errors."""
     monkeypatch.setenv("COLUMNS", "200")  # width of the error box

@@ -11,7 +11,6 @@ from typing import Any
 import dqn
 import jax
 import numpy as np
-import probes
 import pytest
 import scripted  # noqa: F401  (registers the environments)
 import torch
@@ -340,17 +339,6 @@ def test_a_run_whose_loss_diverges_has_the_status_diverged(name, tmp_path, monke
     output = capsys.readouterr().out
     assert output.count("Diverged") == 1
     assert "Diverged: NaN or infinite losses in iteration 2.\n" in output
-
-
-@pytest.mark.parametrize("name", scripts("dqn", "Gymnasium"))
-@pytest.mark.parametrize(("what", "value", "message"), dqn.FAULTS)
-def test_nan_and_infinity_from_the_environment_end_the_run(
-    name, what, value, message, tmp_path, monkeypatch
-):
-    """The error names the environment and the step."""
-    dqn.make_faulty(monkeypatch, probes.GymnasiumSignal, what, value)
-    with pytest.raises(FloatingPointError, match=f"environment 2 returned {message}"):
-        train(name, tmp_path / "run", "--env-id ProbeSignal-v0")
 
 
 # === Some of the scripts ========================================================================

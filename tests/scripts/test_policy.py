@@ -126,10 +126,3 @@ def test_an_rnn_policy_remembers_until_an_episode_starts(name, tmp_path):
     assert len(set(action[:10])) == 1
     np.testing.assert_array_equal(action[10:], signal[10:, 0] > 0)
     assert len(policy(nothing[:3])) == 3  # another batch size starts over
-
-
-@pytest.mark.parametrize("name", [name for name in PPO_SCRIPTS if "vmap" in name])
-def test_one_of_many_agents_must_be_named(name, whole_run):
-    folder = whole_run(name).folder
-    with pytest.raises(ValueError, match=f"{folder} has several agents. Load one, such as seed"):
-        policy_of(name, folder)

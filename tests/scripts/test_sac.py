@@ -18,7 +18,6 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes
 import pytest
 import torch
 from flax.serialization import msgpack_restore, msgpack_serialize
@@ -842,18 +841,6 @@ def test_a_resumed_run_starts_new_episodes(name):
     first, third, again = env.reset(), env.reset(3), env.reset(3)
     assert not np.isin(first, third).any()
     np.testing.assert_array_equal(third, again)
-
-
-@pytest.mark.parametrize("name", IN_GYMNASIUM)
-@pytest.mark.parametrize(("what", "value", "message"), dqn.FAULTS)
-def test_nan_and_infinity_from_the_environment_end_the_run(
-    name, what, value, message, tmp_path, monkeypatch
-):
-    """The error names the environment and the step."""
-    op_by_op(monkeypatch, importlib.import_module(name))
-    dqn.make_faulty(monkeypatch, probes.GymnasiumAim, what, value)
-    with pytest.raises(FloatingPointError, match=f"environment 2 returned {message}"):
-        train(name, tmp_path / "run", "--env-id Aim-v0")
 
 
 # === Bounds of actions ==========================================================================
