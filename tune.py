@@ -318,7 +318,7 @@ def run(
         raise Stopped
     deadline = time.monotonic() + command.args.timeout
     mark = f"{command.mark}.{processes.new_mark()}"
-    # In a new session, because Ctrl-C in a terminal must not reach it.
+    # Start a new session, so that Ctrl-C in the terminal does not reach the process.
     with open(log, "wb") as file:
         process = subprocess.Popen(
             [sys.executable, *words],

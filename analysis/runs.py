@@ -143,7 +143,7 @@ def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
     others = set()
     for path in find_runs(folder):
         name = str(path.relative_to(folder)) if path != folder else path.resolve().name
-        top = name.partition("/")[0]  # a run of many agents contains their runs
+        top = name.partition("/")[0]  # a run of several agents contains a folder per agent
         tables = [path / x for x in TABLES if (path / x).exists()]
         if only is not None and top not in only:
             others.add(top)

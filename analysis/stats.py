@@ -74,7 +74,7 @@ def of_groups(
         key = group[list(keys)].iloc[0]
         rows.append((*key, *function(group[value].to_numpy())))
     found = pd.DataFrame(rows, columns=[*keys, *Interval._fields])
-    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # also without rows
+    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # even if there are no rows
 
 
 def geometric_mean(values: np.ndarray) -> Interval:
@@ -141,7 +141,7 @@ def compare(
             key = group[list(by)].iloc[0]
             rows.append((candidate, *key, *contrast(group), len(group)))
     found = pd.DataFrame(rows, columns=[contender, *by, *Interval._fields, "blocks"])
-    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # also without rows
+    return found.astype(dict.fromkeys(Interval._fields, "float64"))  # even if there are no rows
 
 
 def median_interval(values: np.ndarray) -> Interval:

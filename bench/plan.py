@@ -134,7 +134,7 @@ class Row(Options):
 class Grid:
     repeats: int
     rows: list[Row] = field(default_factory=list)
-    programs: dict[str, list[str]] = field(default_factory=dict)  # arguments of Python, by name
+    programs: dict[str, list[str]] = field(default_factory=dict)  # name -> arguments to python
     begin: str = ""
     end: str = ""
 
@@ -380,7 +380,7 @@ def make_run(
     grid: Grid, args: argparse.Namespace, row: Row, cell: tuple[str, str, str, int], repeat: int
 ) -> Run:
     env, size, script, first_seed = cell
-    is_preset = env.startswith("@") and args.study != "custom"  # @doors passes the word doors
+    is_preset = env.startswith("@") and args.study != "custom"  # @doors: the script preset doors
     if not is_preset and env not in KNOWN and not re.fullmatch(MODULE_AND_NAME, env):
         fail(f"{row.where}envs must be among: {' '.join(KNOWN)}; or my_module:MyEnv; not '{env}'")
     if size not in NETWORKS:

@@ -363,7 +363,7 @@ class Played(NamedTuple):
 
 
 def play(env: Any, limit: int | None, steps: int, watchdog: Watchdog) -> Played:
-    """Take this many random steps, or as many as fit into SECONDS."""
+    """Take up to `steps` random steps, and stop early after SECONDS."""
     env.action_space.seed(0)
     with watchdog.watch("reset"):
         result = env.reset(seed=0, options=None)

@@ -16,7 +16,7 @@ from gymnax.environments import environment, spaces
 
 @struct.dataclass
 class State:
-    inner: Any  # the state of brax
+    inner: Any  # state of the wrapped environment
     time: jax.Array  # () int32, steps of the current episode; gymnax uses it for the time limit
 
 

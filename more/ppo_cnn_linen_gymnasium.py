@@ -281,7 +281,7 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
         noop_max=30,  # a game starts with up to 30 steps without an action
         use_fire_reset=True,  # and then presses FIRE, if the game has that button
         frameskip=4,  # frames per step, of which the last two are merged
-        reward_clipping=False,  # VecEnv.step clips rewards and keeps the score
+        reward_clipping=False,  # VecEnv.step clips rewards after adding them to the score
         grayscale=True,
         stack_num=4,  # an observation has the last four frames
         **options,
@@ -621,7 +621,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Faster than jax.random.permutation: each index is in the low bits of a random number, and
     sorting the numbers shuffles the indices. For size 3, two bits hold the index: 1011_00, 0010_01,
-    0111_10 sort to 1, 2, 0. Equal random bits keep their order: about 64 pairs of 8192 indices.
+    0111_10 sort to 1, 2, 0. Ties keep their order: about 64 pairs among 8192 indices.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits

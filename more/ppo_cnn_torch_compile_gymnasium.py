@@ -279,7 +279,7 @@ def make_atari(env_id: str, num_envs: int, **options: Any) -> gymnasium.vector.V
         noop_max=30,  # a game starts with up to 30 steps without an action
         use_fire_reset=True,  # and then presses FIRE, if the game has that button
         frameskip=4,  # frames per step, of which the last two are merged
-        reward_clipping=False,  # VecEnv.step clips rewards and keeps the score
+        reward_clipping=False,  # VecEnv.step clips rewards after adding them to the score
         grayscale=True,
         stack_num=4,  # an observation has the last four frames
         **options,

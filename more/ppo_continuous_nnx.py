@@ -457,7 +457,7 @@ def shuffle(key, size: int) -> jax.Array:
 
     Faster than jax.random.permutation: each index is in the low bits of a random number, and
     sorting the numbers shuffles the indices. For size 3, two bits hold the index: 1011_00, 0010_01,
-    0111_10 sort to 1, 2, 0. Equal random bits keep their order: about 64 pairs of 8192 indices.
+    0111_10 sort to 1, 2, 0. Ties keep their order: about 64 pairs among 8192 indices.
     """
     index_bits = (size - 1).bit_length()
     numbers = jax.random.bits(key, (size,)) >> index_bits << index_bits

@@ -3,7 +3,7 @@
 # dependencies = ["jax==0.10.2", "flax==0.12.8", "optax==0.2.8", "gymnax==1.0.1", "six==1.17.0",
 #   "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0", "wandb==0.31.0"]
 # ///
-"""SAC in JAX with Flax Linen. One compiled function runs environments, replay buffer and updates.
+"""SAC in JAX with Flax Linen. An entire training iteration is one compiled function.
 
     python more/sac_linen.py --env-id Pendulum-v1 --seed 1
     python more/sac_linen.py mujoco --env-id my_module:MyEnv --seed 1  # the settings for MuJoCo
@@ -14,7 +14,7 @@ Start reading at Agent:
 - sac_loss() adds up three losses. stop_gradient keeps each loss from training the parameters of
   another, so that one jax.grad and one Adam train everything.
 - Replay is a tuple of arrays, and add() returns a new one.
-- iterate() runs environments, replay buffer and updates in lax.scan, a compiled loop.
+- iterate() runs the environments, the replay buffer and the updates in lax.scan, a compiled loop.
 - train() compiles iterate() with jax.jit, so an iteration is one call.
 Lines marked "# sync" wait for the device.
 

@@ -85,7 +85,7 @@ def scripts_table() -> str:
 
 
 def lines_table(names: list[str], baseline: str) -> str:
-    """Return a table of the lines in the lesson of each script, and those that differ from one."""
+    """Return a table of lesson lengths, and of the number of lines that differ from baseline."""
     titles = ["script", "lines of the lesson", f"lines that differ from {baseline}"]
     lines = [f"| {' | '.join(titles)} |", "|---|---:|---:|"]
     for name in names:

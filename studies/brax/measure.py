@@ -81,7 +81,7 @@ def measure(
 
 
 def measure_peer(command: list[str], num_envs: int, iterations: int) -> dict[str, Any]:
-    """Train with another library, using this command."""
+    """Run a command that trains with another library. Return its speed and CPU time."""
     words = [*command, "--num-envs", str(num_envs), "--num-steps", str(MANY_STEPS)]
     words += ["--iterations", str(iterations)]
     start, cpu_start = time.perf_counter(), cpu_seconds()

@@ -52,8 +52,8 @@ def sac_table(path: Path) -> Table:
 def intel_table(path: Path) -> Table:
     """Return a row per program: its time / Linen time, on an Intel Xeon and on an AMD EPYC.
 
-    path is the race of PPO on Intel. The races of SAC on Intel, and with medium on AMD, are in the
-    study mkl.
+    path is the Intel PPO race. The mkl study contains the Intel SAC race, and the AMD race with
+    --matmul-precision medium.
     """
     mkl = path.parent.parent / "mkl"
     files = {"PPO": path, "SAC": mkl / "intel_sac.jsonl"}

@@ -43,7 +43,7 @@ from more import ppo_cnn_linen_gymnasium as linen
 from more import ppo_cnn_torch_compile_gymnasium as compiled_torch
 from more import ppo_cnn_torch_gymnasium as eager_torch
 
-SHAPE = (4, 84, 84)  # of an image: four frames, as in Atari
+SHAPE = (4, 84, 84)  # image shape: four stacked frames, as in Atari
 ROWS = 256  # images of a minibatch
 STEPS = 4  # minibatches of an epoch
 ACTIONS = 6
@@ -282,7 +282,7 @@ def gradient_error() -> float:
 
 # === Measuring ==================================================================================
 def measure(way: str, number: int) -> None:
-    """Print the line of one variant, in this process. number is that of the round."""
+    """Measure one variant in this process and print a line of JSON; number is the round."""
     torch.set_num_threads(1)
     epoch, compile_seconds = WAYS[way](make_batches(SHAPE, ROWS), make_params(SHAPE, {}), {})
     times = []

@@ -3,9 +3,9 @@
     taskset --cpu-list 0 python -m studies.limits.sac > studies/limits/sac.jsonl    # a minute
 
 It uses HalfCheetah-v5 and the mujoco preset: two layers of 256 units, and an update of 256
-transitions after each step. Each line of JSON is a part: the median over calls, in microseconds.
-"products" are the matrix products of an update alone, and "gradient" is the update without Adam and
-the target critics.
+transitions after each step. Each line of JSON has the median time of one part, in
+microseconds. "products" is only the matrix products of an update, and "gradient" is an update
+without Adam and the target critics.
 """
 
 import json

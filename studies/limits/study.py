@@ -1,4 +1,4 @@
-"""Tables and figure on the parts of an iteration, from the results of measure.py."""
+"""Tables and a figure of the time per part of an iteration, from the results of measure.py."""
 
 import json
 from pathlib import Path

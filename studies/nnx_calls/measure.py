@@ -166,7 +166,7 @@ def make_batches(num_calls: int) -> list[tuple[jax.Array, jax.Array]]:
 
 
 def seconds_of(call: Callable, batches: list[tuple[jax.Array, jax.Array]]) -> float:
-    """Return the seconds of one iteration."""
+    """Return the duration of one iteration in seconds."""
     start = time.perf_counter()
     losses = None
     for batch in batches:

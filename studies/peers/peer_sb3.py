@@ -25,9 +25,10 @@ def train(
 
 
 class Callback(BaseCallback):
-    """Callback that ends an iteration of the log after train(), where the library has no hook.
+    """Callback that ends a log iteration after train().
 
-    That is at the start of the next rollout, or at the end of training.
+    The library has no hook there, so an iteration ends at the start of the next rollout or at the
+    end of training.
     """
 
     def __init__(self, log: RunLog) -> None:

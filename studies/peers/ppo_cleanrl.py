@@ -11,7 +11,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Run CleanRL's unmodified ppo.py from your checkout, with our sizes, set by its flags.
+"""Run CleanRL's unmodified ppo.py from your checkout, with our hyperparameters as flags.
 
     git clone https://github.com/vwxyzjn/cleanrl ../cleanrl
     git -C ../cleanrl checkout fe8d8a03c41a7ef5b523e2e354bd01c363e786bb
@@ -23,8 +23,8 @@ iteration.
 
 The unmodified file runs in this process, and its output is read line by line: an iteration lasts
 from one "SPS:" to the next, and the first also includes imports and setup. Its TensorBoard events
-are written to the run folder. It needs Gymnasium 0.29, and so NumPy 1; PyTorch has the version of
-our scripts, not 2.4.1 as in CleanRL's requirements.
+are written to the run folder. It needs Gymnasium 0.29 and therefore NumPy 1. The PyTorch version is
+that of our scripts, not the 2.4.1 that CleanRL requires.
 """
 
 import io

@@ -10,7 +10,7 @@
 # url = "https://download.pytorch.org/whl/cpu"
 # explicit = true
 # ///
-"""Train skrl's PPO in PyTorch, set up as in its documentation, with our sizes.
+"""Train skrl's PPO in PyTorch, set up as in its documentation, with our hyperparameters.
 
     uv run studies/peers/ppo_skrl_torch.py --env-id CartPole-v1 --seed 1
     ./benchmark.sh peers

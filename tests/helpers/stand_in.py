@@ -1,7 +1,7 @@
 """Stand-in for a training script, to test benchmark.sh quickly.
 
-It writes the same files to the same folder. STAND_IN is a JSON object from part of the name of a
-run to a kind of failure. A run that starts, hangs or ends adds a line to the file TRACE.
+It writes the same files to the same folder. STAND_IN is a JSON object that maps part of a run
+name to a kind of failure. A run that starts, hangs or ends adds a line to the file TRACE.
 """
 
 import json

@@ -488,7 +488,7 @@ def convolved(tmp_path, monkeypatch):
 
 
 def test_a_linen_agent_with_a_convolution_becomes_a_pytorch_agent(convolved):
-    """Each framework flattens features in another order; the wrong one raises no error."""
+    """Each framework flattens features in a different order; the wrong one raises no error."""
     obs = convolved["obs"]
     agent = importlib.import_module("cnn_linen").Agent((8, 8), 3)
     with jax.default_matmul_precision("highest"):

@@ -22,10 +22,10 @@ RANDOM = (1, 0.5, 0.2, 0, 0, 0)  # fraction of random actions in each environmen
 
 
 def keep_the_ball(game, aim):
-    """Move toward the column where the ball comes down or, with aim 1, the one after it.
+    """Move toward the column where the ball lands or, with aim 1, toward the next one.
 
-    In the latter, the paddle reverses the ball; in the former, the ball keeps its direction. A
-    random aim clears entire walls.
+    At the first, the ball keeps its horizontal direction; at the second, the paddle reverses it.
+    Choosing the aim at random clears entire walls.
     """
     falls = game.ball_dir >= 2
     dx = 2 * ((game.ball_dir == 1) | (game.ball_dir == 2)) - 1

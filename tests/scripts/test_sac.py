@@ -439,7 +439,7 @@ for env_id, kind in OURS.items():
 
 
 def step_pendulum(obs: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integrate the equation of motion. Return next_obs (B, 3) and rewards of actions (B, 1)."""
+    """Integrate the equation of motion. Return next_obs (B, 3) and reward (B,) of action (B, 1)."""
     cos, sin, speed = obs.astype(np.float64).T
     angle = np.arctan2(sin, cos)
     torque = 2 * action[:, 0]

@@ -195,7 +195,7 @@ def test_every_flag_is_used_and_documented(name):
 
 @EACH
 def test_nothing_is_unpickled(name):
-    """Flax, Equinox and, by default, NumPy do not unpickle. The default of PyTorch has changed."""
+    """Flax and Equinox never unpickle, and NumPy does not by default. PyTorch did before 2.6."""
     loads = re.findall(r"torch\.load\(.*", read(name))
     assert all("weights_only=True" in x for x in loads)
     assert "pickle" not in read(name)

@@ -38,8 +38,8 @@ def run_side_by_side(tmp_path, *words, **variables):
     return start_process(words, ROOT, os.environ | {"RUN_INFO": '{"cores": 3}'} | variables)
 
 
-def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path, compiled):
-    """Their folder also has a run.json, which tells benchmark.sh that all are complete."""
+def test_runs_side_by_side_are_distinct_from_single_runs(tmp_path, compiled):
+    """The folder of the group also has a run.json, which marks the group as complete."""
     words = ["ppo_linen.py", *SMALL.split(), "--total-timesteps", "512"]
     words += ["--seed", "7", "--run-name", "both"]
     process = run_side_by_side(tmp_path, *words, **compiled)
@@ -52,10 +52,10 @@ def test_processes_side_by_side_are_never_taken_for_runs_alone(tmp_path, compile
     assert runs["process"].max() <= own["seconds"]
     assert runs["peak_host_bytes"].sum() == own["peak_host_bytes"]
     assert set(runs["mode"]) == {f"ppo_linen, {cores} side by side"}
-    assert set(runs["cores"]) == {3}  # the machine data of benchmark.sh is kept
+    assert set(runs["cores"]) == {3}  # from RUN_INFO
 
 
-def test_processes_of_which_one_fails_are_no_run(tmp_path):
+def test_a_group_with_a_failed_process_is_not_a_run(tmp_path):
     script = tmp_path / "ppo_bad.py"
     script.write_text("raise SystemExit(2)\n")
     failing = run_side_by_side(tmp_path, script, "--run-name", "bad")
@@ -65,7 +65,7 @@ def test_processes_of_which_one_fails_are_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("call", [["stand_in.py"], ["-m", "stand_in"]], ids=" ".join)
-def test_the_peak_of_memory_is_added_to_all_that_a_program_leaves(call, tmp_path):
+def test_peak_memory_is_added_to_all_runs_of_a_program(call, tmp_path):
     script = """
         import sys
         from pathlib import Path
@@ -86,8 +86,8 @@ def test_the_peak_of_memory_is_added_to_all_that_a_program_leaves(call, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=str)
-def test_killed_it_leaves_no_process(number, tmp_path):
-    """SIGKILL cannot be caught: the processes die with it."""
+def test_killing_side_by_side_leaves_no_process(number, tmp_path):
+    """SIGKILL cannot be caught, but the processes end anyway."""
     script = tmp_path / "ppo_sleeper.py"
     script.write_text("import time\ntime.sleep(100)\n")
     process = run_side_by_side(tmp_path, str(script), "--run-name", "x")
@@ -106,7 +106,7 @@ def test_killed_it_leaves_no_process(number, tmp_path):
 
 
 # === One scan ===================================================================================
-def test_one_scan_computes_what_vmap_does(tmp_path):
+def test_one_scan_computes_the_same_as_vmap(tmp_path):
     made: dict[str, Any] = {"num_agents": 2, "seed": 5, "runs_dir": str(tmp_path), "num_envs": 4}
     made |= {"num_steps": 32, "hidden_sizes": (8,), "num_minibatches": 2, "update_epochs": 2}
     logs = []
@@ -116,7 +116,7 @@ def test_one_scan_computes_what_vmap_does(tmp_path):
         logs.append([pd.read_json(x / "metrics.jsonl", lines=True) for x in paths])
     for one, other in zip(*logs, strict=True):
         same = [x for x in one if not x.startswith("time/") and x != "charts/SPS"]
-        # equal up to rounding: one compiled program sums in another order
+        # Equal up to rounding, because the single program sums in another order.
         ours, theirs = (x[same].astype(float) for x in (one, other))
         np.testing.assert_allclose(theirs, ours, rtol=1e-3, atol=1e-4)
         seconds = other["time/iteration"].to_numpy()
@@ -139,8 +139,8 @@ def test_the_evaluation_counts_layouts_and_steps():
 
 
 @pytest.mark.parametrize("name", ["dqn_linen", "dqn_torch_gymnasium"])
-def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_path, monkeypatch):
-    """Every five iterations and at the end, without affecting durations."""
+def test_evaluation_during_training_uses_the_network_that_is_saved(name, tmp_path, monkeypatch):
+    """Evaluation happens every five iterations and at the end. Durations exclude it."""
     script = importlib.import_module(name)
     monkeypatch.setattr(script, "RunLog", script.RunLog)
     squares, seen = np.eye(45, dtype=np.float32), []
@@ -161,7 +161,7 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
     info = json.loads((tmp_path / "doors-4__it/run.json").read_text())
     assert info["ended"] - info["started"] < lasted
     settings = {"gamma": 0.95, "double_q": True, "train_frequency": 32, "hidden_sizes": [8]}
-    assert settings.items() <= info["args"].items()  # those of doors, except for a flag
+    assert settings.items() <= info["args"].items()  # the preset doors and a flag
     rows = gather(tmp_path)
     assert rows["iteration"].tolist() == [5, 10, 12]
     assert rows["global_step"].tolist() == [640, 1280, 1536]
@@ -169,7 +169,7 @@ def test_a_run_is_evaluated_as_it_learns_by_the_network_that_it_saves(name, tmp_
     np.testing.assert_array_equal(saved.detach().argmax(-1), seen[2])
 
 
-# === Peers ======================================================================================
+# === Other libraries ============================================================================
 # A dummy library that calls callbacks in the order of Stable-Baselines3.
 LIBRARY = """
 import json, os, sys
@@ -210,7 +210,7 @@ for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.com
 """
 
 
-# Different name in this library.
+# Arguments with another name in the library.
 NAMES = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
 NAMES["clip_coef"] = "clip_range"
 
@@ -227,7 +227,7 @@ def call_library(file, tmp_path, *words):
 
 
 def run_peer(file, tmp_path, *flags):
-    """Train with the dummy library; return the run as loaded by the analysis, and the call."""
+    """Train with the dummy library. Return the loaded run and the arguments of the library."""
     words = ["--runs-dir", str(tmp_path / "runs"), "--run-name", "one", "--seed", "7", *flags]
     words += ["--total-timesteps", str(3 * 8192 + 1)]
     called = call_library(file, tmp_path, *words)
@@ -235,7 +235,7 @@ def run_peer(file, tmp_path, *flags):
 
 
 @pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "recurrent/ppo_sb3_recurrent"])
-def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, tmp_path):
+def test_runs_of_other_libraries_use_and_record_our_settings(name, tmp_path):
     script = name.partition("ppo_")[2]
     args = asdict(ppo_torch.Args(run_name="usual"))
     flags = ["--hidden-sizes", "8"]
@@ -263,7 +263,7 @@ def test_a_peers_runs_are_compared_with_ours_and_it_does_what_they_say(name, tmp
         assert policy["net_arch"] == {"pi": [8], "vf": [8]}
 
 
-# A minimal file of another repository.
+# A minimal script of another project.
 CLEANRL = """
 import sys
 
@@ -286,10 +286,10 @@ def make_checkout(file, text, tmp_path):
     return subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
 
 
-def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monkeypatch, capsys):
+def test_a_script_of_another_project_must_be_unmodified(tmp_path, monkeypatch, capsys):
     commit = make_checkout("cleanrl/ppo.py", CLEANRL, tmp_path)
     monkeypatch.syspath_prepend(ROOT / "studies/peers")
-    monkeypatch.chdir(tmp_path)  # and back: it changes to the run folder
+    monkeypatch.chdir(tmp_path)  # main() changes to the run folder
     peer = importlib.import_module("ppo_cleanrl")
     words = ["--checkout", str(tmp_path / "checkout"), "--runs-dir", str(tmp_path / "runs")]
     words = ["peer", *words, "--total-timesteps", str(3 * 8192 + 1)]
@@ -312,8 +312,8 @@ def test_anothers_file_runs_unchanged_at_its_commit_and_no_other(tmp_path, monke
     assert "not an unmodified checkout" in capsys.readouterr().err
 
 
-# === Peers in a race ============================================================================
-def test_anothers_file_becomes_the_process_with_its_flags(tmp_path):
+# === Other libraries in a race ==================================================================
+def test_become_replaces_the_process_by_a_script_of_another_project(tmp_path):
     text = "import os, sys\nprint(sys.argv[1:], os.environ['WANDB_MODE'])"
     commit = make_checkout("rl/file.py", text, tmp_path)
     code = """
