@@ -21,7 +21,7 @@ else:
     os.environ["XLA_FLAGS"] = (
         "--xla_backend_optimization_level=0"  # shortens compilation by a third
     )
-os.environ["OMP_NUM_THREADS"] = "1"  # spinning threads are slow if tests share the cores
+os.environ["OMP_NUM_THREADS"] = "1"  # OpenMP threads spin, which slows down other tests
 os.environ["WANDB_MODE"] = "offline"
 os.environ.pop("WANDB_API_KEY", None)
 
@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / x) for x in ("more", "tools", "tests/hel
 
 
 def start_process(words, folder, env, **options):
-    """Start a process in a new session, with its output as text."""
+    """Start a process in a new session, and return it. Its output is captured as text."""
     return subprocess.Popen(
         list(map(str, words)),
         cwd=folder,
@@ -52,7 +52,7 @@ def session_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(session_dir):
-    """Share a JAX compilation cache. Return the variables that enable it in other processes.
+    """Share a JAX compilation cache. Return environment variables to share it with subprocesses.
 
     Compilations are still counted: JAX reports them even if they are in the cache.
     """
@@ -69,7 +69,7 @@ def compiled(session_dir):
 
 @pytest.fixture(scope="session")
 def whole_run(session_dir):
-    """Return a function from the name of a script to its run, which the first caller creates."""
+    """Return a function that maps a script to its reference run, which the first call creates."""
     from running import make_whole_run, read_whole_run
 
     @cache

@@ -113,5 +113,6 @@ def test_dqn_progress_is_the_mean_of_the_last_100_episodes():
     iterations = logs(frame, returns=lambda run, i: float(i))
     iterations["charts/episodes"] = 30
     points = learning.progress(only_experiment(frame, iterations))
-    assert points.loc[points["mode"] == "dqn_linen", "steps"].min() == 400  # 30 episodes each
+    # The 100th episode finishes in the fourth iteration.
+    assert points.loc[points["mode"] == "dqn_linen", "steps"].min() == 400
     assert points["estimate"].iloc[0] == pytest.approx((10 * 0 + 30 * (1 + 2 + 3)) / 100)

@@ -19,7 +19,7 @@ ALL = ("startup", "steady", "process")
 
 
 def geometric(runs, mode, value, envs):
-    """Geometric mean over repeats, then over environments, in plain loops."""
+    """Return the geometric mean over repeats, then over environments, in plain loops."""
     means = []
     for env in envs:
         cell = runs[(runs["mode"] == mode) & (runs["env_id"] == env)]
@@ -34,7 +34,7 @@ def measured(runs, *names):
 # === Means and ratios ===========================================================================
 def test_means_and_ratios_equal_direct_computation():
     runs = grid(THREE, ENVS, repeats=3, noise=0.1)
-    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # has the same weight
+    runs = runs[(runs["env_id"] == ENVS[0]) | (runs["repeat"] < 3)]  # with equal weights
     found = measured(runs)
     assert list(found) == [LINEN, COMPILE, TORCH]
     for mode, row in found.items():

@@ -82,7 +82,7 @@ def swapped(part, names):
 
 def test_markdown_and_html_show_any_text_unchanged(tmp_path):
     harmless = parts_of(WORDS, tmp_path)
-    assert sum("word" in x for x in harmless[0]) == len(WORDS) + 1  # one is alt text, too
+    assert sum("word" in x for x in harmless[0]) == len(WORDS) + 1  # one is also alt text
     for seed in range(200):
         pick = random.Random(seed)
         nasty = ["".join(pick.choices(PIECES, k=pick.randint(1, 6))) for _ in WORDS]

@@ -358,9 +358,9 @@ def test_saving_and_loading_a_study_is_exact(tmp_path):
 
 # === Weights & Biases ===========================================================================
 def from_wandb(name, info, summary, rows, state="finished"):
-    """Return a run as W&B's client does: rows are numbered, and the summary has no nulls.
+    """Return a run as the W&B client does: rows are numbered, and the summary has no nulls.
 
-    The config contains what was known at the start of the run.
+    The config contains the values that are known at the start of the run.
     """
     kept = {key: x for key, x in summary.items() if x is not None}
     history = [row | {"_step": i} for i, row in enumerate(rows)]
@@ -388,7 +388,7 @@ def test_runs_from_wandb_equal_those_from_folders(tmp_path, monkeypatch):
         from_wandb("stopped", info, results(info, rows) | {"status": "stopped"}, rows),
         from_wandb("crashed", {}, {}, [], state="crashed"),
     ]
-    api = create_autospec(wandb.Api)  # rejects what the real client rejects
+    api = create_autospec(wandb.Api)  # accepts only valid calls
     api.return_value.runs.return_value = found
     monkeypatch.setattr(wandb, "Api", api)
 

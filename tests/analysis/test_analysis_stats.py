@@ -34,7 +34,7 @@ def test_the_interval_of_three_values_equals_a_calculation_by_hand(envs):
         ((5,), 0.0, 0.935, 0.965),
     ],
 )
-def test_intervals_of_means_cover_the_truth_in_95_percent(counts, between, least, most):
+def test_intervals_of_means_cover_the_truth_in_95_percent_of_cases(counts, between, least, most):
     rng = np.random.default_rng(3)
     envs = np.repeat(np.arange(len(counts)), counts)
     values = 0.3 + between**0.5 * rng.standard_normal((len(counts), 4000))[envs]
@@ -102,7 +102,7 @@ def test_runs_of_different_lengths_are_neither_paired_nor_pooled():
 
 # === Returns ====================================================================================
 @pytest.mark.parametrize("runs", [6, 10])
-def test_intervals_of_medians_cover_the_truth_in_95_percent(runs):
+def test_intervals_of_medians_cover_the_truth_in_95_percent_of_cases(runs):
     """70% of the runs reach the maximum, which is therefore the true median."""
     _, low, high = stats.median_interval(np.arange(runs))  # ranks of the order statistics
     rng = np.random.default_rng(6)

@@ -111,7 +111,7 @@ def test_usage_errors_are_one_line(project, flags, word):
 
 
 def refuse(project, study):
-    """Return the error message of an invalid plan; benchmark.sh exits with the same status."""
+    """Return the error message of bench.plan, which must reject the study with status 2."""
     words = [sys.executable, "-m", "bench.plan", "benchmark.sh", project, project / "plan", study]
     process = subprocess.run(words, cwd=project, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (2, "")
@@ -230,7 +230,7 @@ def test_repeats_of_a_table_are_an_upper_bound(project):
 
 # === Running ====================================================================================
 def test_the_same_command_continues_a_grid(project):
-    """Complete runs are kept, also with more repeats; incomplete ones are moved and start over."""
+    """Complete runs are kept, even with more repeats; incomplete ones are moved and start over."""
     flags = (*TWO, "--repeats", "2")
     names = names_of(project, *flags)
     empty, killed, third, fourth = names
@@ -355,7 +355,7 @@ def test_stopping_leaves_no_process(project, sent, status, send):
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("runs_dir", ["runs", "other"])
 def test_a_second_driver_waits_for_the_run_of_a_killed_driver(project, runs_dir, send):
-    """With another runs folder, it reports that another benchmark uses the machine."""
+    """With a different runs folder, the second driver reports that the machine is in use."""
     first = start(project, *TWO, **HANG)
     wait_for(lambda: trace(project)[-1:] and trace(project)[-1][0] == "hang")
     send(first.pid, signal.SIGKILL)
@@ -376,7 +376,7 @@ def test_a_second_driver_waits_for_the_run_of_a_killed_driver(project, runs_dir,
 
 
 def test_two_drivers_on_two_gpus_share_a_grid(project):
-    """Every run happens once, and only one at a time on each GPU, so that timings are valid."""
+    """Each run is executed once, and one at a time on each GPU, so that timings are valid."""
     gpus = ("0", "GPU-8f3c7e21-0b7d")
     flags = (*TWO, "--repeats", "4", "--no-report", "--gpus", ",".join(gpus))
     drivers = [start(project, *flags, **{"": "0.7"}) for _ in range(2)]

@@ -145,6 +145,6 @@ def test_description_of_the_machine_and_the_commit(tmp_path):
     assert re.fullmatch("[0-9a-f]{40}-dirty", found["git_commit"])
 
 
-def test_the_load_is_that_of_the_last_minute(monkeypatch):
+def test_the_load_is_the_average_over_the_last_minute(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 5.0, 15.0))
     assert machine.describe()["load"] == 1.0

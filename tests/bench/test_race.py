@@ -297,7 +297,7 @@ def test_errors_in_races_toml_have_no_traceback(text, reason, tmp_path):
 
 # === Analysis ===================================================================================
 def synthetic_race(*programs):
-    """Return a race in which each program has these times per iteration, one per round."""
+    """Return a race, given the times per iteration of each program, one per round."""
     names = [str(i) for i in range(len(programs))]
     info = {"programs": names, "discarded": 0, "args": {"within": 0.03}}
     turns = [
@@ -327,7 +327,7 @@ def test_discarded_rounds_and_missing_programs():
     found.info["discarded"] = 2
     assert list(found.times().columns) == ["0", "1", "2"]
     ratios = found.ratios()
-    assert ratios["1"] == pytest.approx((2, 2, 2))  # a round without the first one is not paired
+    assert ratios["1"] == pytest.approx((2, 2, 2))  # a round without program 0 is not paired
     assert ratios["2"].estimate == pytest.approx(3) and np.isnan(ratios["2"].low)
 
 
@@ -370,7 +370,7 @@ def bursts(rng, n):
 
 
 def drift(rng, n):
-    """The speed of the machine is a random walk, and the order of turns alternates."""
+    """The speed of the machine is a random walk, and the order of programs alternates."""
     speed = np.cumsum(rng.normal(0, 0.02, 2 * n)).reshape(n, 2)
     return (speed[:, 1] - speed[:, 0]) * np.where(np.arange(n) % 2, -1, 1)
 

@@ -1,4 +1,4 @@
-"""Custom environments: the commands of docs/environments.md, and envs/check.py."""
+"""Custom environments: the commands in docs/environments.md, and envs/check.py."""
 
 import importlib
 import importlib.util
@@ -49,9 +49,9 @@ def here(tmp_path, monkeypatch):
         gymnasium.registry.pop(name, None)
 
 
-# === Commands of the page =======================================================================
+# === Commands on the page =======================================================================
 def words_of(block):
-    """Return the commands in a block of the page, each as the list of arguments of python."""
+    """Return the commands in a code block of the page, each as a list of Python arguments."""
     lines = COMMANDS[block].replace("~/ppo-rosetta", str(ROOT)).splitlines()
     return [shlex.split(line)[1:] for line in lines]
 
@@ -216,7 +216,7 @@ GYMNASIUM = {
 
 
 def write_gymnax(change):
-    """Write a module with MyEnv, a Lander with another line in its class body. Return the id."""
+    """Write a module with MyEnv, a Lander with one more line in its class body. Return its id."""
     text = "from gymnax.environments.spaces import Box, Dict, Discrete\nfrom lander import *\n"
     text += "obs = jnp.zeros(2)\ndef ends_at(limit, obs, state, reward, terminated, info):\n"
     text += "    return obs, state, reward, terminated | (state.time >= limit), info\n"
@@ -408,7 +408,7 @@ CONTINUOUS = "step_env = lambda *x: Lander.step_env(*x[:3], x[3][0] > 0, x[4])"
 CUSTOM_STEP = "step = lambda self, *x, **y: Lander().step(*x, **y); "
 CUSTOM_STEP += "step_env = environment.Environment.step_env"  # not called
 CORRECT: list[Any] = [
-    (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weak types
+    (write_gymnax, "reset_env = lambda *x: (obs, State(1.0, 0.0, 0))"),  # weakly typed
     (write_gymnax, CUSTOM_STEP),
     (write_gymnax, f"action_space = lambda *x: Box(-1, 1, (1,)); {CONTINUOUS}"),
     (write_gymnasium, "step = lambda *x: (obs, 1, np.bool_(x[1]), 0, {})"),

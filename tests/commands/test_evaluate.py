@@ -29,7 +29,7 @@ import ppo_cnn_torch_gymnasium
 import ppo_linen
 import ppo_linen_gymnasium
 
-# Scripts with each kind of checkpoint, and with each kind of observation.
+# Every kind of checkpoint (PPO) and of observation (DQN) occurs in one of these scripts.
 PPO = ("ppo_linen", "ppo_nnx", "ppo_equinox", "ppo_torch")
 DQN = {"dqn_linen_gymnasium": (4,), "dqn_torch": (10, 10, 4)}
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
@@ -48,7 +48,7 @@ if "ProbeLengths-v0" not in gymnax.registered_envs:
 
 @pytest.fixture(scope="session")
 def dqn_run(tmp_path_factory):
-    """Return a function from the name of a DQN script to the folder of a short run."""
+    """Return a function that maps the name of a DQN script to the folder of a short run."""
     runs_dir = tmp_path_factory.mktemp("runs")
 
     @cache
@@ -69,7 +69,7 @@ def copied_run(whole_run, tmp_path):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Return a function that runs main with flags and returns exit status, stdout and stderr."""
+    """Return a function that runs main() and returns its exit status, stdout and stderr."""
     monkeypatch.setattr(evaluate, "PROGRESS_AFTER", np.inf)
 
     def call(*words):
@@ -194,7 +194,7 @@ ACTIONS = [({}, 1.0), ({"sample": True}, 0.7), ({"epsilon": 0.5}, 0.75)]
 
 @pytest.mark.parametrize(("flags", "expected"), ACTIONS)
 def test_greedy_sampled_and_random_actions(flags, expected, monkeypatch):
-    """The second action of CartPole pushes right. The policy chooses it with probability 0.7."""
+    """Action 1 of CartPole pushes right. The policy chooses it with probability 0.7."""
     monkeypatch.setattr(evaluate, "make_renderer", lambda run, env: lambda obs, state: obs)
     run = stand_in("CartPole-v1", np.log([0.3, 0.7]))
     args = evaluate.Args(runs=("some",), **flags)
@@ -222,7 +222,7 @@ def test_a_new_episode_follows_a_capped_one_in_gymnasium():
 
 
 def test_a_recurrent_policy_receives_the_starts_of_episodes():
-    """An episode also starts after one that --max-steps stopped."""
+    """A new episode also starts after --max-steps has cut off the previous one."""
     seen = []
 
     def load_policy(folder, seed):
@@ -312,12 +312,12 @@ PROCESSES: dict[str, Any] = {"episodes": 6, "num_envs": 2, "vectorization": "asy
 
 @pytest.mark.parametrize("flags", [ONE, PROCESSES, {"episodes": 6}])
 def test_one_simulator_per_process(flags, single, tmp_path):
-    """Each instance is closed before the next one is created. The default is as in training."""
+    """Each process closes an instance before it creates the next. Defaults are as in training."""
     single.args.vectorization = "async"
     single.args.num_envs = 4
     result = play(single, **flags)
     assert result["returns"] == [10.0] * flags["episodes"]
-    assert result["num_envs"] == flags.get("num_envs", 3)  # 6 episodes are not a multiple of 4
+    assert result["num_envs"] == flags.get("num_envs", 3)  # 4 is not a divisor of 6
     evaluate.draw([single], evaluate.Args(runs=("some",), **flags), tmp_path / "single.gif")
     with Image.open(tmp_path / "single.gif") as file:
         assert getattr(file, "n_frames", 1) == 10
@@ -482,7 +482,7 @@ def test_a_damaged_run_folder(name, whole_run, command, tmp_path):
     status, out, err = command(folder)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"{name}.py cannot load the checkpoint, maybe it is damaged: " in err
-    path.rename(folder / "checkpoint.new")  # killed while writing the first checkpoint
+    path.rename(folder / "checkpoint.new")  # as if killed while writing the first checkpoint
     status, _, err = command(folder)
     assert status == 2 and err.startswith(f"{folder} has no checkpoint yet: ")
     (folder / "run.json").write_text("[")

@@ -88,7 +88,7 @@ def run(project, *words, **options):
 
 
 def processes_in(project):
-    """Return ids of live processes that this test started; another process may reuse an id."""
+    """Return the ids of live processes of this test. TRACE excludes processes with a reused id."""
     own = str(project / "trace")
     found = []
     for pid in {x["pid"] for x in traced(project, "start")}:
@@ -115,7 +115,7 @@ def report(project):
 
 
 def traced(project, *what):
-    """Return the events of these kinds, in order."""
+    """Return the events whose kind is in `what`, in order."""
     path = project / "trace"
     lines = path.read_text().splitlines() if path.exists() else []
     return [x for x in map(json.loads, lines) if x["what"] in what]
@@ -123,7 +123,7 @@ def traced(project, *what):
 
 def check_runs(project):
     """Assert that no run ran twice at the same time, restarted after its end, or lost progress."""
-    saved = {}  # the iteration at which a run stopped, or the last event
+    saved = {}  # run -> iteration at which it stopped, or its last event
     for event in traced(project, "start", "stop", "end"):
         run = event["place"]
         if event["what"] == "start":
@@ -177,7 +177,7 @@ def test_a_study(project):
 
 
 def test_summary():
-    """Compare the Tukey-McLaughlin interval of the interquartile mean, and the t interval."""
+    """The interquartile mean has a Tukey-McLaughlin interval, and the mean has a t interval."""
     returns = [1.0, 2.0, 4.0, 7.0, 8.0, 9.0, 9.5, 100.0]
     result = tune.summary(returns)
     assert (result["iqm"], result["mean"]) == (7, 17.5625)
@@ -236,7 +236,7 @@ def new_study(folder, sampler="random"):
 
 
 def test_an_interrupted_trial_continues(tmp_path, capsys):
-    """Also if it had no settings yet. A trial that runs on another machine is left alone."""
+    """This includes a trial without settings. A trial on another machine is left alone."""
     args, space, study = new_study(tmp_path)
     command = tune.Command(args, [], {}, space, tmp_path, study, tmp_path, "here")
     study.ask()  # with the defaults of the script
@@ -293,7 +293,7 @@ def last_heartbeat(project):
 
 
 def test_a_signal_saves_checkpoints_and_the_same_command_continues(project):
-    """Both in trials and in final runs, which hang until the signal."""
+    """Send the signal during trials and during final runs, which hang until it arrives."""
     words = [*QUICK, "--workers", 2, "--trials", 3, "--seconds", "0.1"]
     trial, fresh = {"0002-seed-1"}, {"defaults-seed-1001", "defaults-seed-1002"}
     for number, runs in ((signal.SIGINT, trial), (signal.SIGTERM, fresh)):
@@ -432,7 +432,7 @@ def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
     with tune.locked(project / "tuned" / NAME / "study.lock", ""):
         status, _, err = run(project, *words)
     assert status == 2 and err.startswith("another command is running this study")
-    # Flags that only affect how, or how much, to run may change.
+    # Flags may change if they affect only how, or how much, the study runs.
     more = ["--trials", 2, "--workers", 2, "--seed", 9, "--timeout", 90, "--fresh-seeds", 3]
     assert run(project, *words, *more)[0] == 0
     check_runs(project)
@@ -444,7 +444,7 @@ def test_a_study_continues_only_with_the_same_code_and_in_one_command(project):
 
 
 def test_a_script_in_any_folder_gets_the_flags_unknown_to_tune_py(project):
-    """They may start with a named configuration. The script may import a module next to it."""
+    """The flags may start with a named configuration. The script may import a module next to it."""
     home = project / "else where"
     home.mkdir()
     (home / "beside.py").write_text("GAMMA = 0.9\n")
@@ -479,7 +479,7 @@ def test_parse_range(capsys):
 
 
 def test_the_seed_determines_the_proposed_settings(tmp_path):
-    """A study that continues proposes other settings."""
+    """A resumed study proposes different settings."""
     found = []
     for place in ("a", "b", "a"):
         _, space, study = new_study(tmp_path / place)
@@ -489,7 +489,7 @@ def test_the_seed_determines_the_proposed_settings(tmp_path):
 
 
 def test_the_search_space_consists_of_flags_of_the_scripts():
-    """PPO and DQN have 12 of its flags, continuous PPO 14, SAC 8; all have those of tune.py."""
+    """PPO and DQN search over 12 flags, continuous PPO over 14, and SAC over 8."""
     for name in ROWS:
         path = tune.find_script(Path(name))
         assert path.samefile(path_of(name))
@@ -511,7 +511,7 @@ def test_the_search_space_consists_of_flags_of_the_scripts():
 # === A real script and MLflow ===================================================================
 @pytest.fixture
 def begin_command(monkeypatch):
-    """Return a function from the arguments of tune.py to its command, before the first trial."""
+    """Return a function that maps tune.py arguments to a Command before its first trial."""
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setenv("COLUMNS", "500")
 
@@ -540,7 +540,7 @@ def test_a_trial_of_a_real_script(tmp_path, compiled, begin_command, monkeypatch
 
 
 def test_mlflow_receives_each_trial_once(project, begin_command, monkeypatch):
-    """Even if a command found no server, and if another one runs after the copy."""
+    """This holds if one attempt finds no server, and if another one follows the successful one."""
     mlflow = pytest.importorskip("mlflow")
     words = [*QUICK, "--trials", 2]
     assert run(project, *words, **{"0001-": "crash"})[::2] == (0, "")

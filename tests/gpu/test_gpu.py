@@ -12,7 +12,7 @@ from sections import ROWS, path_of
 
 pytestmark = pytest.mark.skipif(
     "TEST_DEVICE" not in os.environ or not torch.cuda.is_available(),
-    reason="needs a GPU: start it by tests/gpu/run.sh",
+    reason="needs a GPU. Run tests/gpu/run.sh",
 )
 TORCH = ["ppo_torch", "ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_torch", "sac_torch"]
 
@@ -22,7 +22,7 @@ def start(tmp_path_factory):
     """Return a function that starts a script. All processes share a compilation cache.
 
     Compilation for a GPU selects the fastest kernels. The selection can differ between runs, and
-    other kernels round differently.
+    different kernels round differently.
     """
     caches = tmp_path_factory.mktemp("caches")
     env = dict(os.environ)
@@ -52,7 +52,7 @@ def run(start, name, folder, *flags, iterations=5, **variables):
 
 
 def assert_same_first_iteration(rows, expected):
-    """Compare the first iteration only. Later, rounding changes an action and all that follows."""
+    """Compare only the first iteration. Later, rounding changes an action and all later results."""
     assert rows[0] == pytest.approx(expected[0], rel=1e-2, abs=1e-4)
 
 

@@ -15,7 +15,7 @@ from sections import SCRIPTS
 import ppo_torch_compile as script
 
 pytestmark = pytest.mark.skipif(
-    "TEST_DEVICE" not in os.environ, reason="needs a GPU: start it by tests/gpu/run.sh"
+    "TEST_DEVICE" not in os.environ, reason="needs a GPU. Run tests/gpu/run.sh"
 )
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 

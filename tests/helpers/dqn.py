@@ -29,8 +29,8 @@ from sections import DQN_PAIRS
 
 LINEN_PAIR, TORCH_PAIR = DQN_PAIRS
 COMPILED = "dqn_torch_compile"
-# One script per version of a section. Agent differs between all scripts except the two in eager
-# PyTorch. Replay is identical in all scripts in PyTorch.
+# One script for each version of a section. The Agent section is the same only in the two eager
+# PyTorch scripts. The Replay section is the same in all PyTorch scripts.
 AGENTS = (*LINEN_PAIR, TORCH_PAIR[0], COMPILED)
 REPLAYS = (*LINEN_PAIR, TORCH_PAIR[0])
 LOSSES = ("losses/td_loss", "losses/q_value")
@@ -38,7 +38,7 @@ LOSSES = ("losses/td_loss", "losses/q_value")
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
 
-# === Reference, with the autograd and the optimizers of PyTorch =================================
+# === Reference, with PyTorch autograd and optimizers ============================================
 # The reference shares no code with the scripts.
 def q_values(params: list[torch.Tensor], obs: np.ndarray, obs_shape: tuple) -> torch.Tensor:
     x = torch.tensor(obs, dtype=torch.float64)
@@ -96,7 +96,7 @@ def updates(layers: Layers, batches, rates, args: Any, obs_shape: tuple):
 
 
 def random_batch(seed: int, size: int, obs_shape: tuple, num_actions: int) -> tuple:
-    """Return the fields of a Transition. The first element of each obs is 0."""
+    """Return random fields of a Transition. The first element of each obs is 0."""
     rng = np.random.default_rng(seed)
     obs, next_obs = rng.normal(size=(2, size, *obs_shape)).astype("f")
     obs.reshape(size, -1)[:, 0] = 0
@@ -107,7 +107,7 @@ def random_batch(seed: int, size: int, obs_shape: tuple, num_actions: int) -> tu
 
 # === The scripts ================================================================================
 def layers_of(named: Mapping[str, Any]) -> Layers:
-    """Convert the named arrays of a script. Sorted by name, a bias precedes its kernel."""
+    """Convert named arrays of a script to layers. Sorted by name, a bias precedes its kernel."""
     names = sorted(named)
     kernels = [np.array(named[name]) for name in names[1::2]]
     if "Conv_0/kernel" in named:  # (rows, columns, C, 16)
@@ -123,7 +123,7 @@ def layers_of(named: Mapping[str, Any]) -> Layers:
 
 
 def layers_in(folder: Path) -> Layers:
-    """Return the layers of the network in the checkpoint of a run."""
+    """Return the network layers in the checkpoint of a run."""
     beginning = re.compile("train_state/params/params/|agent/")
     found = arrays(folder).items()
     return layers_of({beginning.sub("", name): x for name, x in found if beginning.match(name)})
@@ -134,7 +134,7 @@ def flat(layers: Layers) -> np.ndarray:
 
 
 def replay_in(folder: Path) -> list[np.ndarray]:
-    """Return the replay buffer in the checkpoint of a run, as fields of a Transition."""
+    """Return the replay buffer in the checkpoint of a run, as the fields of a Transition."""
     found = arrays(folder)
     names = ("obs", "action", "reward", "terminated", "next_obs")
     return [found[f"replay/transitions/{name}"] for name in names]
@@ -158,7 +158,7 @@ class Linen:
 
 
 class Torch:
-    """Copies the target network as train() does; test_dqn_training.py checks the latter."""
+    """Copies the target network as train() does. test_dqn_training.py tests train() itself."""
 
     def __init__(self, script: ModuleType, args: Any, obs_shape: tuple) -> None:
         self.script, self.args = script, args
@@ -221,7 +221,7 @@ class Replay:
         self.replay = make(self.args, obs_shape, np.dtype(obs_dtype), *device)
 
     def add(self, transitions: tuple) -> None:
-        """Add a step of all environments: the fields of a Transition."""
+        """Add one step of all environments, given as the fields of a Transition."""
         obs, action, *others = transitions
         result = dict(zip(("reward", "terminated", "next_obs"), others, strict=True))
         if self.is_pure:
@@ -263,7 +263,7 @@ if "ShortCartPole-v0" not in gymnax.registered_envs:
 
 
 class Ends(probes.ProbeSignal):
-    """Episodes terminate after one step if the signal is 1, or are truncated after two."""
+    """Episodes terminate after one step if the signal is 1. Others are truncated after two."""
 
     def is_terminated(self, state: Any, params: Any) -> jax.Array:
         return state.signal > 0
@@ -313,16 +313,16 @@ if "Bytes-v0" not in gymnax.registered_envs:
 
 
 def step_cartpole(obs: np.ndarray, action: Any) -> tuple[np.ndarray, float, bool]:
-    """Step Gymnasium's CartPole from the state obs. Return next_obs, reward and terminated."""
+    """Step CartPole in Gymnasium from the state obs. Return next_obs, reward and terminated."""
     env: Any = gymnasium.make("CartPole-v1").unwrapped
     env.reset()
     env.state = obs
     return env.step(int(action))[:3]
 
 
-# === Tests of DQN and of SAC ====================================================================
+# === Helpers for the DQN and SAC tests ==========================================================
 def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
-    """Return the metrics of an iteration in which these episodes (return, length) finished."""
+    """Return the logged statistics of the episodes (return, length) of an iteration."""
     metrics: dict[str, float] = {"charts/episodes": len(episodes)}
     for name, x in zip(("return", "length"), np.array(episodes).T, strict=True):
         metrics[f"charts/episodic_{name}"] = x.mean()
@@ -332,7 +332,10 @@ def statistics(episodes: list[tuple[float, int]]) -> dict[str, float]:
 
 
 def finished_episodes(reward: np.ndarray, done: np.ndarray, num_steps: int) -> list[list]:
-    """Return the episodes (return, length) of each num_steps steps, from reward and done (T, N)."""
+    """Return the episodes (return, length) that finished in each iteration of num_steps steps.
+
+    reward and done are arrays (T, N).
+    """
     iterations: list[list] = [[] for _ in range(len(reward) // num_steps)]
     for env in range(reward.shape[1]):
         start = 0

@@ -44,8 +44,8 @@ def random_weights(seed: int, obs_dim: int, hidden: tuple[int, ...], num_actions
     return {"actor": layers(num_actions), "critic": layers(1)}
 
 
-# In every framework, the arrays of an agent, sorted by name, are bias and kernel of each layer of
-# the actor, the same for the critic, then log_std. Only in PyTorch, kernels are (outputs, inputs).
+# Sorted by name, the arrays of an agent are the bias and kernel of each actor layer, then of each
+# critic layer, then log_std. Kernels are (inputs, outputs), but (outputs, inputs) in PyTorch.
 def to_weights(arrays: list[Any]) -> Weights:
     copies = [np.array(x) for x in arrays]
     weights: Weights = {}
@@ -81,7 +81,7 @@ def weights_in(folder: Path) -> Weights:
 
 
 def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
-    """Check the initialization of layers: orthogonal kernels, biases 0."""
+    """Assert that the kernels are orthogonal with these scales, and that the biases are 0."""
     for (kernel, bias), scale in zip(layers, scales, strict=True):
         gram = kernel @ kernel.T if kernel.shape[0] < kernel.shape[1] else kernel.T @ kernel
         np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-5)
@@ -89,18 +89,18 @@ def assert_orthogonal(layers: list[tuple], scales: list[float]) -> None:
 
 
 def next_rate(args: Any) -> Any:
-    """Return the learning rate that the first update logs."""
+    """Return the approximate learning rate of the second iteration, as logged."""
     share = 1 - 1 / args.num_iterations if args.anneal_lr else 1
     return pytest.approx(args.learning_rate * share, abs=1e-9)
 
 
 def num_shuffled(args: Any) -> int:
-    """Return the size of the permutations: PPO shuffles steps, recurrent PPO environments."""
+    """Return the number of shuffled items: environments in recurrent PPO, steps otherwise."""
     return args.num_envs if hasattr(args, "gru_hidden_size") else args.batch_size
 
 
 def initial_gru_state(args: Any, zeros: Any) -> list[Any]:
-    """Return the initial GRU state of a rollout, in recurrent PPO."""
+    """Return a list with the initial GRU state in recurrent PPO, and an empty list otherwise."""
     sizes = args.num_envs, getattr(args, "gru_hidden_size", 0)
     return [zeros(sizes)] if sizes[1] else []
 
@@ -259,7 +259,7 @@ class Equinox(Linen):
 
 # === PyTorch ====================================================================================
 class Torch:
-    """The same for PyTorch, without torch.compile."""
+    """PyTorch version of Linen, without torch.compile."""
 
     def __init__(self, script: ModuleType, args: Any) -> None:
         self.script, self.args = script, args
@@ -382,6 +382,6 @@ def make_args(script: ModuleType, **flags: Any) -> Any:
 
 
 def make_learner(name: str, **flags: Any) -> Any:
-    """Return a learner for a script, with small sizes that flags override."""
+    """Return a learner for a script with small default hyperparameters, which flags override."""
     script = importlib.import_module(name)
     return LEARNERS[name](script, make_args(script, **flags))

@@ -45,9 +45,9 @@ def grid(
     seed: int = 0,
     **common: Any,
 ) -> pd.DataFrame:
-    """Return a run per mode, environment and repeat. modes has the seconds (startup, iteration).
+    """Return a run per mode, environment and repeat. modes maps to seconds (startup, iteration).
 
-    Iterations in environment n take 2 ** n times longer. Startup and iterations have separate
+    Iterations in environment n take 2 ** n times as long. Startup and iterations have separate
     log-normal noise. Imports, setup and iteration 0 take 30%, 20% and 50% of the startup.
     """
     rng = np.random.default_rng(seed)
@@ -75,9 +75,9 @@ def returning(values: dict[str, Any], env: str = "CartPole-v1", **common: Any) -
 def logs(
     frame: pd.DataFrame, returns: Callable | None = None, loss: Callable | None = None
 ) -> pd.DataFrame:
-    """Return ten iterations per run. returns and loss are functions of the run and of i.
+    """Return ten iterations per run. returns and loss map a run and an iteration to a value.
 
-    By default, every run has different losses and no returns. Iteration 0 compiles.
+    By default, every run has different losses and no returns. Iteration 0 includes compilation.
     """
     rows = []
     for own, (_, run) in enumerate(frame.iterrows()):
@@ -92,7 +92,7 @@ def logs(
 
 
 def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more: Any) -> runs.Data:
-    """Return runs as loaded from a source, with a new index."""
+    """Return the Data that loading these runs from a source would give."""
     table = pd.DataFrame() if iterations is None else iterations
     found, _ = schema.validate(table, schema.ITERATIONS)
     return runs.Data(frame.reset_index(drop=True), found, more.pop("left_out", {}), **more)
@@ -115,7 +115,7 @@ def by(frame: pd.DataFrame, *names: str) -> dict[Any, dict[str, Any]]:
 
 
 # === Files ======================================================================================
-# mode -> script, framework, compile mode, mean seconds of the first and of a steady iteration
+# mode -> script, framework, compile mode, extra seconds of iteration 0, seconds per iteration
 MODES: dict[str, tuple[str, str, str, float, float]] = {
     "torch none": ("ppo_torch", "torch", "none", 1.5, 2.0),
     "torch env.jit": ("ppo_torch", "torch", "env.jit", 1.0, 0.25),
@@ -126,7 +126,7 @@ MODES: dict[str, tuple[str, str, str, float, float]] = {
     "nnx jit": ("ppo_nnx", "nnx", "jit", 3.2, 0.062),
     "nnx cached_partial": ("ppo_nnx_cached", "nnx", "cached_partial", 3.2, 0.061),
 }
-SECONDS = np.arange(1, 13) / 10  # per iteration: 0.1, 0.2, ...
+SECONDS = np.arange(1, 13) / 10  # duration of each iteration: 0.1, 0.2, ...
 NEW_YEAR = 1767225600.0  # 2026-01-01, in UTC
 RETURNS = np.arange(12) * 10.0
 
@@ -140,7 +140,7 @@ def run_info(
     args: dict[str, Any] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Return run.json of a run that benchmark.sh started, without the results.
+    """Return the content of run.json for a run that benchmark.sh started, without the results.
 
     args override arguments of the run, and changes override top-level values.
     """
@@ -163,7 +163,7 @@ def run_info(
 def metrics_rows(
     info: dict[str, Any], seconds: np.ndarray = SECONDS, returns: np.ndarray = RETURNS
 ) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl for the given seconds and returns of each iteration."""
+    """Return the rows of metrics.jsonl, given the seconds and the return of each iteration."""
     rows = []
     for i, (duration, value) in enumerate(zip(seconds.tolist(), returns.tolist(), strict=True)):
         row = {"iteration": i, "global_step": 8192 * (i + 1), "time/iteration": duration}
@@ -253,7 +253,7 @@ def write_table(path: Path, table: pd.DataFrame) -> Path:
 
 
 def write_study(folder: Path, runs: pd.DataFrame, iterations: pd.DataFrame) -> Path:
-    """Write two tables from another source into a folder, and return it."""
+    """Write two tables from another source to a folder, and return the folder."""
     write_table(folder / "runs.csv", runs)
     write_table(folder / "iterations.parquet", iterations)
     return folder

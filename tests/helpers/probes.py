@@ -1,4 +1,4 @@
-"""Probe environments, whose values and best actions are known, for gymnax and Gymnasium.
+"""Probe environments for gymnax and Gymnasium, whose values and best actions are known.
 
 The idea is from Andy Jones: a probe is so simple that a failure points to one kind of bug.
 """
@@ -27,7 +27,7 @@ class Params:
 
 
 class Probe(environment.Environment):
-    """One step with reward 1, so the value is 1. Base class of the other probes."""
+    """Episodes have one step with reward 1, so the value is 1. Base class of the other probes."""
 
     @property
     def default_params(self) -> Any:
@@ -61,7 +61,7 @@ class Probe(environment.Environment):
 
 
 class ShortCartPole(CartPole):
-    """Some episodes terminate, and the others are truncated."""
+    """CartPole with a limit of 12 steps, so some episodes terminate and others are truncated."""
 
     @property
     def default_params(self) -> EnvParams:
@@ -89,7 +89,7 @@ class ProbeSignal(Probe):
 
 
 class Recall1(Probe):
-    """The first observation shows which action has reward 1 at the end; the other one has -1."""
+    """The first observation shows which action gets reward 1 at the end. The other gets -1."""
 
     steps = 1  # steps from the signal to the end
 
@@ -119,7 +119,7 @@ def best_action(signal: Any) -> Any:
 
 
 def nearness(signal: Any, action: Any) -> Any:
-    """Return 1 for the best action, and less the farther an action is from it."""
+    """Return the reward of an action: 1 for the best action, and less at a greater distance."""
     return 1 - (((action - best_action(signal)) / (HIGH - LOW)) ** 2).mean(-1)
 
 
@@ -192,7 +192,7 @@ class GymnasiumAim(gymnasium.Env):
 
 
 class GymnasiumAimAlike(GymnasiumAim):
-    """Episodes are identical, so that a run that resumes with new ones can be compared."""
+    """All episodes are identical, so a resumed run, which starts new ones, can be compared."""
 
     signals = (1,)
 
@@ -219,7 +219,7 @@ class GymnasiumDoubles(GymnasiumAim):
 
 
 def make_doubled(env_id: str) -> gymnasium.Env:
-    """Make an environment with a wrapper that has a lambda, which an EnvSpec cannot contain."""
+    """Make an environment with a wrapper that uses a lambda, which an EnvSpec cannot contain."""
     env = gymnasium.make(env_id)
     return gymnasium.wrappers.TransformReward(env, lambda reward: 2 * float(reward))
 

@@ -33,7 +33,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def log_prob_and_entropy(weights: dict, obs, action) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-probability and entropy: categorical, or Gaussian if weights has log_std."""
+    """Return the log-probability of each action, and the entropy of its distribution.
+
+    The distribution is Gaussian if weights has log_std, and categorical otherwise.
+    """
     outputs = forward(weights["actor"], obs)
     if "log_std" not in weights:
         log_probs = log_softmax(outputs)
@@ -130,7 +133,7 @@ def normalized(storage: tuple, earlier: list[tuple], args: Any) -> tuple:
 
 
 def moments(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and variance over all steps and environments of arrays (T, N, ...)."""
+    """Return the mean and variance of arrays (T, N, ...) over all steps and environments."""
     rows = np.concatenate([x.reshape(-1, *x.shape[2:]) for x in arrays]).astype(float)
     return rows.mean(0), rows.var(0)
 
@@ -146,7 +149,7 @@ def update(weights: dict, storage: tuple, orders: list, args: Any) -> tuple[dict
     batch = [x.reshape(rows, *x.shape[2:]) for x in batch]
     weights, metrics = train(weights, batch, orders, args)
     metrics |= episode_statistics(storage)
-    metrics["charts/learning_rate"] = args.learning_rate  # in the first step
+    metrics["charts/learning_rate"] = args.learning_rate  # of the first optimizer step
     metrics["losses/explained_variance"] = 1 - advantage.var() / (advantage + value).var()
     return weights, metrics
 

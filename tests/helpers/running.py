@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SMALL = "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --hidden-sizes 8 8"
 BATCH = 128
-# With SMALL and AIM, continuous actions are learned in 80 iterations, given an entropy bonus.
+# With SMALL and AIM, agents learn continuous actions in 80 iterations. The entropy bonus is needed.
 AIM = "--env-id Aim-v0 --learning-rate 1e-2 --no-anneal-lr --gamma 0.5 --gae-lambda 0.5"
 AIM += " --ent-coef 0.01"
 
@@ -50,7 +50,7 @@ def main(name, *flags):
 
 
 def stop(log):
-    """Call the SIGTERM handler of a log, which imported scripts do not install."""
+    """Call the SIGTERM handler of a run log. Imported scripts do not install it."""
     handler = signal.getsignal(signal.SIGTERM)
     getattr(log, "run", log).stop(signal.SIGTERM, None)
     signal.signal(signal.SIGTERM, handler)
@@ -99,7 +99,7 @@ def assert_tensorboard_agrees(folder):
 
 
 def checkpoints(folder) -> list[Path]:
-    """Return the path of the checkpoint, if any. A killed run may also have a partial one."""
+    """Return a list of the checkpoint, if any, without the partial one of a killed run."""
     return [path for path in folder.glob("checkpoint.*") if path.suffix != ".new"]
 
 
@@ -118,7 +118,7 @@ def arrays(folder) -> dict[str, Any]:
 
 
 def flat(tree, place=""):
-    """Yield paths and arrays of nested dicts and lists."""
+    """Yield the path and the array of each leaf of nested dicts and lists."""
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, x in pairs:
         if isinstance(x, dict | list | tuple):
@@ -128,7 +128,7 @@ def flat(tree, place=""):
 
 
 def rewrite(folder, changed):
-    """Replace each array in a checkpoint by changed(array)."""
+    """Replace each array x in a checkpoint with changed(x)."""
     (path,) = folder.glob("checkpoint.*")
     if path.suffix == ".msgpack":
         tree = jax.tree.map(changed, msgpack_restore(path.read_bytes()))
@@ -152,7 +152,7 @@ def assert_same_checkpoints(folder, other):
 
 
 def change(folder, args=(), **others):
-    """Change entries of run.json."""
+    """Change arguments and other entries of run.json."""
     said = info(folder)
     said["args"] |= dict(args)
     (folder / "run.json").write_text(json.dumps(said | others))
@@ -177,7 +177,7 @@ class Counts:
         jax.monitoring.register_event_duration_secs_listener(self.on_event)
         array: Any = type(jax.numpy.zeros(1))
         monkeypatch.setattr(array, "_value", property(self.counted("transfers", array._value.fget)))
-        # numpy() does not count, because it returns a view on a CPU and fails on a GPU.
+        # numpy() is not counted, because it returns a view on a CPU and fails on a GPU.
         for method in ("tolist", "item", "cpu", "__bool__", "__float__", "__int__"):
             original = getattr(torch.Tensor, method)
             monkeypatch.setattr(torch.Tensor, method, self.counted("transfers", original))
@@ -208,7 +208,7 @@ class Counts:
 
 
 # === Reference run ==============================================================================
-AGENTS, SEED = 3, 2**32 - 1  # the last of many agents has the largest seed
+AGENTS, SEED = 3, 2**32 - 1  # the last agent has the largest valid seed
 
 
 class WholeRun(NamedTuple):
@@ -227,7 +227,7 @@ def flags_of(name):
         own += AIM.split()
     if name in IMAGE_SCRIPTS:
         own += f"--env-id ImageConstant-v0 {images.SMALL_CONVS}".split()
-    elif "gymnasium" in name:  # resumes with new episodes, so all are identical
+    elif "gymnasium" in name:  # resuming starts new episodes, so all must be identical
         own += ["--env-id", "AimAlike-v0" if name in CONTINUOUS_SCRIPTS else "Constant-v0"]
     return (*own, "--save-every", 2, "--sync-for-timing")
 
@@ -236,7 +236,7 @@ def op_by_op(monkeypatch, script):
     """Skip torch.compile, which is slow, and pass arrays to JAX by DLPack as on a GPU.
 
     JAX compiles separately for arrays from DLPack, because they are committed to a device. On a
-    GPU, they must be aligned to 16 bytes, as entire tensors are, but not every view.
+    GPU, they must be aligned to 16 bytes, which holds for entire tensors but not for every view.
     """
 
     def to_jax(tensor):
@@ -250,9 +250,9 @@ def op_by_op(monkeypatch, script):
 
 
 def make_whole_run(name, runs_dir, begin=None):
-    """Start a run with begin, by default one of five iterations, and return it.
+    """Call begin to train a run, by default for five iterations, and return the run.
 
-    The run stays in runs_dir, from which read_whole_run reads it.
+    Its files are in runs_dir, so that read_whole_run can read them later.
     """
     script = importlib.import_module(name)
     save = script.save_checkpoint
@@ -285,7 +285,7 @@ def read_whole_run(runs_dir):
 
 
 def rewind(run, folder):
-    """Copy a run as if it had been killed late, with the checkpoint of the second iteration."""
+    """Copy a run, but with the checkpoint of the second iteration, as if it had been killed."""
     shutil.copytree(run.folder, folder)
     (path,) = (run.saved / "2").iterdir()
     shutil.copy(path, folder)

@@ -144,11 +144,11 @@ class Later(Scripted):
 
 
 class ArmError(ConnectionResetError):
-    """The training process also gets a ConnectionResetError if a worker dies."""
+    """Subclass of the exception that the training process gets if a worker dies."""
 
 
 class Fails(Later):
-    """Starts a program, and ends it in close()."""
+    """Starts a program, fails in the second episode, and ends the program in close()."""
 
     program = None
 

@@ -32,7 +32,7 @@ flags = dict(zip(sys.argv[1:], sys.argv[2:], strict=False))
 resumed = flags.get("--resume")
 folder = Path(resumed or Path(flags["--runs-dir"], flags["--run-name"]))
 checkpoint = folder / "checkpoint.msgpack"
-if (resumed or flags["--runs-dir"]).startswith("-"):  # a script parses it as a flag
+if (resumed or flags["--runs-dir"]).startswith("-"):  # a script would parse it as a flag
     sys.exit("--runs-dir has no value")
 if folder.exists() and not resumed:
     sys.exit(f"--run-name must be new in --runs-dir, not {folder.name}")

@@ -1,7 +1,7 @@
 """Stand-in for a training script with ten iterations, and for evaluate.py.
 
 It writes the same files, handles the same signals, and supports --resume. Returns are a function of
-the settings. MISBEHAVE is a JSON object from part of the name of a run to a kind of failure. Every
+the settings. MISBEHAVE is a JSON object that maps part of a run name to a kind of failure. Every
 event of a run adds a line to the file TRACE.
 """
 

@@ -45,7 +45,7 @@ def section(page, heading):
 
 
 def blocks(page, heading, language):
-    """Return the code blocks of a section."""
+    """Return the code blocks of a section in the given language."""
     return re.findall(rf"^```{language}\n(.*?)^```", section(page, heading), re.M | re.S)
 
 
@@ -132,7 +132,7 @@ def class_in(text):
 
 
 def with_features(agent, code, method, line):
-    """Copy the convolution of the class in code to another one, and add a line to a method."""
+    """Copy the convolution of the class in code to agent, and add a line to a method of agent."""
     convolution = r"^        (?:height, .*?\n        obs_shape = .*?\n|self\.conv = .*?\n)"
     [lines] = re.findall(convolution, code, re.M | re.S)
     [get_features] = re.findall(r"^    def get_features.*?\n\n", code, re.M | re.S)
@@ -209,7 +209,7 @@ def with_fast_gradient(text, framework):
 
 
 def outputs_of(script, framework):
-    """The parameters of a new agent, and its logits and values as a function of parameters."""
+    """Return new parameters, and a function that maps parameters to logits and values."""
     key = jax.random.key(0)
     args = script.Args(hidden_sizes=(8,), matmul_precision="highest")
     made = script.make_agent(args, (7, 6, 3), 2, key)
@@ -223,7 +223,7 @@ def outputs_of(script, framework):
 
 
 @pytest.mark.parametrize("framework", ["linen", "nnx", "equinox"])
-def test_the_fast_gradient_of_a_convolution_equals_that_of_xla(framework, tmp_path, monkeypatch):
+def test_the_fast_gradient_of_a_convolution_matches_xla(framework, tmp_path, monkeypatch):
     name = f"ppo_{framework}"
     text = with_convolution(read_script(name), name)
     monkeypatch.syspath_prepend(tmp_path)
@@ -340,7 +340,7 @@ def test_a_copy_of_a_finished_run_trains_for_longer(tmp_path, monkeypatch):
 
 # === A policy in another program ================================================================
 def test_a_program_in_another_folder_runs_an_episode(tmp_path):
-    """The script is in more/, which a variable on the page adds to the path of Python."""
+    """The script is in more/, which an environment variable on the page adds to the Python path."""
     [code] = blocks("use", "Use a policy in your own program", "python")
     [command] = blocks("use", "Use a policy in your own program", "bash")
     (tmp_path / "play.py").write_text(code)
@@ -450,7 +450,7 @@ def assert_same_actions(ours, theirs):
 
 @pytest.mark.parametrize(("linen", "pytorch"), PAIRS)
 def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_path, monkeypatch):
-    """This includes batch sizes other than that of the export."""
+    """This includes batch sizes that differ from the one used for the export."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     folder = whole_run(linen).folder
@@ -468,7 +468,7 @@ def test_onnx_runtime_acts_as_the_linen_policy(linen, pytorch, whole_run, tmp_pa
 
 @pytest.fixture
 def convolved(tmp_path, monkeypatch):
-    """Run the page's program for agents with a convolution. Return its names and observations."""
+    """Run the program on the page for agents with a convolution. Return its global variables."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     program, discrete, *_ = blocks("extend", PLACE, "python")

@@ -326,7 +326,7 @@ def test_selecting_unfolding_copying_and_sharing_scripts(visit):
 def test_a_url_opens_a_section_and_an_invalid_one_is_ignored(visit):
     page = visit("#ppo_linen..ppo_nnx/GAE")
     assert page.locator("#section-GAE").bounding_box()["y"] < 450
-    assert page.locator("#section-GAE tbody tr").count() > 10  # identical and unfolded
+    assert page.locator("#section-GAE tbody tr").count() > 10  # an identical section, but unfolded
     page = visit("#constructor..toString/%")
     assert page.get_by_label("Second script").input_value() == "ppo_linen"
 

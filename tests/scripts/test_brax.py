@@ -1,4 +1,4 @@
-"""Environments of brax and MuJoCo Playground: restarts, ends of episodes, and names."""
+"""Environments from brax and MuJoCo Playground: restarts, ends of episodes, and names."""
 
 import importlib
 import sys
@@ -47,7 +47,7 @@ class Fragile(Sum):
 
 
 def make(env_id):
-    """Make an environment of one of the packages. Skip the test if the package is missing."""
+    """Make an environment from one of the packages. Skip the test if the package is missing."""
     module, _, name = env_id.partition(":")
     pytest.importorskip({"envs.brax": "brax", "envs.playground": "mujoco_playground"}[module])
     return getattr(importlib.import_module(module), name)()
@@ -120,7 +120,7 @@ def test_check_accepts_rewards_that_are_python_numbers(env):
     ],
 )
 def test_a_missing_package_is_named(module, package, command, monkeypatch, capsys):
-    """envs/check.py prints the message; in a script it is that of a ModuleNotFoundError."""
+    """envs/check.py prints the message; a script raises it as a ModuleNotFoundError."""
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # so importing it fails
     with pytest.raises(SystemExit) as stopped:
@@ -168,7 +168,7 @@ ENV_IDS = ["envs.brax:InvertedPendulumSpring", "envs.playground:CartpoleBalance"
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
-def test_steps_equal_those_of_the_package_until_an_episode_ends(env_id):
+def test_steps_match_the_package_until_an_episode_ends(env_id):
     env = make(env_id)
     actions = np.random.default_rng(0).uniform(-1, 1, 20)
     (_, state), steps = play(env, actions)
@@ -176,7 +176,7 @@ def test_steps_equal_those_of_the_package_until_an_episode_ends(env_id):
     step = jax.jit(env.env.step)
     for action, (_, _, reward, terminated, _, info) in zip(actions, steps, strict=True):
         theirs = step(theirs, jnp.float32([action]))
-        # Compiled separately, they can differ by rounding.
+        # Separately compiled programs can differ by rounding.
         np.testing.assert_allclose(info["final_observation"], theirs.obs, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(reward, theirs.reward, rtol=1e-4)
         assert terminated == (theirs.done > 0)

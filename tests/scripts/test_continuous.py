@@ -42,7 +42,7 @@ EACH = pytest.mark.parametrize("name", CONTINUOUS_SCRIPTS)
 
 
 def make_learner(name: str, **flags: Any) -> Any:
-    """Use the flags of whole_run, so that both share compiled functions."""
+    """Return a learner with the flags of whole_run, so both share compiled functions."""
     script: Any = importlib.import_module(name)
     words = [*SMALL.split(), *AIM.split(), "--total-timesteps", str(BATCH)]
     return LEARNERS[name](script, replace(tyro.cli(script.Args, args=words), **flags))
@@ -77,8 +77,8 @@ def random_storage(seed: int, end_rate: float = 0.15) -> tuple:
 @pytest.mark.parametrize("name", stand_ins("Statistics", CONTINUOUS_SCRIPTS))
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("num_envs", [1, 64])
-def test_statistics_are_those_of_all_rollouts(name, offset, num_envs):
-    """This holds for one environment and many, also if the distribution changes."""
+def test_statistics_cover_all_rollouts(name, offset, num_envs):
+    """This holds for one or many environments, and if the distribution changes."""
     script: Any = importlib.import_module(name)
     rng = np.random.default_rng(0)
     rollouts = [rng.normal(offset + i, 1 + i, (256, OBS_DIM)).astype("f") for i in range(12)]
@@ -118,7 +118,7 @@ UPDATES += [("ppo_continuous_linen", "others"), ("ppo_continuous_torch_gymnasium
 
 @pytest.fixture(scope="module", params=UPDATES, ids=" ".join)
 def learner(request):
-    """Share a learner among tests of the same script and flags: creating one takes seconds."""
+    """Share a learner among tests with the same script and flags: creating one takes seconds."""
     name, flags = request.param
     learner = make_learner(name, **FLAGS[flags])
     learner.initial_weights = learner.get_weights()
@@ -165,7 +165,7 @@ def test_update_equals_numpy(learner):
 # === Rollouts ===================================================================================
 @cache
 def two_rollouts(name: str) -> tuple[Any, list]:
-    """Return a learner and its Storage of two rollouts; the second uses statistics of the first."""
+    """Return a learner and two rollouts; the second one uses the statistics of the first."""
     learner = make_learner(name)
     learner.set_weights(random_gaussian(1))
     storages = []
@@ -177,7 +177,7 @@ def two_rollouts(name: str) -> tuple[Any, list]:
 
 @EACH
 def test_transitions(name):
-    """VecEnv clips and maps actions. Storage keeps actions before that, and unscaled rewards."""
+    """VecEnv clips and maps actions. Storage keeps the original actions and unscaled rewards."""
     learner, storages = two_rollouts(name)
     storage = learner.script.Storage(*map(np.concatenate, zip(*storages, strict=True)))
     signal, far, step = np.moveaxis(storage.obs, -1, 0)
@@ -233,10 +233,10 @@ def test_to_bounds_maps_and_clips(name):
     np.testing.assert_allclose(found, [[-1, 10], [1, 5], [3, 0], [2, 2.5], [-1, 10]])
 
 
-# === Entire runs ================================================================================
+# === Complete runs ==============================================================================
 @EACH
 def test_training_finds_the_best_actions(name, tmp_path, monkeypatch):
-    """load_policy returns them in the units of the environment."""
+    """load_policy returns the actions in the units of the environment."""
     op_by_op(monkeypatch, importlib.import_module(name))
     folder = train(name, tmp_path, "run", *AIM.split(), iterations=80)
     signal = np.array([[-1.0], [1.0]])
@@ -246,7 +246,7 @@ def test_training_finds_the_best_actions(name, tmp_path, monkeypatch):
 
 
 def gaussians(folder: Path, obs: np.ndarray) -> Any:
-    """Return the Gaussians of a checkpoint for obs (N, OBS_DIM), in units of [-1, 1]."""
+    """Return the action distributions of a checkpoint for obs (N, OBS_DIM), in [-1, 1] units."""
     saved, weights = arrays(folder), weights_in(folder)
     mean, var = saved.get("1"), saved.get("2")  # in Equinox, arrays are numbered
     for place, x in saved.items():
@@ -261,7 +261,7 @@ def gaussians(folder: Path, obs: np.ndarray) -> Any:
 
 @EACH
 def test_load_policy_uses_the_weights_and_statistics_of_the_checkpoint(name, whole_run):
-    """It returns the mean or, with sample=True, a draw that repeats with the seed."""
+    """The policy returns the mean or, with sample=True, a sample determined by the seed."""
     folder = whole_run(name).folder
     before = content(folder)
     load_policy = importlib.import_module(name).load_policy
@@ -275,7 +275,7 @@ def test_load_policy_uses_the_weights_and_statistics_of_the_checkpoint(name, who
     np.testing.assert_array_equal(draws[0], draws[1])
     assert (draws[0] != draws[2]).any()
     assert ((draws[0] >= LOW) & (draws[0] <= HIGH)).all()
-    for bound in (-0.6, 0.0, 0.6):  # the fraction below it, within five standard errors
+    for bound in (-0.6, 0.0, 0.6):  # compare the fraction below, within five standard errors
         share = gaussians(folder, obs[:1]).cdf(bound)
         drawn = (draws[0] < LOW + (HIGH - LOW) * (bound + 1) / 2).mean(0)
         assert (abs(drawn - share) <= 5 * np.sqrt(share * (1 - share) / 20_000) + 1e-4).all()
@@ -306,7 +306,7 @@ class Narrow(gymnasium.Env):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CONTINUOUS_IN_GYMNASIUM)
 def test_actions_are_inside_bounds_that_are_not_exact(name, dtype, tmp_path, monkeypatch):
-    """In training and through load_policy; both clip some of the actions to each bound."""
+    """This holds in training and in load_policy; both clip some of the actions to each bound."""
     script: Any = importlib.import_module(name)
     monkeypatch.setattr(Narrow, "actions", [])
     op_by_op(monkeypatch, script)

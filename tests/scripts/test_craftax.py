@@ -1,4 +1,4 @@
-"""Craftax compared with the environment of its package, which generates a new world per restart.
+"""Compare Craftax with the environment in its package, which generates a world at each restart.
 
 The game takes long to compile, so one scan steps all environments with the same keys, and the tests
 read its results. Only Craftax-Classic is tested; Craftax uses the same class.
@@ -19,7 +19,7 @@ NUM_ENVS, NUM_STEPS, LIMIT, NUM_WORLDS = 6, 12, 8, 3
 
 @pytest.fixture(scope="module")
 def transitions():
-    """Step three environments with the same keys: pooled, endless, and that of the package.
+    """Step three environments with the same keys: pooled, endless, and the one in the package.
 
     Arrays are (NUM_STEPS, NUM_ENVS, ...). The player of environment 0 is about to die.
     """
@@ -66,7 +66,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_steps_equal_those_of_the_package(transitions):
+def test_steps_match_the_package(transitions):
     """The endless environment is always equal, the pooled one until the first restart."""
     obs, state, reward, terminated, truncated, _ = transitions.endless
     done = terminated | truncated
@@ -96,7 +96,7 @@ def test_a_restart_uses_one_of_the_worlds_that_the_package_generates(transitions
     for world in (*transitions.start.map, *state.map[done]):
         [number] = np.flatnonzero((worlds.map == world).all(axis=(1, 2)))
         found.add(int(number))
-    assert found == {0, 1, 2}  # of 13 draws
+    assert found == {0, 1, 2}  # in 13 draws
     assert not state.timestep[done].any() and (state.timestep[~done] > 0).all()
     key = jax.random.split(jax.random.PRNGKey(0), NUM_WORLDS)[1]
     _, theirs = jax.jit(transitions.env.game.reset_env)(key, transitions.env.default_params)
@@ -105,5 +105,5 @@ def test_a_restart_uses_one_of_the_worlds_that_the_package_generates(transitions
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), ours, theirs)
 
 
-def test_check_accepts_it(transitions):
+def test_check_accepts_craftax(transitions):
     check.check_gymnax(transitions.env)

@@ -51,7 +51,7 @@ import ppo_linen_sharded
 import ppo_torch
 
 SHARDED, DDP = "ppo_linen_sharded", "ppo_torch_ddp"
-# With 4 environments, 32 steps, 2 epochs of 2 minibatches. The learning rate makes errors visible.
+# Runs have 4 environments, 32 steps, 2 epochs and 2 minibatches. A high learning rate shows errors.
 FLAGS = ["--learning-rate", "1e-2", "--matmul-precision", "highest"]
 COLLECTIVE = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
@@ -84,7 +84,7 @@ def wait_for_iterations(folder, process):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Return a function from a script to its run of four iterations on 4 JAX devices or 2 ranks.
+    """Return a function that trains a script for four iterations on 4 JAX devices or 2 ranks.
 
     Next to the run folder, program/ contains the compiled JAX programs as text, and half/ is a run
     that has completed two of the four iterations.
@@ -155,9 +155,9 @@ def test_jax_devices_compute_the_gradient_of_the_entire_minibatch(devices):
 
 
 def one_rank_for_all(ranks, iterations, args):
-    """Compute in this process what this number of ranks computes, by joining their minibatches.
+    """Train in this process like several ranks together, by joining their minibatches.
 
-    Return the agent, and the metrics of each iteration.
+    Return the agent and the metrics of each iteration.
     """
     share = replace(args, num_envs=args.num_envs // ranks)
     whole, env = (ppo_torch.VecEnv(args.env_id, x.num_envs) for x in (args, share))
@@ -237,7 +237,7 @@ def test_jax_devices_train_as_ppo_linen_with_one_minibatch(tmp_path):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
 
 
-def test_jax_only_communicates_by_one_all_reduce_per_minibatch(whole):
+def test_jax_communicates_only_through_one_all_reduce_per_minibatch(whole):
     """Read the compiled programs of four devices."""
     texts = {}
     for name in ("rollout", "update"):
@@ -247,7 +247,7 @@ def test_jax_only_communicates_by_one_all_reduce_per_minibatch(whole):
     assert set(re.findall(COLLECTIVE, texts["update"])) == {"all-reduce"}
     results = re.findall(r" = (.*?) all-reduce\(", texts["update"])
     sizes = [sorted(map(size_of, re.findall(r"\[([\d,]*)\]", x))) for x in results]
-    # The gradient is reduced at once. The others are scalars, or one number per minibatch.
+    # One operation reduces the whole gradient. The others reduce one number, or one per minibatch.
     gradient = sorted([4 * 8, 8, 8 * 8, 8, 8 * 2, 2, 4 * 8, 8, 8 * 8, 8, 8 * 1, 1])
     assert [x for x in sizes if max(x) > 2] == [gradient]
     assert len(sizes) == 9
@@ -259,7 +259,7 @@ def size_of(shape):
 
 # === Resuming ===================================================================================
 @pytest.mark.parametrize(("name", "devices"), [(SHARDED, 4), (DDP, 2)])
-def test_resuming_on_as_many_devices_is_exact(name, devices, whole, tmp_path):
+def test_resuming_on_the_same_number_of_devices_is_exact(name, devices, whole, tmp_path):
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
     run(devices, name, path_of(name), "--resume", folder)
     assert metrics(folder) == metrics(whole(name))
@@ -267,8 +267,8 @@ def test_resuming_on_as_many_devices_is_exact(name, devices, whole, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "devices"), [(SHARDED, 1), (SHARDED, 2), (DDP, 1)])
-def test_resuming_on_another_number_of_devices(name, devices, whole, tmp_path, monkeypatch, capsys):
-    """It continues from the same parameters and episodes, and evaluate.py reads the result."""
+def test_resuming_on_a_new_number_of_devices(name, devices, whole, tmp_path, monkeypatch, capsys):
+    """The run keeps its parameters and episodes, and evaluate.py can read the result."""
     folder = shutil.copytree(whole(name).parent / "half", tmp_path / "half")
     if devices == 1:
         assert main(name, "--resume", folder) == 0
@@ -340,7 +340,7 @@ def test_killing_a_process_ends_the_others_with_an_error(name, tmp_path):
 
 @pytest.mark.parametrize("name", [SHARDED, DDP])
 def test_a_signal_to_one_process_stops_all_with_a_checkpoint(name, tmp_path):
-    """torchrun receives it in PyTorch, as with Ctrl-C; in JAX, the second process does."""
+    """In PyTorch, torchrun receives the signal, as with Ctrl-C. In JAX, the second process does."""
     waiting, both = start_two(name, tmp_path)
     waiting[-1].send_signal(signal.SIGINT)
     said = [process.communicate(timeout=60)[0] for process in waiting]

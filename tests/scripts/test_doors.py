@@ -1,4 +1,4 @@
-"""Doors in gymnax and in Gymnasium: compare them with each other, and with a map and a search."""
+"""Doors in gymnax and Gymnasium: compare both versions, and check them with a map and a search."""
 
 from collections import deque
 from functools import cache
@@ -65,7 +65,7 @@ def make(**options) -> Any:
     return gymnasium.make(ENV_ID, **options).unwrapped
 
 
-# Shared by all tests: the functions of another environment would be compiled again.
+# Shared by all tests, because the functions of a second instance would be compiled again.
 DOORS = doors.Doors()
 reset_all, start_all = jax.jit(jax.vmap(DOORS.reset)), jax.jit(jax.vmap(DOORS.start))
 gymnax_step = jax.jit(jax.vmap(DOORS.step, (0, 0, 0, None)))
@@ -92,7 +92,7 @@ def test_every_move_from_every_square():
 
 
 def test_optimal_steps_and_layouts():
-    """The closed form equals the search, and episodes start at their layout."""
+    """The closed form equals the search, and episodes start with the requested layout."""
     layouts = rules.all_layouts()
     found = [STEPS[goal][14, agent] for agent, goal in layouts]
     assert rules.optimal_steps(*layouts.T).tolist() == found
@@ -104,7 +104,7 @@ def test_optimal_steps_and_layouts():
 
 
 def test_both_versions_agree_over_many_episodes():
-    """16 environments act at random, and 16 mostly follow shortest paths, through many restarts.
+    """Actions are random in 16 environments, and mostly follow shortest paths in 16 others.
 
     With a limit of 20 steps, many reach the goal in the last step.
     """
@@ -141,7 +141,7 @@ def test_both_versions_agree_over_many_episodes():
 
 # === Random numbers =============================================================================
 def test_all_layouts_are_equally_likely():
-    """The columns of consecutive seeds are independent."""
+    """The layouts of consecutive seeds are independent."""
     obs, _ = reset_all(jax.vmap(jax.random.PRNGKey)(jnp.arange(225 * 40)))
     places = [where(row) for row in np.asarray(obs)]
     agent, goal = np.array([(square[1], goal) for square, goal in places]).T

@@ -27,7 +27,7 @@ CASES = [
 @EACH_AGENT
 @pytest.mark.parametrize(("obs_shape", "flags"), CASES)
 def test_updates_match_the_reference(name, obs_shape, flags):
-    """Compare 50 updates with a changing learning rate. One input is 0, so its weights stay."""
+    """Compare 50 updates with a changing learning rate. Weights of the zero input never change."""
     learner = make_learner(name, obs_shape, f"{flags} --target-network-frequency 7")
     layers, _ = learner.layers()
     batches = [random_batch(seed, 32, obs_shape, 3) for seed in range(50)]
@@ -46,7 +46,7 @@ def test_updates_match_the_reference(name, obs_shape, flags):
 # === Initial weights ============================================================================
 @EACH_AGENT
 def test_initial_weights_are_as_in_pytorch(name):
-    """They are uniform within 1 / sqrt(inputs), as in nn.Linear; the target is a copy."""
+    """Weights are uniform within 1 / sqrt(inputs), as in nn.Linear; the target is a copy."""
     learner = make_learner(name, (10, 10, 4), "--hidden-sizes 128 64")
     layers, target = learner.layers()
     np.testing.assert_array_equal(dqn.flat(layers), dqn.flat(target))
@@ -128,7 +128,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
     """10,000 pairs of observations are 2 GB at 100 KB each, and 0.8 GB at 40 KB each."""
     script = importlib.import_module(name)
     flags = "--num-envs 1 --buffer-size 10000"
-    with pytest.MonkeyPatch.context() as patch:  # without allocation
+    with pytest.MonkeyPatch.context() as patch:  # without allocating memory
         patch.setattr(script, "Transition", lambda **fields: None)
         for library in (np, jnp, torch):
             tiny = library.zeros(1)

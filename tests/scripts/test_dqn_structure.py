@@ -43,7 +43,7 @@ def test_gymnasium_vec_env_differs_from_ppo_only_in_minatar(name):
 
 @pytest.mark.parametrize(("name", "count"), zip(SAC_PAIRS[0], (22, 28), strict=True))
 def test_sac_vec_env_differs_from_continuous_ppo_in_a_few_lines(name, count):
-    """It has no gamma and no discounted returns, and names other scripts."""
+    """SAC has no gamma and no discounted returns, and its messages name other scripts."""
     ppo = name.replace("sac", "ppo_continuous")
     assert changed_lines(name, ppo, "Environment") <= count
 
@@ -96,7 +96,7 @@ def test_flags_and_defaults_are_the_same_in_all_frameworks(name, preset):
 
 @EACH
 def test_help_texts_of_flags_are_the_same_in_all_frameworks(name):
-    """tyro takes them from the comments of Args."""
+    """tyro takes help texts from the comments in Args."""
     linen = f"{name[:3]}_linen"
     line = re.compile(r"^    (\w+): (.+)$", re.M)
     ours, first = (dict(line.findall(function(x, "Args"))) for x in (name, linen))

@@ -44,7 +44,7 @@ def train(name, folder, flags):
 
 # === Signals ====================================================================================
 def test_the_exit_status_of_a_stopped_run_depends_on_the_signal(tmp_path, monkeypatch):
-    """The section Run log is identical in SAC."""
+    """The Run log section is identical in the SAC scripts."""
     write = dqn_linen.RunLog.write
 
     def write_and_stop(log, *args):
@@ -92,8 +92,8 @@ def known_run(request, tmp_path_factory):
     return SimpleNamespace(name=name, half=half, rows=rows(run.folder), **run._asdict())
 
 
-def test_stored_transitions_are_those_of_cartpole(known_run):
-    """The replay contains steps 600 to 3000. The last 600 have overwritten the first 600."""
+def test_stored_transitions_match_cartpole(known_run):
+    """The replay contains steps 600 to 3000. The last 600 steps have overwritten the first."""
     obs, action, reward, terminated, next_obs = dqn.replay_in(known_run.folder)
     steps = [dqn.step_cartpole(*x) for x in zip(obs, action, strict=True)]
     expected = [np.array(x) for x in zip(*steps, strict=True)]
@@ -132,19 +132,18 @@ def test_updates_read_only_stored_transitions_and_are_counted(known_run):
     found = arrays(known_run.folder)
     counts = {"train_state/step", "num_updates", "optimizer/count"} & found.keys()
     assert counts and all(found[place] == 125 for place in counts)
-    epsilons = [row["charts/epsilon"] for row in known_run.rows]  # in the last step
+    epsilons = [row["charts/epsilon"] for row in known_run.rows]  # at the last step
     assert epsilons == pytest.approx([0.5, 0.5, 0.5 * (1 - 996 / 2000)])
 
 
 def test_nothing_compiles_twice_and_only_actions_and_metrics_are_transferred(known_run):
-    """There is one transfer per array of metrics, and one per step for the actions of Gymnasium.
+    """There is one transfer per array of metrics, and one per step for the Gymnasium actions.
 
     On a CPU, JAX shares the memory of the actions with NumPy, so there is no transfer.
     """
     compilations = [row.get("compilations", 0) for row in known_run.counts]
-    late = (
-        1 if known_run.name == "dqn_linen_gymnasium" else 0
-    )  # update() compiles at the first update
+    # The first update compiles update().
+    late = 1 if known_run.name == "dqn_linen_gymnasium" else 0
     assert (compilations[0] > 0) == (known_run.name != "dqn_torch_gymnasium")
     assert compilations[1:] == [0, late]
     expected = {"dqn_linen": 12, "dqn_torch": 8, dqn.COMPILED: 9, "dqn_torch_gymnasium": 250}
@@ -185,9 +184,9 @@ def test_a_run_resumed_between_updates_continues_exactly(name, optimizer, tmp_pa
 
 @EACH
 def test_resume_changes_some_flags_and_rejects_others(name, tmp_path, monkeypatch, capfd):
-    """The replay and the optimizer are fixed. Exploration, learning rate and its epsilon are not.
+    """The replay and the optimizer are fixed. Exploration, learning rate and epsilon can change.
 
-    A very large epsilon stops all parameters, which shows that the optimizer uses it.
+    A very large optimizer epsilon freezes all parameters, which shows that it is used.
     """
     op_by_op(monkeypatch, importlib.import_module(name))
     folder = tmp_path / "run"
@@ -212,7 +211,7 @@ def test_resume_changes_some_flags_and_rejects_others(name, tmp_path, monkeypatc
             np.testing.assert_array_equal(x, before[place], err_msg=place)
     rates = [row["charts/learning_rate"] for row in rows(folder)]
     assert rates == pytest.approx([0.6, 0.4, 0.2, 0.025])
-    epsilon = rows(folder)[-1]["charts/epsilon"]  # of step 252
+    epsilon = rows(folder)[-1]["charts/epsilon"]  # at step 252
     assert epsilon == pytest.approx(0.8 - 0.4 * (252 - 52) / 400)
 
 
@@ -323,7 +322,7 @@ def test_without_exploration_steps_epsilon_is_final_once_learning_starts(
 
 
 @EACH
-def test_counts_below_the_least_are_usage_errors(name, monkeypatch, capfd):
+def test_counts_below_the_minimum_are_usage_errors(name, monkeypatch, capfd):
     flags = ["target-network-frequency", "learning-starts", "exploration-steps"]
     dqn.assert_counts_are_checked(name, flags, monkeypatch, capfd)
 
@@ -359,7 +358,7 @@ def test_xla_does_not_copy_the_replay():
 
 @EACH_IN_TORCH
 def test_the_target_network_is_copied_every_few_updates(name, tmp_path, monkeypatch):
-    """In Linen, update() copies it, as test_dqn_numerics.py checks."""
+    """In Linen, update() copies the target network, which test_dqn_numerics.py tests."""
     script, seen = importlib.import_module(name), []
     op_by_op(monkeypatch, script)
     update = script.update
@@ -378,7 +377,7 @@ def test_the_target_network_is_copied_every_few_updates(name, tmp_path, monkeypa
 
 
 def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
-    """Without an update, the parameters are those of the eager run, and the moments are 0."""
+    """Without an update, the parameters equal those of the eager run, and the moments are 0."""
     op_by_op(monkeypatch, importlib.import_module(dqn.COMPILED))
     for optimizer in ("adam", "rmsprop"):
         flags = f"--optimizer {optimizer} --learning-starts 1000 --total-timesteps 64"

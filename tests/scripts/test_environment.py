@@ -17,7 +17,7 @@ import ppo_linen
 import ppo_rnn_linen
 
 ROLLOUTS = stand_ins("Rollout")
-ENV_IDS = {  # obs_shape and num_actions
+ENV_IDS = {  # env_id -> obs_shape, num_actions
     "CartPole-v1": ((4,), 2),
     "Acrobot-v1": ((6,), 3),
     "MountainCar-v0": ((2,), 3),
@@ -78,7 +78,7 @@ def test_transitions(name):
     _, storage = two_rollouts(name)
     done = storage.terminated | storage.truncated
     assert done.any() and not done.all()
-    # Observations continue, also between two rollouts, unless an episode ended.
+    # next_obs is the next obs, even across two rollouts, unless an episode ended.
     same = (storage.next_obs[:-1] == storage.obs[1:]).all(-1)
     np.testing.assert_array_equal(same, ~done[:-1])
     assert (np.abs(storage.obs[1:][done[:-1]]) <= 0.05).all()  # CartPole starts near 0
@@ -105,7 +105,7 @@ def test_transitions(name):
 
 @pytest.mark.parametrize("name", ROLLOUTS)
 def test_actions_are_drawn_from_the_policy(name):
-    """512 draws agree with their probabilities, about 0.73, within five standard errors."""
+    """512 samples match their probabilities of about 0.73, within five standard errors."""
     weights, storage = two_rollouts(name)
     logits = reference.forward(weights["actor"], storage.obs.reshape(-1, 4))
     log_probs = reference.log_softmax(logits)

@@ -102,14 +102,14 @@ def zero_action(name):
 
 
 def make_by(name, env_id):
-    """Create four environments with the VecEnv of another script, in this process."""
+    """Create four environments in this process, with the VecEnv of the script `name`."""
     other = importlib.import_module(name)
     return make_env(other, other.Args(env_id=env_id, num_envs=4, vectorization="sync"))
 
 
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
 def test_a_resumed_run_starts_and_announces_new_episodes(name, capsys):
-    """The seeds depend on nothing but the iteration."""
+    """The seeds of the new episodes depend only on the iteration."""
     env = make_by(name, "CartPole-v1" if is_discrete(name) else "Pendulum-v1")
     first = env.reset()
     assert capsys.readouterr().out == ""
@@ -122,7 +122,7 @@ def test_a_resumed_run_starts_and_announces_new_episodes(name, capsys):
 
 @pytest.mark.parametrize("name", stand_ins("Environment", ALL))
 def test_an_environment_with_a_wrapper_that_has_a_lambda(name):
-    """The wrapper, which doubles the rewards, cannot be part of the environment's spec."""
+    """The wrapper, which doubles the rewards, cannot be part of the EnvSpec."""
     rewards = []
     env_id = "ProbeSignal-v0" if is_discrete(name) else "Aim-v0"
     for kind in (env_id, f"Doubled{env_id}"):
@@ -205,7 +205,7 @@ def test_the_old_api_is_rejected(name):
 
 
 # === Processes ==================================================================================
-def alive(processes):
+def still_running(processes):
     _, left = psutil.wait_procs(processes, timeout=15)
     return [x for x in left if x.is_running() and x.status() != psutil.STATUS_ZOMBIE]
 
@@ -214,7 +214,7 @@ def test_workers_do_not_receive_the_signals_of_a_terminal():
     """A terminal sends signals to a process group, and each worker is in a separate group."""
     env, _ = make("Scripted-v0", 2, "async")
     assert [os.getpgid(x.pid) for x in env.envs.processes] == [x.pid for x in env.envs.processes]
-    assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # our group is unchanged
+    assert os.getpgid(0) != os.getpid() or os.getsid(0) != os.getpid()  # the parent is not moved
 
 
 def create_and_wait(pipe):
@@ -230,7 +230,7 @@ def test_a_killed_process_leaves_no_worker():
     parent.start()
     workers = [psutil.Process(pid) for pid in ours.recv()]
     parent.kill()
-    assert not alive(workers)
+    assert not still_running(workers)
 
 
 def start_training(env_id, vectorization, folder, total_timesteps):
@@ -250,7 +250,7 @@ def test_processes_started_by_an_environment_end_with_the_run(number, tmp_path):
     os.killpg(process.pid, number)
     process.communicate(timeout=120)  # until its pipes are closed
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert not alive(started)
+    assert not still_running(started)
 
 
 def failed(env_id, vectorization, tmp_path):

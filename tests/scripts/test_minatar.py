@@ -24,7 +24,7 @@ RANDOM = (1, 0.5, 0.2, 0, 0, 0)  # fraction of random actions in each environmen
 def keep_the_ball(game, aim):
     """Move toward the column where the ball lands or, with aim 1, toward the next one.
 
-    At the first, the ball keeps its horizontal direction; at the second, the paddle reverses it.
+    In the first, the ball keeps its horizontal direction; in the second, the paddle reverses it.
     Choosing the aim at random clears entire walls.
     """
     falls = game.ball_dir >= 2
@@ -37,7 +37,7 @@ def keep_the_ball(game, aim):
 def play():
     """Return the result of reset, and a record of arrays (environment, step).
 
-    Six actions, sticky actions and no time limit, as in `python dqn_linen.py minatar`.
+    There are six actions, sticky actions and no time limit, as in `python dqn_linen.py minatar`.
     """
     made: Any = gymnax.make("Breakout-MinAtar", use_minimal_action_set=False)
     env, params = StickyActionWrapper(made[0], 0.1), made[1]
@@ -93,7 +93,7 @@ def test_every_observation_reward_and_end_matches_minatar():
 
 
 def test_the_preset_has_the_settings_of_minatar(monkeypatch):
-    """The constants of examples/dqn.py and environment.py. Flags override the preset.
+    """Compare with constants in examples/dqn.py and environment.py. Flags override the preset.
 
     test_dqn_structure.py compares the other scripts with this one.
     """

@@ -58,7 +58,7 @@ def test_gae_equals_the_loop(name, num_steps, flags):
 
 @pytest.fixture(scope="module", params=product(stand_ins("Update"), FLAGS), ids=" ".join)
 def learner(request):
-    """Share a learner among tests of the same script and flags: creating one takes seconds."""
+    """Share a learner among tests with the same script and flags: creating one takes seconds."""
     name, flags = request.param
     learner = make_learner(name, total_timesteps=64, **FLAGS[flags])
     learner.initial_weights = learner.get_weights()
@@ -88,7 +88,7 @@ def test_update_equals_numpy(learner):
     weights, storage = random_weights(3, OBS_DIM, (8, 8), NUM_ACTIONS), random_storage(4, 16)
     learner.set_weights(weights)
     expected, metrics = reference.update(weights, storage, learner.orders(5), learner.args)
-    found = learner.update(storage, 5)  # a script may log more
+    found = learner.update(storage, 5)  # may have more metrics
     assert {x: found[x] for x in metrics} == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     actual = reference.flatten(learner.get_weights())
     np.testing.assert_allclose(actual, reference.flatten(expected), atol=1e-5)
@@ -106,7 +106,7 @@ def test_rollout_and_update_are_exactly_equal_in_all_jax_scripts():
         learner.set_weights(weights)
         results: list[Any] = [np.asarray(x) for x in learner.rollout(6)]
         found = learner.update(random_storage(4, 16), 5)
-        metrics = {x: found[x] for x in (first[-2] if first else found)}  # a script may log more
+        metrics = {x: found[x] for x in (first[-2] if first else found)}  # ignore additional ones
         results += [metrics, reference.flatten(learner.get_weights())]
         first = first or results
         for values, expected in zip(results, first, strict=True):

@@ -22,13 +22,13 @@ from sections import (
 
 # test_continuous.py and test_cnn.py test the others.
 DISCRETE = but(PPO_SCRIPTS, *CONTINUOUS_SCRIPTS, *IMAGE_SCRIPTS)
-NO_MEMORY = but(DISCRETE, *RNN_SCRIPTS)
+FEEDFORWARD = but(DISCRETE, *RNN_SCRIPTS)
 BREAKOUT = "--env-id Breakout-MinAtar --sticky-actions 0.25 --full-actions --max-episode-steps 99"
 
 
 @pytest.fixture(scope="session")
 def folder_of(whole_run, tmp_path_factory):
-    """Return a function from the name of a script to the folder of a short run."""
+    """Return a function that maps the name of a script to the folder of a short run."""
 
     @cache
     def folder_of(name):
@@ -50,7 +50,7 @@ def policy_of(name, folder, **options):
     return importlib.import_module(name).load_policy(folder, **options)
 
 
-@pytest.mark.parametrize("name", NO_MEMORY)
+@pytest.mark.parametrize("name", FEEDFORWARD)
 def test_ppo_policy_returns_the_most_likely_action_of_the_actor(name, folder_of):
     folder = folder_of(name)
     obs = np.random.default_rng(0).normal(size=(300, 4))
@@ -70,7 +70,7 @@ def test_an_obs_of_the_wrong_size_is_an_error(name, folder_of):
 
 
 def hundredfold(x):
-    """Scale the last layer of an actor with two actions, whose initial scale is 0.01."""
+    """Multiply x by 100 if it belongs to an actor output layer, whose initial scale is 0.01."""
     return 100 * x if 2 in np.shape(x) and "float" in str(x.dtype) else x
 
 
@@ -83,7 +83,7 @@ def test_samples_follow_the_probabilities_and_depend_on_the_seed(name, folder_of
     draws = [policy_of(name, folder, seed=seed)(obs, sample=True) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(draws[0], draws[1])
     assert (draws[0] != draws[2]).any() and set(draws[0]) == {0, 1}
-    if name in NO_MEMORY:
+    if name in FEEDFORWARD:
         chance = np.exp(reference.log_softmax(reference.forward(weights_in(folder)["actor"], obs)))
         assert abs(chance[0, 1] - 0.5) > 0.05
         error = np.sqrt(chance[0].prod() / len(obs))
@@ -125,4 +125,4 @@ def test_an_rnn_policy_remembers_until_an_episode_starts(name, tmp_path):
     action = policy(nothing, starts.astype(int))
     assert len(set(action[:10])) == 1
     np.testing.assert_array_equal(action[10:], signal[10:, 0] > 0)
-    assert len(policy(nothing[:3])) == 3  # another batch size starts over
+    assert len(policy(nothing[:3])) == 3  # a new batch size resets the GRU state

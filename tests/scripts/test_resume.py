@@ -1,6 +1,6 @@
-"""Stopped, killed and finished runs can be resumed, and no code in a run folder runs.
+"""Stopped, killed and finished runs can be resumed. No code in a run folder is executed.
 
-The section Run log is identical in all scripts, so one script per framework is enough.
+The Run log section is identical in all scripts, so one script per framework is enough.
 test_training.py tests that every script resumes exactly.
 """
 
@@ -235,10 +235,10 @@ def test_the_learning_rate_follows_the_new_schedule(
     "flags",
     ["--gamma 0.5", "--gae-lambda 0.5", "--clip-coef 0.001", "--ent-coef 1", "--vf-coef 0.1"],
 )
-def test_flags_of_the_loss_change_from_the_resumed_iteration_on(
+def test_changed_loss_flags_apply_from_the_resumed_iteration(
     flags, whole_run, tmp_path, monkeypatch
 ):
-    """The rollout of this iteration is the same."""
+    """The rollout of the resumed iteration is unchanged."""
     run = whole_run("ppo_torch")
     found = resumed("ppo_torch", run, tmp_path / "run", monkeypatch, *flags.split())[2]
     expected = metrics(run.folder)[2]
@@ -247,10 +247,8 @@ def test_flags_of_the_loss_change_from_the_resumed_iteration_on(
 
 
 @EACH
-def test_another_seed_changes_the_random_numbers_in_jax_only(
-    name, whole_run, tmp_path, monkeypatch
-):
-    """PyTorch's generator continues from the checkpoint."""
+def test_a_new_seed_changes_the_random_numbers_only_in_jax(name, whole_run, tmp_path, monkeypatch):
+    """The PyTorch generator continues from the checkpoint."""
     run = whole_run(name)
     found = resumed(name, run, tmp_path / "run", monkeypatch, "--seed", 5)
     assert (found == metrics(run.folder)) == (name == "ppo_torch")
@@ -267,13 +265,13 @@ def test_other_flags_change_neither_result_nor_folder(name, whole_run, tmp_path,
     assert [x.name for x in tmp_path.iterdir()] == ["run"]
 
 
-# In PyTorch, resuming sets the learning rate of the checkpoint's optimizer. In JAX it is not saved.
+# In PyTorch, checkpoints contain a learning rate, which resuming must replace. In JAX, they do not.
 TRAINED_ON = [name for name in PPO_SCRIPTS if ROWS[name]["framework"] == "torch"]
 TRAINED_ON += ["ppo_linen", "ppo_nnx", "ppo_equinox"]
 
 
 @pytest.mark.parametrize("name", TRAINED_ON)
-def test_a_complete_run_continues_at_another_learning_rate(name, whole_run, tmp_path, monkeypatch):
+def test_a_complete_run_continues_at_a_new_learning_rate(name, whole_run, tmp_path, monkeypatch):
     """The new learning rate is so small that Adam cannot change a weight."""
     run = whole_run(name).folder
     folder = shutil.copytree(run, tmp_path / "run")
@@ -301,12 +299,12 @@ def test_a_complete_run_continues_at_another_learning_rate(name, whole_run, tmp_
                 np.testing.assert_allclose(y, x, rtol=0, atol=1e-20)
 
 
-# In eager PyTorch, a checkpoint includes the settings of the optimizer.
+# In eager PyTorch, a checkpoint includes the optimizer hyperparameters.
 EAGER = [name for name in TRAINED_ON if "scheduler.step()" in read(name)]
 
 
 @pytest.mark.parametrize("name", EAGER)
-def test_a_resumed_run_uses_another_epsilon_for_adam(name, whole_run, tmp_path, monkeypatch):
+def test_a_resumed_run_uses_a_new_adam_epsilon(name, whole_run, tmp_path, monkeypatch):
     """The new epsilon is so large that Adam cannot change a weight."""
     run = whole_run(name)
     folder = rewind(run, tmp_path / "run")
@@ -318,7 +316,7 @@ def test_a_resumed_run_uses_another_epsilon_for_adam(name, whole_run, tmp_path, 
             np.testing.assert_array_equal(x, before[place], err_msg=place)
 
 
-# Of the environment, of the arrays in a checkpoint, and of the learning rate schedule of PPO.
+# Arguments of the environment, the arrays in a checkpoint, and the PPO learning rate schedule.
 CANNOT_CHANGE = {"env_id", "image_size", "channels_first", "feed_back"}
 CANNOT_CHANGE |= {"num_envs", "num_steps", "num_agents", "buffer_size", "optimizer"}
 CANNOT_CHANGE |= {"hidden_sizes", "gru_hidden_size"}
@@ -327,7 +325,7 @@ CANNOT_CHANGE |= {"num_minibatches", "update_epochs"}
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_a_checkpoint_depends_on_cannot_change(name, tmp_path, capsys):
+def test_flags_that_a_checkpoint_depends_on_cannot_change(name, tmp_path, capsys):
     script = importlib.import_module(name)
     old = script.Args(resume=str(tmp_path))
     (tmp_path / "run.json").write_text(json.dumps({"script": name, "args": asdict(old)}))
@@ -358,7 +356,7 @@ def test_a_run_without_a_checkpoint_starts_over(name, whole_run, tmp_path, monke
 # === A full disk ================================================================================
 @contextmanager
 def full_disk():
-    """Limit the size of files to a thousand bytes."""
+    """Limit file sizes to 1000 bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -401,7 +399,7 @@ class Attack:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_no_code_in_a_checkpoint_runs(name, whole_run, tmp_path):
+def test_code_in_a_checkpoint_is_not_executed(name, whole_run, tmp_path):
     """Try a plain pickle, the two formats of PyTorch, and the NumPy format of Equinox."""
     folder, attack = rewind(whole_run(name), tmp_path / "run"), Attack(tmp_path / "attacked")
     (path,) = folder.glob("checkpoint.*")
@@ -411,7 +409,7 @@ def test_no_code_in_a_checkpoint_runs(name, whole_run, tmp_path):
     np.save(contents[3], np.array([attack], dtype=object), allow_pickle=True)
     for written in contents:
         path.write_bytes(written.getvalue())
-        with pytest.raises(Exception):  # noqa: B017  (it depends on the library)
+        with pytest.raises(Exception):  # noqa: B017  (the type depends on the library)
             importlib.import_module(name).load_policy(folder)
         with pytest.raises(Exception):  # noqa: B017
             main(name, "--resume", folder)
@@ -422,7 +420,7 @@ def test_no_code_in_a_checkpoint_runs(name, whole_run, tmp_path):
 
 # === Weights & Biases ===========================================================================
 def wandb_records(path):
-    """Yield the records of an offline W&B run, which is in the format of LevelDB's logs.
+    """Yield the records of an offline W&B run, which has the format of LevelDB logs.
 
     A record has one or several pieces. Each piece starts with a checksum of 4 bytes, its length,
     and its kind: entire record, first, middle or last piece. The file consists of blocks, and no
@@ -488,7 +486,7 @@ ppo_linen.train(ppo_linen.parse_args())
 
 
 def test_no_iteration_is_lost_if_the_wandb_process_ends(start, tmp_path, monkeypatch):
-    """A SIGTERM to an entire job also ends the process of W&B."""
+    """If a whole job receives SIGTERM, the W&B process also ends."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("WANDB_SERVICE", raising=False)  # set if this process uses W&B
     _, _, *flags = command("ppo_linen", "run", 10, "--track")

@@ -142,7 +142,7 @@ def test_update_equals_numpy(name):
 
 @EACH
 def test_ratios_of_the_first_update_are_1(name):
-    """The update computes the same GRU states as the rollout, also after the end of an episode."""
+    """The update computes the same GRU states as the rollout, even after the end of an episode."""
     learner = make(name, env_id="probes:ShortCartPole", num_steps=64)
     storage = learner.rollout(3)
     steps = {x: np.asarray(getattr(storage, x)) for x in storage._fields}

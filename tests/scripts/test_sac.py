@@ -1,6 +1,6 @@
 """SAC: compare updates with a float64 reference, and test complete runs.
 
-To add a script, add it to SAC_SCRIPTS, and to LEARNERS the class that reads its weights.
+To add a script, add it to SAC_SCRIPTS, and add the class that reads its weights to LEARNERS.
 """
 
 import dataclasses
@@ -58,13 +58,13 @@ def forward(layers: list, x: np.ndarray) -> np.ndarray:
 
 
 def log_slope_of_tanh(x):
-    """log(1 / cosh(x)**2), where cosh(x) = exp(|x|) / 2 * (1 + exp(-2 |x|))."""
+    """Return log(1 / cosh(x)**2), where cosh(x) = exp(|x|) / 2 * (1 + exp(-2 |x|))."""
     x = np.abs(np.asarray(x, np.float64))
     return -2 * (x + np.log1p(np.exp(-2 * x)) - np.log(2))
 
 
 def draw(actor: list, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return actions and their log density: the Gaussian density over the slope of tanh."""
+    """Return actions and their log density: a Gaussian density divided by the slope of tanh."""
     mean, log_std = np.split(forward(actor, obs), 2, axis=-1)
     std = np.exp(np.clip(log_std, -20, 2))
     x = mean + std * noise
@@ -78,7 +78,7 @@ def q_values(critics: list, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 
 def losses_of(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
-    """Return the three losses. Each is minimized with respect to the weights of its name only."""
+    """Return the three losses and metrics. Each loss trains only the weights with its name."""
     obs, action, reward, terminated, next_obs = (np.asarray(x, np.float64) for x in batch)
     alpha = np.exp(weights["log_alpha"])
     next_action, next_logprob = draw(weights["actor"], next_obs, noise[0])
@@ -98,7 +98,7 @@ def losses_of(weights: dict, target_critics: list, batch: tuple, noise, gamma: f
 
 
 def gradients(weights: dict, target_critics: list, batch: tuple, noise, gamma: float) -> dict:
-    """Return central differences, of the critics' loss only with respect to the critics, etc."""
+    """Return the gradient of each loss for the weights with its name, by central differences."""
     grads = {}
     for part in ("actor", "critics", "log_alpha"):
         vector, unravel = ravel(weights[part])
@@ -126,7 +126,7 @@ def ravel(tree: Any) -> tuple[np.ndarray, Any]:
 
 
 def updates(weights: dict, batches: tuple, noises: tuple, rates: list, args: Any):
-    """Yield weights, target critics and the losses before the update, for each Adam update."""
+    """Yield the weights and target critics after each Adam update, and the losses before it."""
     vector, unravel = ravel(weights)
     target, unravel_target = ravel(weights["critics"])
     mean, square = np.zeros_like(vector), np.zeros_like(vector)
@@ -145,7 +145,7 @@ def updates(weights: dict, batches: tuple, noises: tuple, rates: list, args: Any
 
 # === The scripts ================================================================================
 def to_weights(arrays: list) -> dict:
-    """Convert all weights, in the order of their names: bias and kernel of each layer."""
+    """Convert arrays that are sorted by name: the bias and the kernel of each layer."""
     *layers, log_alpha = map(np.array, arrays)
     ends = len(layers) // 3
     actor = list(zip(layers[:ends:2], layers[1:ends:2], strict=True))
@@ -203,7 +203,7 @@ class Linen:
 
 
 class Torch:
-    """The same for PyTorch, without torch.compile."""
+    """PyTorch version of Linen, without torch.compile."""
 
     def __init__(self, script: Any, args: Any) -> None:
         self.script, self.args = script, args
@@ -261,7 +261,7 @@ def make_learner(name: str, *flags: str) -> Any:
 
 
 def as_logged(losses: dict) -> dict:
-    """Return the losses of the reference under the names of the log."""
+    """Rename the losses of the reference as in the log."""
     return {
         "losses/td_loss": losses["critics"],
         "losses/q_value": losses["q_value"],
@@ -279,7 +279,7 @@ def assert_losses_equal(actual: dict, losses: dict, rtol: float, atol: float = 0
 
 
 def random_batch(seed: int) -> tuple[tuple, np.ndarray]:
-    """Return a batch, and the noise of its actions."""
+    """Return a batch, and the noise that update() uses to draw actions."""
     rng = np.random.default_rng(seed)
     obs, next_obs = rng.normal(size=(2, BATCH, OBS_DIM)).astype("f")
     action = rng.uniform(-1, 1, (BATCH, ACTION_DIM)).astype("f")
@@ -289,7 +289,7 @@ def random_batch(seed: int) -> tuple[tuple, np.ndarray]:
 
 
 def moved(weights: dict) -> dict:
-    """Change all weights, so that one log_std is above its bound and one is below."""
+    """Return changed weights with one log_std above the upper bound and one below the lower."""
     rng = np.random.default_rng(0)
     vector, unravel = ravel(weights)
     weights = unravel(vector + 0.3 * rng.normal(size=len(vector)))
@@ -307,7 +307,7 @@ def test_functions_that_are_tested_elsewhere_are_identical_here(piece):
 # === Loss and update ============================================================================
 @EACH_LEARNER
 def test_logprob_of_squashed_actions(name):
-    """This includes actions where the slope of tanh is 0 in float32: its log at 20 is -38.6."""
+    """Include actions for which the slope of tanh is 0 in float32: its log at 20 is -38.6."""
     x = np.linspace(-20, 20, 4001, dtype="f")[:, None]
     action, logprob = make_learner(name).draw_action(x, 0 * x, 0 * x)
     np.testing.assert_allclose(action, np.tanh(x), rtol=1e-5)
@@ -462,7 +462,7 @@ def train(name, folder, flags=""):
 
 @pytest.fixture(scope="module", params=SAC_SCRIPTS)
 def known_run(request, tmp_path_factory):
-    """Return a run of four iterations of 1000 steps. Unused parts of its replay are NaN."""
+    """Return a run of four iterations of 1000 steps. Unused entries of its replay are NaN."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
     with pytest.MonkeyPatch.context() as patch:
@@ -513,8 +513,8 @@ def weights_in(folder):
     return to_weights(in_order(named))
 
 
-def test_stored_transitions_are_those_of_pendulum(known_run):
-    """The replay contains steps 1600 to 4000. The last 1600 have overwritten the first 1600."""
+def test_stored_transitions_match_pendulum(known_run):
+    """The replay contains steps 1600 to 4000. The last 1600 steps have overwritten the first."""
     obs, action, reward, terminated, next_obs = (
         np.roll(x, -1600, 0) for x in stored_in(known_run.folder)
     )
@@ -565,14 +565,14 @@ def test_episode_statistics_match_numpy(known_run):
             assert row[key] == pytest.approx(x, rel=1e-5), key
 
 
-# One transfer per metric that is an array, and one per step for the actions of Gymnasium. On a CPU,
+# One transfer per metric that is an array, and one per step for the Gymnasium actions. On a CPU,
 # JAX shares the memory of the actions with NumPy, so there is no transfer.
 TRANSFERS = {
     "sac_linen": 14,
     "sac_linen_gymnasium": 5,  # losses
     "sac_torch": 12,  # losses and episode statistics
     "sac_torch_gymnasium": 250 + 5,
-    COMPILED: 250 + 6,  # and the learning rate
+    COMPILED: 250 + 6,  # also the learning rate
 }
 
 
@@ -622,7 +622,7 @@ def add_to_output(folder, change):
 
 
 def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch):
-    """In Gymnasium, new episodes start, so use an environment in which all are identical."""
+    """In Gymnasium, resuming starts new episodes, so use an environment with identical ones."""
     name, whole = known_run.name, known_run.folder
     op_by_op(monkeypatch, importlib.import_module(name))  # as in the complete run
     folder = shutil.copytree(known_run.half, tmp_path / "killed")
@@ -637,7 +637,7 @@ def test_a_resumed_run_continues_exactly(known_run, tmp_path, monkeypatch):
 
 @EACH
 def test_without_a_saved_replay_updates_wait_for_a_new_one(name, tmp_path, monkeypatch, capsys):
-    """After resuming, its 1500 steps come from the actor, whose actions are all 0.5 here."""
+    """After resuming, the actor chooses all actions, which are always 0.5 in this test."""
     script = importlib.import_module(name)
     make_nan_replays(monkeypatch, name)
     op_by_op(monkeypatch, script)
@@ -675,7 +675,7 @@ class Update(NamedTuple):
 
 
 def record_updates(patch, name) -> list[Update]:
-    """Return a list that gets an Update for each call of the script's update()."""
+    """Return a list to which each call of update() in the script appends an Update."""
     script = importlib.import_module(name)
     update, found = script.update, []
 
@@ -690,7 +690,7 @@ def record_updates(patch, name) -> list[Update]:
         return update(agent, target_critics, optimizer, batch, noise, args)
 
     def in_compiled(agent, target_critics, optimizer, args, rate, noise, *batch):
-        if noise.any():  # otherwise, this is the call that compiles
+        if noise.any():  # the call that only compiles has no noise
             known_run = in_order(agent.state_dict()), in_order(target_critics.state_dict())
             keep(*known_run, batch, noise, rate)
         return update(agent, target_critics, optimizer, args, rate, noise, *batch)
@@ -719,7 +719,7 @@ def trained(request, tmp_path_factory):
 
 
 def test_every_update_has_new_noise_and_a_new_batch(trained):
-    """Noise differs for obs and next_obs, and batches differ if two updates follow one step."""
+    """Noise differs between obs and next_obs, and batches differ between updates at one step."""
     noise = np.array([x.noise.reshape(2, 32) for x in trained.updates])
     assert kstest(noise.ravel(), "norm").pvalue > 0.01
     assert len(np.unique(noise)) > 0.99 * noise.size
@@ -767,7 +767,7 @@ def test_the_learning_rate_decays_per_iteration(trained):
 
 
 def test_flags_of_the_update_can_change_in_a_resumed_run(trained, tmp_path, monkeypatch):
-    """This includes the schedule of the learning rate."""
+    """This includes the learning rate schedule."""
     op_by_op(monkeypatch, importlib.import_module(trained.name))
     updates = record_updates(monkeypatch, trained.name)
     folder = rewind(trained.run, tmp_path / "killed")
@@ -786,7 +786,7 @@ def test_flags_of_the_update_can_change_in_a_resumed_run(trained, tmp_path, monk
 
 
 def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
-    """A run without updates ends as in eager PyTorch, including the state of the generators."""
+    """A run without updates ends as in eager PyTorch, including the random generator states."""
     op_by_op(monkeypatch, importlib.import_module(COMPILED))
     for name in (COMPILED, "sac_torch_gymnasium"):
         train(name, tmp_path / name, LEARNING + "--learning-starts 240")
@@ -800,7 +800,7 @@ def test_the_call_that_compiles_leaves_no_trace(tmp_path, monkeypatch):
 # === Dtypes of observations =====================================================================
 @EACH
 def test_the_replay_keeps_the_dtype_of_observations(name, tmp_path, monkeypatch):
-    """It keeps uint8, which the network casts; float64 becomes float32."""
+    """uint8 is kept, and the network casts it. float64 is stored as float32."""
     script = importlib.import_module(name)
     op_by_op(monkeypatch, script)
     train(name, tmp_path / "bytes", LEARNING + "--env-id Byte-v0")
@@ -836,7 +836,7 @@ def test_the_size_of_a_large_replay_is_printed(name, capsys):
 # === Gymnasium ==================================================================================
 @pytest.mark.parametrize("name", IN_GYMNASIUM)
 def test_a_resumed_run_starts_new_episodes(name):
-    """They differ from those at the start of the run. Resuming again gives the same ones."""
+    """They differ from the first episodes, and are the same each time the run is resumed."""
     env = importlib.import_module(name).VecEnv("Pendulum-v1", 2, "sync", 1)
     first, third, again = env.reset(), env.reset(3), env.reset(3)
     assert not np.isin(first, third).any()
@@ -849,7 +849,7 @@ LOW, HIGH = [-0.1, -0.2], [0.2, 0.1]
 
 
 class Bounded(PendulumEnv):
-    """Rejects actions outside the bounds and those of another dtype."""
+    """Pendulum that rejects actions outside the bounds or with a different dtype."""
 
     def __init__(self, dtype: Any = np.float32) -> None:
         super().__init__()
@@ -920,7 +920,7 @@ def assert_steps_are_inside(script, env_id, space):
 
 # === Counts =====================================================================================
 @EACH
-def test_counts_below_the_least_are_usage_errors(name, monkeypatch, capfd):
+def test_counts_below_the_minimum_are_usage_errors(name, monkeypatch, capfd):
     dqn.assert_counts_are_checked(name, ["learning-starts"], monkeypatch, capfd)
 
 

@@ -1,4 +1,4 @@
-"""Entire runs of train(): files, resuming, messages, learning and compilation."""
+"""Complete runs of train(): files, resuming, messages, learning and compilation."""
 
 import importlib
 import os
@@ -46,14 +46,14 @@ from torch._inductor import metrics as inductor
 
 COMPILED = ("ppo_torch_compile", "ppo_torch_vmap", "ppo_continuous_torch_compile_gymnasium")
 COMPILED += ("ppo_cnn_torch_compile_gymnasium",)
-IN_NUMPY = [x for x in scripts("ppo", "torch") if "gymnasium" in x]  # and without JAX
+IN_NUMPY = [x for x in scripts("ppo", "torch") if "gymnasium" in x]  # do not use JAX
 LIKE_NNX = ("ppo_nnx_cached", "ppo_nnx_tree")  # the same numbers as ppo_nnx
 
 
 # === Every script ===============================================================================
 @pytest.fixture(scope="module", params=PPO_SCRIPTS)
 def name(request):
-    """The module scope keeps all tests of a run in one process."""
+    """Return the name of a script. The module scope keeps all tests of a run in one process."""
     return request.param
 
 
@@ -72,7 +72,7 @@ def test_nothing_compiles_twice_and_metrics_need_one_transfer(name, whole_run):
     # The metrics are one tensor in PyTorch, and 14 arrays in JAX. With Gymnasium, PyTorch calls
     # cpu() in each of 32 steps. With an RNN, it counts the episodes in each of 4 minibatches.
     own = dict.fromkeys(IN_NUMPY, 1 + 32) | {"ppo_rnn_torch": 1 + 4}
-    own["ppo_torch_ddp"] = 2  # also whether a rank received a signal
+    own["ppo_torch_ddp"] = 2  # one shows whether a rank received a signal
     own["ppo_continuous_equinox"] = 13  # its constant learning rate is not an array
     transfers = own.get(name, 1 if "torch" in name else 14)
     # Saving a checkpoint after the second iteration needs transfers.
@@ -201,7 +201,7 @@ def test_metrics_may_be_python_numbers(name, tmp_path, monkeypatch):
 
 
 def test_the_last_line_is_a_command_that_works(tmp_path):
-    """It works with a custom environment, and with a space in the folder name."""
+    """The command works with a custom environment, and with a space in the folder name."""
     folder = tmp_path / "my runs"
     words: list[Any] = [sys.executable, path_of("ppo_linen"), *SMALL.split()]
     words += ["--env-id", "probes:Recall1"]
@@ -281,7 +281,7 @@ def test_a_captured_function_replays_and_its_state_is_restored(monkeypatch):
 
     class Graph:
         def replay(self):
-            recorded = static[3]  # the recorded one, after three warm-up calls
+            recorded = static[3]  # the recorded call follows three warm-up calls
             recorded.copy_(function(seen[3])["sum"])
 
     monkeypatch.setattr(torch, "cuda", cuda)

@@ -36,11 +36,11 @@ SEEDS = range(SEED - AGENTS + 1, SEED + 1)
     zip(VMAP_SCRIPTS, ["ppo_linen", "ppo_nnx", "ppo_torch_compile"], strict=True),
 )
 def test_each_agent_trains_as_it_would_alone(name, alone, whole_run):
-    """With the same keys, the episodes are the same and the numbers equal but for rounding."""
+    """The episodes are the same, and the numbers are equal up to rounding."""
     agent, alone = whole_run(name).folder / f"seed{SEED}", whole_run(alone).folder
     assert_close(metrics(agent), metrics(alone))
     ours, theirs = arrays(agent), arrays(alone)
-    if name == "ppo_torch_vmap":  # has one generator for each agent
+    if name == "ppo_torch_vmap":  # there is one generator for each agent
         theirs["generators"] = theirs.pop("rng_state/cpu")
     assert ours.keys() == theirs.keys()
     for place in ours:
@@ -48,7 +48,7 @@ def test_each_agent_trains_as_it_would_alone(name, alone, whole_run):
         np.testing.assert_allclose(ours[place], theirs[place], rtol=1e-3, atol=1e-5)
     program = metrics(whole_run(name).folder)
     steps = [AGENTS * row["global_step"] for row in metrics(agent)]
-    assert [row["global_step"] for row in program] == steps  # of all agents together
+    assert [row["global_step"] for row in program] == steps  # total over all agents
     other = metrics(whole_run(name).folder / f"seed{SEED - 1}")
     assert other[0]["losses/value_loss"] != metrics(agent)[0]["losses/value_loss"]
 
@@ -56,8 +56,8 @@ def test_each_agent_trains_as_it_would_alone(name, alone, whole_run):
 def test_an_agent_that_diverges_does_not_affect_the_others(
     whole_run, tmp_path, monkeypatch, capsys
 ):
-    """Set one agent's weights to NaN in the checkpoint to resume; the others must train exactly."""
-    name = "ppo_torch_vmap"  # uses custom code for gradients and norms
+    """Set the weights of one agent to NaN in a checkpoint. The others must not be affected."""
+    name = "ppo_torch_vmap"  # this script computes gradients and norms with custom code
     run = whole_run(name)
     folder = rewind(run, tmp_path / "program")
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)

@@ -1,4 +1,4 @@
-"""The study of convolutions in JAX on a CPU."""
+"""The convolutions study, which compares convolutions in JAX on a CPU."""
 
 import json
 import re
@@ -20,7 +20,7 @@ REFERENCE = "Linen, nn.Conv, Python loop"
 
 @cache
 def losses_of(way):
-    """Return the losses of two epochs; those of the second depend on all gradients of the first."""
+    """Return the losses of two epochs. Those of the second depend on all gradients of the first."""
     batches = measure.make_batches(SHAPE, 16)
     epoch, _ = measure.WAYS[way](batches, measure.make_params(SHAPE, FLAGS), FLAGS)
     return np.concatenate([epoch(), epoch()])
@@ -46,7 +46,7 @@ def test_a_wrong_gradient_is_found_before_measuring(monkeypatch):
     assert measure.gradient_error() > 0.1
 
 
-def test_ratios_are_those_of_a_round(tmp_path):
+def test_ratios_are_computed_within_a_round(tmp_path):
     """The machine is slower in later rounds, and the slow variant did not run in all of them."""
     rows: list[dict[str, Any]] = [{"versions": {}}]
     for number in range(3):
@@ -69,8 +69,8 @@ def code_on_the_page():
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
-def test_excerpts_are_what_the_script_has():
-    """The second is in a method; without its indentation, ruff breaks lines differently."""
+def test_excerpts_match_the_script():
+    """Ignore whitespace in the second excerpt: without its indentation, lines break differently."""
     lines, chunks, _ = code_on_the_page()
     script = (ROOT / "more/ppo_cnn_linen_gymnasium.py").read_text()
     assert "defvjp" in lines and f"\n{lines}" in script

@@ -1,4 +1,4 @@
-"""The study of the cost of a call in Flax NNX, and docs/nnx.md.
+"""The nnx_calls study, which measures the cost of a call in Flax NNX, and docs/nnx.md.
 
 test_docs.py compares the table on the page of the study with its data.
 """
@@ -12,7 +12,7 @@ from conftest import ROOT
 from studies.nnx_calls import measure, study
 
 
-def test_all_ways_train_identically():
+def test_all_variants_train_identically():
     """The losses of the fourth call depend on the updates of the first three."""
     batches = measure.make_batches(20)[:4]
     losses = {}

@@ -45,7 +45,7 @@ PNG = b"\x89PNG"
     "name",
     ["agents", "control", "doors", "gpu", "limits", "recurrent", "peers", "simulators", "tuning"],
 )
-def test_a_studys_figures_are_drawn(name, tmp_path):
+def test_the_figures_of_a_study_are_drawn(name, tmp_path):
     study = importlib.import_module(f"studies.{name}.study")
     study.update(ROOT / "studies" / name, tmp_path)
     paths = list(tmp_path.iterdir())
@@ -68,7 +68,7 @@ def test_a_group_with_a_failed_process_is_left_out(tmp_path):
 
 # === Races ======================================================================================
 def listed_race(path, name, steps=(), /, **seconds):
-    """Append a race of ten rounds. steps and seconds are per progress line of each program."""
+    """Append a race of ten rounds. Steps and seconds are per progress line of each program."""
     info = {"programs": list(seconds), "discarded": 0, "args": {}, "listed": {"name": name}}
     info["steps"] = list(steps)
     lines: list[Any] = [info]
@@ -83,7 +83,7 @@ def listed_race(path, name, steps=(), /, **seconds):
 
 def test_tables_of_a_race(tmp_path):
     path = listed_race(tmp_path / "races.jsonl", "one, small", a=9.0, b=9.0)
-    listed_race(path, "one, small", a=0.002, b=0.004)  # repeated
+    listed_race(path, "one, small", a=0.002, b=0.004)  # replaces the first race
     listed_race(path, "one, large", a=0.2, c=0.1)
     listed_race(path, "two", a=1.0, b=1.0)
     assert tables.race_table(path, "one, small").cells.to_numpy().tolist() == [
@@ -132,7 +132,7 @@ def test_simulators_are_compared_with_the_same_vectorization(tmp_path):
 def test_slow_environments_take_the_time_in_their_name():
     """Compare with Slow0. Take the minimum of many steps, because other load only adds time."""
 
-    def least(name, steps):
+    def shortest_step(name, steps):
         env = gymnasium.make(f"studies.simulators.slow:{name}").unwrapped
         obs, _ = env.reset(seed=1)
         assert obs.shape == (17,)
@@ -145,13 +145,13 @@ def test_slow_environments_take_the_time_in_their_name():
             found.append(time.perf_counter() - start)
         return min(found) * 1e6
 
-    free = least("Slow0-v0", 1_000)
+    free = shortest_step("Slow0-v0", 1_000)
     for name, microseconds in (
         ("Slow300-v0", 300),
         ("Slow10000-v0", 10_000),
         ("Sleep3000-v0", 3_000),
     ):
-        costs = least(name, 30) - free
+        costs = shortest_step(name, 30) - free
         assert costs == pytest.approx(microseconds, rel=0.1)
 
 
@@ -168,7 +168,7 @@ def test_the_step_time_of_a_robot_is_the_median_over_rounds(tmp_path, monkeypatc
 
 # === GPU ========================================================================================
 def write_race(path, programs, *rounds):
-    """Append a race from the seconds per iteration in each round. The first is discarded."""
+    """Append a race with these seconds per iteration in each round. Round 0 is discarded."""
     lines: list[dict[str, Any]] = [
         {"programs": [f"short {x}" for x in programs], "discarded": 1},
     ]

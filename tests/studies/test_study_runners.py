@@ -1,4 +1,4 @@
-"""Programs of the studies: agents side by side, the evaluation in Doors, other libraries."""
+"""Programs that the studies run: agents side by side, the evaluation in Doors, other libraries."""
 
 import importlib
 import json
@@ -116,7 +116,7 @@ def test_one_scan_computes_the_same_as_vmap(tmp_path):
         logs.append([pd.read_json(x / "metrics.jsonl", lines=True) for x in paths])
     for one, other in zip(*logs, strict=True):
         same = [x for x in one if not x.startswith("time/") and x != "charts/SPS"]
-        # Equal up to rounding, because the single program sums in another order.
+        # Equal up to rounding, because the single program sums in a different order.
         ours, theirs = (x[same].astype(float) for x in (one, other))
         np.testing.assert_allclose(theirs, ours, rtol=1e-3, atol=1e-4)
         seconds = other["time/iteration"].to_numpy()
@@ -161,7 +161,7 @@ def test_evaluation_during_training_uses_the_network_that_is_saved(name, tmp_pat
     info = json.loads((tmp_path / "doors-4__it/run.json").read_text())
     assert info["ended"] - info["started"] < lasted
     settings = {"gamma": 0.95, "double_q": True, "train_frequency": 32, "hidden_sizes": [8]}
-    assert settings.items() <= info["args"].items()  # the preset doors and a flag
+    assert settings.items() <= info["args"].items()  # from the doors preset and from a flag
     rows = gather(tmp_path)
     assert rows["iteration"].tolist() == [5, 10, 12]
     assert rows["global_step"].tolist() == [640, 1280, 1536]
@@ -210,13 +210,13 @@ for name in ("sbx", "sb3_contrib", "stable_baselines3", *("stable_baselines3.com
 """
 
 
-# Arguments with another name in the library.
+# Arguments with a different name in the library.
 NAMES = {"num_steps": "n_steps", "update_epochs": "n_epochs", "norm_adv": "normalize_advantage"}
 NAMES["clip_coef"] = "clip_range"
 
 
 def call_library(file, tmp_path, *words):
-    """Run a file with the dummy library; return the settings with which it calls the library."""
+    """Run a file with the dummy library, and return the settings that it passes to the library."""
     (tmp_path / "library.py").write_text(LIBRARY)
     code = f"import library, runpy, sys; sys.path[0] = {str(file.parent)!r}\n"
     code += f"runpy.run_path({str(file)!r}, run_name='__main__')"
@@ -235,7 +235,7 @@ def run_peer(file, tmp_path, *flags):
 
 
 @pytest.mark.parametrize("name", ["peers/ppo_sb3", "peers/ppo_sbx", "recurrent/ppo_sb3_recurrent"])
-def test_runs_of_other_libraries_use_and_record_our_settings(name, tmp_path):
+def test_runs_of_other_libraries_use_and_record_the_same_settings(name, tmp_path):
     script = name.partition("ppo_")[2]
     args = asdict(ppo_torch.Args(run_name="usual"))
     flags = ["--hidden-sizes", "8"]
@@ -313,7 +313,7 @@ def test_a_script_of_another_project_must_be_unmodified(tmp_path, monkeypatch, c
 
 
 # === Other libraries in a race ==================================================================
-def test_become_replaces_the_process_by_a_script_of_another_project(tmp_path):
+def test_become_replaces_the_process_with_a_script_of_another_project(tmp_path):
     text = "import os, sys\nprint(sys.argv[1:], os.environ['WANDB_MODE'])"
     commit = make_checkout("rl/file.py", text, tmp_path)
     code = """
@@ -330,12 +330,12 @@ def test_become_replaces_the_process_by_a_script_of_another_project(tmp_path):
     assert done.returncode == 2 and "not an unmodified checkout" in done.stderr
 
 
-# Sizes of Atari in our scripts.
+# Default hyperparameters for Atari.
 ATARI = ppo_cnn_torch_gymnasium.Args()
 
 
 @pytest.mark.parametrize("name", ["ppo_cleanrl", "ppo_cleanrl_envpool"])
-def test_cleanrl_has_our_sizes_in_atari(name, tmp_path):
+def test_cleanrl_uses_the_same_batch_sizes_in_atari(name, tmp_path):
     file = f"cleanrl/{name.replace('cleanrl', 'atari')}.py"
     commit = make_checkout(file, "import sys\nprint(*sys.argv[1:])", tmp_path)
     code = f"import {name}\n{name}.COMMIT = {commit!r}\n{name}.main()"
@@ -347,7 +347,7 @@ def test_cleanrl_has_our_sizes_in_atari(name, tmp_path):
         assert int(value) == getattr(ATARI, size), size
 
 
-def test_stable_baselines3_has_our_settings_in_atari(tmp_path):
+def test_stable_baselines3_uses_the_same_settings_in_atari(tmp_path):
     called = call_library(ROOT / "studies/atari/peers/ppo_sb3.py", tmp_path)
     for ours in ("num_steps", "update_epochs", "clip_coef", "ent_coef"):
         assert called[NAMES.get(ours, ours)] == getattr(ATARI, ours), ours
