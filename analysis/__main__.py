@@ -34,10 +34,10 @@ def parse() -> argparse.Namespace:
     add("--only-runs", metavar="FILE", type=Path, help=listed)
     add("--names", metavar="FILE", type=Path, nargs="+", default=[], help=NAMES)
 
-    command = commands.add_parser("race", help="summarize and plot a race of race.py")
+    command = commands.add_parser("race", help="summarize and plot the results of race.py")
     command.set_defaults(run=show_race)
     add = command.add_argument
-    add("file", type=Path, help="results of a race, such as races/TIME.jsonl")
+    add("file", type=Path, help="results file of race.py, such as races/TIME.jsonl")
     add("--out", type=Path, help="figure to write; default FILE with the suffix .png")
 
     command = commands.add_parser("pack", help="check runs, and save them as a study")
@@ -70,7 +70,7 @@ def make_report(args: argparse.Namespace) -> int:
 
 
 def default_out(sources: list[str]) -> Path:
-    """Return the folder for a report: in the folder of runs, or in the working directory."""
+    """Return the default report folder: in the source, or else in the working directory."""
     path = Path(sources[0])
     return path / "report" if len(sources) == 1 and path.is_dir() else Path("report")
 
@@ -118,11 +118,10 @@ def main() -> None:
         status = args.run(args)
         sys.stdout.flush()  # raises BrokenPipeError if the reader has exited
         sys.exit(status)
-    except BrokenPipeError:  # report RUNS | head
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes again at exit
-        sys.exit(141)  # the status of a program that was ended by SIGPIPE
+    except BrokenPipeError:  # for example in: report RUNS | head
+        # Python flushes stdout again at exit, so redirect it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # exit status of a program killed by SIGPIPE
     except (SourceError, OSError) as error:
         print(f"analysis: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""Constants that no run changes: the scripts, networks, environments and table columns.
+"""Load the constants of the project: scripts, networks, environments and table columns.
 
 This module imports only the standard library, so programs that only need the scripts start fast.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-# Names of the frameworks in tables and figures.
+# Framework names in tables and figures.
 FRAMEWORKS = {
     "torch": "PyTorch",
     "linen": "Flax Linen",
@@ -21,7 +21,7 @@ FIELDS |= {"setting": str, "steps": int, "teaches": str}
 
 
 class CatalogError(ValueError):
-    """A file of this project cannot be used; the message is one sentence."""
+    """Raised if a data file of this project cannot be used; the message is one sentence."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -39,7 +39,10 @@ def read_csv(name: str) -> list[dict[str, str]]:
 
 
 def read_scripts() -> dict[str, dict[str, Any]]:
-    """Return the rows of scripts.toml by script. If installed, the file is in this folder."""
+    """Return the tables in scripts.toml, by script name.
+
+    An installed package contains the file in this folder; a checkout, in the parent folder.
+    """
     path = HERE / "scripts.toml"
     if not path.exists():
         path = HERE.parent / "scripts.toml"
@@ -57,7 +60,7 @@ def read_scripts() -> dict[str, dict[str, Any]]:
 
 
 def read_sizes() -> dict[str, list[int]]:
-    """Return the units of each hidden layer, by the name of the network."""
+    """Return the number of units in each hidden layer, by network name."""
     sizes = read_toml(HERE / "sizes.toml")
     for name, units in sizes.items():
         if not isinstance(units, list) or not all(type(x) is int and x > 0 for x in units):
@@ -72,11 +75,11 @@ COLUMNS = read_csv("columns.csv")
 
 
 def file_of(script: str) -> str:
-    """Return the path of a script of this project, relative to the root of the project."""
+    """Return the path of a script in this project, relative to the project root."""
     return str(Path(SCRIPTS[script]["folder"], f"{script}.py"))
 
 
 def is_continuous(script: str) -> bool:
-    """Return whether a script of this project is for continuous actions."""
+    """Return whether a script in this project is for continuous actions."""
     row = SCRIPTS[script]
     return row["algorithm"] == "sac" or row["setting"].startswith("continuous")

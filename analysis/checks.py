@@ -22,7 +22,7 @@ BY_HAND = (
 
 # === Answer =====================================================================================
 def answer_warnings(experiment: Experiment) -> list[str]:
-    """Return warnings that belong beside the answer."""
+    """Return warnings to show next to the answer."""
     found = []
     runs = timed(experiment.runs)
     loaded = len(under_load(runs))
@@ -44,8 +44,8 @@ def run_warnings(data: Data) -> list[str]:
     found = {
         "left out": [f"{name} ({reason})" for name, reason in data.left_out.items()],
         "diverged: the last losses are NaN or infinite": diverged(data),
-        "made while other processes used the machine": list(under_load(runs)["run"]),
-        "made with uncommitted changes": list(changed(data.runs)["run"]),
+        "started while other processes used the machine": list(under_load(runs)["run"]),
+        "started with uncommitted changes": list(changed(data.runs)["run"]),
     }
     lines = [
         f"{pluralize([len(x)], 'run')} {fault}: {some(x, 5)}." for fault, x in found.items() if x
@@ -68,7 +68,7 @@ def diverged(data: Data) -> list[str]:
 
 # === Studies ====================================================================================
 def problems(data: Data) -> list[str]:
-    """Return the problems of a study, one sentence each."""
+    """Return the problems found in a study, one sentence each."""
     settings = data.runs["settings"].map(without_length)
     runs = data.runs.assign(settings=settings, platform=platforms(data.runs))
     found = []
@@ -78,21 +78,21 @@ def problems(data: Data) -> list[str]:
     for name, things in ONE.items():
         if runs[name].nunique() > 1:
             found.append(f"{runs[name].nunique()} {things}, but a study must have one")
-    # A program of another library has no version of packages that it does not need.
+    # Programs from other libraries do not record the versions of packages that they do not use.
     if any(runs.loc[runs[name] != "", name].nunique() > 1 for name in VERSIONS):
         found.append("different versions of Python or packages")
     if (runs["commit"] == "").any() or len(changed(runs)):
         found.append("runs of scripts that are not committed, so they cannot be reproduced")
     several = {
         "resumed": runs["resumed"].sum(),
-        "made while other processes used the machine": len(under_load(runs)),
+        "started while other processes used the machine": len(under_load(runs)),
     }
     found += [f"{pluralize([count], 'run')} {fault}" for fault, count in several.items() if count]
     return found + missing(runs)
 
 
 def without_length(settings: str) -> str:
-    """Return hyperparameters except the length and number of agents, which may differ."""
+    """Return hyperparameters without run length and number of agents, which may differ."""
     rest = as_object(settings)
     rest.pop("total_timesteps", None)
     rest.pop("num_agents", None)

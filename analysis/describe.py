@@ -12,7 +12,7 @@ import numpy as np
 from analysis.catalog import SCRIPTS, SIZES
 from analysis.schema import RUNS, SourceError
 
-SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # by the units of hidden layers
+SIZE_OF = {tuple(units): name for name, units in SIZES.items()}  # hidden units -> network name
 # Arguments that change an environment and are therefore part of its name.
 RULES = ("sticky_actions", "full_actions", "max_episode_steps")
 # Arguments that do not change the work of an iteration; all others are in the column `settings`.
@@ -20,12 +20,12 @@ NOT_SETTINGS = {
     *("exp_name", "seed", "env_id", "hidden_sizes", "sync_for_timing"),
     *("runs_dir", "run_name", "track", "save_every", "resume"),
     "vectorization",  # in the column `mode`
-    "total_timesteps",  # the column `num_iterations`
+    "total_timesteps",  # in the column `num_iterations`
     *RULES,
 }
-LAST_EPISODES = 100  # episodes in the measure of learning, as in MinAtar
+LAST_EPISODES = 100  # number of episodes that last_100_return averages, as in MinAtar
 WINDOWS = {"first": slice(0, 1), "early": slice(1, 8), "steady": slice(8, None)}
-# An argument that only one algorithm has; it identifies the algorithm of a copied script.
+# Arguments that only one algorithm has; they identify the algorithm of a copied script.
 ARGUMENT_OF = {"ppo": "clip_coef", "dqn": "target_network_frequency", "sac": "tau"}
 WITHOUT_JIT = " without jit"  # suffix of a script's name if JAX compiled nothing
 
@@ -44,10 +44,9 @@ def require_completed(info: dict[str, Any]) -> None:
 
 
 def describe(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a run; raise SourceError, with the reason, if it is not complete.
+    """Return the row of a run; raise SourceError, with the reason, if the run is not complete.
 
-    info is run.json with the lines of metrics.jsonl as "metrics", and "evaluations" if there are
-    any.
+    info contains run.json, the lines of metrics.jsonl as "metrics", and optionally "evaluations".
     """
     require_completed(info)
     args = info["args"]
@@ -64,7 +63,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
     settings = {name: x for name, x in sorted(args.items()) if name not in NOT_SETTINGS}
     algorithm = algorithm_of(info["script"], args)
     if algorithm in ("dqn", "sac"):
-        # Round down to full iterations: the remaining steps are not trained.
+        # Round down to full iterations: the scripts skip the remaining steps.
         settings["total_timesteps"] = num_iterations * batch_size
     row = {x.name: values.get(x.source) for x in RUNS if x.source}
     row |= {
@@ -88,7 +87,7 @@ def describe(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def algorithm_of(script: str, args: Collection[str] = ()) -> str:
-    """Return the algorithm from scripts.toml, the script's name or its arguments, or ""."""
+    """Return the algorithm, from scripts.toml, the script name or its arguments, or else ""."""
     if script in SCRIPTS:
         return SCRIPTS[script]["algorithm"]
     for algorithm, argument in ARGUMENT_OF.items():
@@ -98,7 +97,7 @@ def algorithm_of(script: str, args: Collection[str] = ()) -> str:
 
 
 def framework_of(info: dict[str, Any]) -> str:
-    """Return the framework from scripts.toml, or else from the packages that a script uses."""
+    """Return the framework, from scripts.toml or else from the packages that the script uses."""
     if info["script"] in SCRIPTS:
         return SCRIPTS[info["script"]]["framework"]
     packages = [x for x in ("torch", "equinox", "flax") if x in info.get("versions", {})]
@@ -106,7 +105,7 @@ def framework_of(info: dict[str, Any]) -> str:
 
 
 def compile_mode_of(info: dict[str, Any]) -> str:
-    """Return what is compiled; the variable JAX_DISABLE_JIT disables all compilation in JAX."""
+    """Return the compile mode; JAX_DISABLE_JIT disables all compilation in JAX."""
     if info["script"] not in SCRIPTS:
         return info.get("compile_mode") or ("none" if info.get("jit_disabled") else "unknown")
     mode = SCRIPTS[info["script"]]["compile"]
@@ -116,16 +115,16 @@ def compile_mode_of(info: dict[str, Any]) -> str:
 
 
 def environment_of(args: dict[str, Any]) -> str:
-    """Return the name of the environment, with the options that change it."""
+    """Return the environment name, with the options that change the environment."""
     return ", ".join([args["env_id"], *(f"{x} {args[x]}" for x in RULES if args.get(x))])
 
 
 def variant_of(info: dict[str, Any]) -> str:
-    """Return the script with the flags that change how it runs, or "" if there are none."""
+    """Return the script name with the options that change how it runs, or "" without any."""
     name = info["script"]
     if info["args"].get("vectorization", "sync") != "sync":
         name += f" --vectorization {info['args']['vectorization']}"
-    if info.get("devices", 1) > 1:  # one training run uses all of them
+    if info.get("devices", 1) > 1:  # one training run uses all devices
         return f"{name}, {info['devices']} devices"
     if info.get("side_by_side"):  # number of processes that shared the machine
         return f"{name}, {info['side_by_side']} side by side"
@@ -133,9 +132,9 @@ def variant_of(info: dict[str, Any]) -> str:
 
 
 def platform_of(info: dict[str, Any]) -> str:
-    """Return "Linux, NVIDIA H200, driver 570, AMD EPYC, 16 cores, machine 3fa9".
+    """Return the platform, such as "Linux, H200, driver 570, AMD EPYC, 16 cores, machine 3fa9".
 
-    Only runs that benchmark.sh started know their system; others are on an unknown platform.
+    Only benchmark.sh records the system, so the platform of other runs is unknown.
     """
     gpu = [] if info["device"] == "cpu" else [info["device"]]
     if not info.get("os"):
@@ -153,14 +152,14 @@ def platform_of(info: dict[str, Any]) -> str:
 
 
 def date_of(started: object) -> object:
-    """Return seconds since 1970 as ISO 8601, and anything else unchanged."""
+    """Convert seconds since 1970 to an ISO 8601 date; return anything else unchanged."""
     if not isinstance(started, int | float):
         return started
     return datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
 def durations_of(info: dict[str, Any]) -> dict[str, float]:
-    """Return the durations in seconds; those of a process only if its launch was recorded."""
+    """Return durations in seconds; process durations only if the launch time was recorded."""
     metrics = info["metrics"]
     first = metrics[0]["time/iteration"]
     setup = metrics[0]["time/elapsed"] - first
@@ -192,7 +191,7 @@ def last_return(metrics: Sequence[dict[str, Any]]) -> float | None:
 def running_return(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the mean of the last LAST_EPISODES returns after each iteration, or NaN if too few.
 
-    Only the mean of an iteration is known, so it stands for each of its episodes.
+    Only the mean return per iteration is known, so each of its episodes counts with this mean.
     """
     counts = np.where(np.isnan(means), 0, np.nan_to_num(counts))
     ends = np.append(0, np.cumsum(counts))

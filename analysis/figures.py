@@ -1,7 +1,7 @@
-"""Bar charts and line charts in one style, and functions for the figures of studies.
+"""Draw bar charts and line charts in one style, for the report and the studies.
 
-The hue shows the framework, in the color-blind safe palette of Okabe and Ito, and the line style
-shows the variant. Names are untrusted text and are never interpreted as mathematics.
+The hue shows the framework, in the color-blind-safe palette of Okabe and Ito, and the line style
+shows the variant. Names are untrusted text, so matplotlib must not parse them as math.
 """
 
 import io
@@ -25,8 +25,10 @@ from analysis import schema
 from analysis.formatting import number
 from analysis.stats import Interval
 
-WIDTH, LONE = 11.0, 9.0  # inches, for several panels and for one; 9 points are 11 pixels on a page
-BARS = 4.6  # inches; 9 points are readable on a phone
+# Figure widths in inches: with several panels, with one panel, and in bar charts. On a page with a
+# figure of WIDTH, 9-point text is 11 pixels high; in bar charts, it is readable on a phone.
+WIDTH, LONE = 11.0, 9.0
+BARS = 4.6
 DARK, GREY = "#333333", "#666666"
 ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
@@ -47,7 +49,7 @@ Style = dict[str, Any]  # arguments of Line2D for a variant
 
 @contextmanager
 def in_style() -> Generator[None]:
-    """Apply the style of this module on top of the defaults, temporarily."""
+    """Temporarily apply the style of this module on top of the matplotlib defaults."""
     with mpl_style.context(["default", STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # draw a box for a character that the font lacks
         yield
@@ -57,7 +59,7 @@ styled = in_style()  # a decorator for functions that draw
 
 
 def png(figure: Figure) -> bytes:
-    """Return a figure as PNG, without metadata, which depends on the version of matplotlib."""
+    """Return a figure as PNG without metadata, which would depend on the matplotlib version."""
     buffer = io.BytesIO()
     with in_style():
         figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
@@ -72,7 +74,7 @@ def short(name: object, longest: int = 32) -> str:
 
 
 def mix(color: str, other: str, weight: float) -> str:
-    """Return a mixture of two colors; weight is that of the second."""
+    """Return a mixture of two colors; weight is the fraction of the second color."""
     red, green, blue = (1 - weight) * np.array(to_rgb(color)) + weight * np.array(to_rgb(other))
     return to_hex((red, green, blue))
 
@@ -80,7 +82,7 @@ def mix(color: str, other: str, weight: float) -> str:
 def styles(modes: pd.DataFrame, hues: dict[str, str] | None = None) -> dict[str, Style]:
     """Return the style of every variant, in the given order. modes has columns mode and framework.
 
-    hues adds hues by framework, or overrides them.
+    hues maps frameworks to hues, which extend or override the defaults.
     """
     frameworks = dict(zip(modes["mode"], modes["framework"], strict=True))
     known = FAMILIES | (hues or {})
@@ -97,7 +99,7 @@ def styles(modes: pd.DataFrame, hues: dict[str, str] | None = None) -> dict[str,
 def make_panels(
     titles: Iterable[object], columns: int, height: float, width: float, sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel for each title; height is the height of a row in inches."""
+    """Return a figure with one panel per title; height is the row height in inches."""
     titles = [short(title) for title in titles]
     rows = math.ceil(len(titles) / columns)
     figure = Figure(figsize=(width, rows * height + 0.6), layout="constrained")
@@ -112,7 +114,7 @@ def make_panels(
 
 
 def set_log(axes: Axes, ticks: list[float]) -> None:
-    """Make both axes logarithmic, with these ticks on x and round numbers on y."""
+    """Make both axes logarithmic, with the given ticks on x and round numbers on y."""
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(ticks)
     low, high = axes.get_ylim()
@@ -133,12 +135,12 @@ def add_legend(figure: Figure, entries: list[tuple[Any, str]]) -> None:
 def bars(
     rows: pd.DataFrame, styles: dict[str, Style], parts: dict[str, str], xlabel: str
 ) -> Figure:
-    """Plot durations: one panel per size, with a stacked bar of parts for each variant.
+    """Plot durations: one panel per network size, and one stacked bar per variant.
 
     Variants are in the order of styles. rows has the columns size and mode, a column per key of
     parts, and low and high, the interval of the total, or NaN. An interval that extends far beyond
-    all bars of its panel is cut and marked. parts maps a column to its name in the legend. The last
-    part has the color of the variant, and the others are paler.
+    all bars in its panel is truncated and marked. parts maps columns to names in the legend. The
+    last part has the color of the variant; the other parts are paler.
     """
     sizes = list(rows["size"].unique())
     modes = [mode for mode in styles if mode in set(rows["mode"])]
@@ -167,7 +169,7 @@ def bars(
             at = (max(total, np.nan_to_num(end)), place)
             axes.annotate(number(total), at, (6, 0), textcoords="offset points", va="center")
         axes.set_yticks(places, [short(mode, 26) for mode in modes])
-        axes.set_ylim(len(modes) - 0.38, -0.5)  # the first on top
+        axes.set_ylim(len(modes) - 0.38, -0.5)  # first variant on top
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlim(0, axes.get_xlim()[1] * 1.15)  # room for the totals
@@ -193,7 +195,7 @@ def bands(
     """Plot the mean of each variant as a line, and its interval, if any, as a band.
 
     points has the columns panel, mode, x, estimate, low and high, and optionally least and most,
-    the range of the y axis. A band that leaves this range is cut off and marked.
+    the range of the y axis. A band that leaves this range is truncated and marked.
     """
     is_cut = False
     panels = list(points["panel"].unique())
@@ -227,7 +229,7 @@ def bands(
 
 
 def fit(axes: Axes, points: pd.DataFrame, styles: dict[str, Style]) -> bool:
-    """Set the y axis from least to most, and mark bands beyond it; return whether there are any."""
+    """Limit the y axis to least and most; mark bands beyond it, and return whether any are."""
     least = points["least"].min()
     most = points["most"].max()
     margin = 0.05 * (most - least)
@@ -256,14 +258,14 @@ def fit(axes: Axes, points: pd.DataFrame, styles: dict[str, Style]) -> bool:
 
 
 def middles(flags: np.ndarray) -> list[int]:
-    """Return the middle position of each sequence of flags that are set."""
+    """Return the middle position of each sequence of consecutive True values."""
     stretches = np.split(np.arange(len(flags)), np.flatnonzero(np.diff(flags)) + 1)
     return [int(x[len(x) // 2]) for x in stretches if len(x) and flags[x[0]]]
 
 
 @styled
 def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) -> Figure:
-    """Plot a row for each column: every value as a point, and the interval as a bar.
+    """Plot one row per column: every value as a point, and the interval as a bar.
 
     The x axis is logarithmic if the values span more than a factor of ten.
     """
@@ -279,7 +281,7 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
     axes.axvline(1, color=GREY, linewidth=1)
     axes.set_yticks(range(len(names)), [short(name, 40) for name in names])
     axes.set_title("")
-    axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
+    axes.set_ylim(len(names) - 0.4, -0.6)  # first column on top
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     if np.nanmax(values) > 10 * np.nanmin(values):
@@ -296,9 +298,9 @@ def spread(values: pd.DataFrame, intervals: dict[str, Interval], xlabel: str) ->
 
 @styled
 def ratios(panels: dict[str, pd.DataFrame], ours: Iterable[str], xlabel: str) -> Figure:
-    """Plot a bar per program, the shortest first; `ours` and the others differ in color.
+    """Plot one bar per program, the shortest first; `ours` and the others differ in color.
 
-    A panel has the columns program, estimate, low and high.
+    panels maps titles to tables with the columns program, estimate, low and high.
     """
     ours = set(ours)
     rows = max(map(len, panels.values()))

@@ -16,13 +16,13 @@ def join(parts: Sequence[str], last: str = "and") -> str:
 
 
 def some(names: Sequence[str], most: int = 10) -> str:
-    """Return the names joined; those beyond the first `most` are only counted."""
+    """Return the first `most` names joined, followed by the number of remaining names."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return join([*names[:most], *more])
 
 
 def pluralize(counts: Iterable[float], name: str) -> str:
-    """Return "1 run", "3 runs" or "1 to 3 runs", for the range of the counts."""
+    """Return the range of the counts with the name: "1 run", "3 runs" or "1 to 3 runs"."""
     known = [x for x in counts if not np.isnan(x)]
     if not known:
         return f"an unknown number of {name}s"
@@ -33,14 +33,14 @@ def pluralize(counts: Iterable[float], name: str) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return a number with three digits, or "-" if there is none."""
+    """Format a number with `digits` significant digits; return "-" if it is not finite."""
     if not np.isfinite(value):
         return "-"
     return f"{value:,.{decimals_of(value, digits)}f}"
 
 
 def decimals_of(value: float, digits: int) -> int:
-    """Return the number of decimals for a number of significant digits."""
+    """Return the number of decimals that shows `digits` significant digits of a value."""
     if value == 0:
         return 0
     rounded = float(f"{abs(value):.{digits - 1}e}")  # 99.97 becomes 100
@@ -50,8 +50,8 @@ def decimals_of(value: float, digits: int) -> int:
 def interval(estimate: float, low: float, high: float) -> str:
     """Return "1.004 [1.001, 1.010]", or only the estimate if there is no interval.
 
-    All three have as many decimals as three significant digits of the largest need, or four if
-    rounding would hide a difference.
+    All three numbers have equally many decimals: enough for three significant digits of the
+    largest number, or for four if rounding would hide a difference.
     """
     if not np.isfinite(estimate) or np.isnan(low):
         return number(estimate)

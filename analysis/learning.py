@@ -12,7 +12,7 @@ from analysis.measures import Experiment, in_order, timed
 from analysis.stats import Interval
 
 CELL = ["size", "env_id", "mode"]
-# In these algorithms few episodes end in an iteration, so the last 100 are averaged.
+# With these algorithms, few episodes end per iteration, so the last 100 are averaged.
 OFF_POLICY = ("dqn", "sac")
 MINUS = [f"minus_{x}" for x in Interval._fields]  # columns of the difference from the baseline
 
@@ -21,7 +21,7 @@ class Environment(NamedTuple):
     """Constants of an environment; README.md explains how they were chosen."""
 
     target: float  # the return that counts as solved; NaN if there is none
-    margin: float  # smaller differences of returns are equivalent
+    margin: float  # returns that differ by less are equivalent
 
 
 def load_environments() -> dict[str, Environment]:
@@ -32,7 +32,7 @@ def load_environments() -> dict[str, Environment]:
 
 
 def learned(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with a return, of the most common length for each size and environment."""
+    """Return runs with a final return and the most common length, per size and environment."""
     runs = runs.dropna(subset=["final_return"])
     cells = [stats.of_length(cell) for _, cell in runs.groupby(["size", "env_id"], sort=False)]
     return pd.concat([runs.head(0), *cells])
@@ -40,11 +40,11 @@ def learned(runs: pd.DataFrame) -> pd.DataFrame:
 
 # === Final returns ==============================================================================
 def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
-    """Return the mean and median of final returns and a test, by CELL.
+    """Return the mean and median final return, and the result of a test, by CELL.
 
     verdict is "as MODE" if the returns are identical to those of another variant, "no margin" if
     the environment has none, "all alike" if all runs are equal, and otherwise the result of
-    equivalence() with the baseline. There is no row if no variant has LEAST_RUNS.
+    equivalence() with the baseline. Cells in which no variant has LEAST_RUNS runs are omitted.
     """
     rows = []
     baseline = experiment.baseline
@@ -74,9 +74,10 @@ def returns(experiment: Experiment, environments: dict[str, Environment]) -> pd.
 
 
 def last_returns(experiment: Experiment) -> pd.DataFrame:
-    """Return several mean returns of OFF_POLICY runs over seeds, with t intervals.
+    """Return mean returns over the seeds of OFF_POLICY runs, with t intervals.
 
-    minus_ is the difference of last_100 from the baseline (Welch, since the seeds are not paired).
+    The columns minus_* contain the difference in last_100_return from the baseline. They use
+    Welch's interval because the seeds are not paired.
     """
     runs = learned(experiment.runs[experiment.runs["algorithm"].isin(OFF_POLICY)])
     groups = runs.groupby(CELL, as_index=False)
@@ -85,9 +86,8 @@ def last_returns(experiment: Experiment) -> pd.DataFrame:
         found = stats.of_groups(runs, CELL, f"{name}_return", stats.mean)
         titles = {x: f"{name}_{x}" for x in Interval._fields}
         table = table.merge(found.rename(columns=titles), "left", CELL)
-    table[["random_low", "random_high"]] = (
-        np.nan
-    )  # random agents have the same episodes for all seeds
+    # Random agents play the same episodes for all seeds, so there is no interval.
+    table[["random_low", "random_high"]] = np.nan
     values = {x: y.dropna().to_numpy() for x, y in runs.groupby(CELL)["last_100_return"]}
     minus = []
     for size, env, mode in table[CELL].itertuples(index=False):
@@ -100,21 +100,21 @@ def last_returns(experiment: Experiment) -> pd.DataFrame:
 
 # === Learning curves ============================================================================
 def curves(experiment: Experiment) -> pd.DataFrame:
-    """Return iterations with CELL, steps, seconds since the process was launched, and return."""
+    """Return the iterations with CELL, steps, seconds since process launch, and mean return."""
     runs = learned(experiment.runs)[[*CELL, "run", "imports"]]
     rows = experiment.iterations.merge(runs, on="run")
     rows = rows.sort_values(["run", "iteration"], ignore_index=True)
     rows["steps"] = rows["global_step"]
     rows["seconds"] = rows["imports"] + rows["time/elapsed"]
-    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()  # if no episode ended
+    rows["return"] = rows.groupby("run")["charts/episodic_return"].ffill()  # no episode ended
     return rows
 
 
 def progress(experiment: Experiment) -> pd.DataFrame:
-    """Return the mean return over seeds, by CELL and steps, where all runs of a variant have one.
+    """Return the mean return over seeds, by CELL and steps, if all runs of a variant have one.
 
-    It covers the episodes of an iteration, or about the last 100 episodes in OFF_POLICY. least and
-    most are the minimum and maximum over the runs.
+    The return of a run is a mean over the episodes in one iteration, or over about the last 100
+    episodes with OFF_POLICY algorithms. least and most are the minimum and maximum over the runs.
     """
     rows = curves(experiment)
     if experiment.runs["algorithm"].isin(OFF_POLICY).all():
@@ -135,12 +135,12 @@ def progress(experiment: Experiment) -> pd.DataFrame:
 def targets(experiment: Experiment, environments: dict[str, Environment]) -> pd.DataFrame:
     """Return the median time in seconds until the mean return reached the target, by CELL.
 
-    A run that never reached it counts as the slowest. There is no row for an environment and size
-    in which no run reached it.
+    A run that never reached the target counts as the slowest. Environments and sizes in which no
+    run reached the target are omitted.
     """
     points = curves(experiment._replace(runs=timed(experiment.runs)))
     known = {x: y.target for x, y in environments.items()}
-    points["target"] = points["env_id"].map(known).astype(float)  # also if there are no rows
+    points["target"] = points["env_id"].map(known).astype(float)  # even without rows
     points = points.dropna(subset=["target", "seconds", "return"])
     points["hit"] = points["seconds"].where(points["return"] >= points["target"], np.inf)
     runs = points.groupby([*CELL, "target", "run"], as_index=False)["hit"].min()

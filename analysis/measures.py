@@ -1,8 +1,8 @@
 """Group comparable runs into experiments, and summarize their durations.
 
-An experiment has all runs with the same platform, algorithm and hyperparameters. Durations are
-geometric means over repeats and then over environments. A ratio is a time divided by that of the
-baseline.
+An experiment contains all runs with the same platform, algorithm and hyperparameters. Durations
+are geometric means over repeats and then over environments. A ratio is a time divided by the
+baseline time.
 """
 
 import json
@@ -22,15 +22,15 @@ from analysis.runs import Data, is_untimed
 BASELINES: dict[tuple, str] = {}  # algorithm and setting -> the first script
 for name, row in SCRIPTS.items():
     BASELINES.setdefault((row["algorithm"], row["setting"]), name)
-# The order in tables and figures; other scripts follow by name.
+# Order of the variants in tables and figures; all others follow alphabetically.
 MODES = (
     *dict.fromkeys(y for x in SCRIPTS for y in (f"{x}_compile", x)),  # compiled scripts first
     *(f"{x}{WITHOUT_JIT}" for x in SCRIPTS),
 )
 WHOLLY_COMPILED = ("jit", "compile", "cached_partial", "jit_partial")
-# The other compile modes of a framework are compared with the first of these that it has.
+# The first of these compile modes that a framework has is the reference for its other modes.
 COMPILED = (*WHOLLY_COMPILED, "env.jit")
-PARTS = ("imports", "setup", "first")  # parts of the startup
+PARTS = ("imports", "setup", "first")  # parts of the start-up time
 FARTHEST = 10  # extrapolate to at most this multiple of the measured length
 
 
@@ -38,11 +38,11 @@ class Experiment(NamedTuple):
     """Runs with the same platform, algorithm and hyperparameters."""
 
     title: str
-    runs: pd.DataFrame  # without --sync-for-timing, or all if every run has it
+    runs: pd.DataFrame  # runs without --sync-for-timing, or all runs if every run has it
     synced: pd.DataFrame  # runs with --sync-for-timing and steady phases
-    iterations: pd.DataFrame  # of runs
+    iterations: pd.DataFrame  # the iterations of `runs`
     baseline: str
-    by_hand: bool = False  # the machine of these runs is unknown, while that of others is known
+    by_hand: bool = False  # the machine is unknown here, but known for other runs
 
 
 # === Experiments ================================================================================
@@ -70,7 +70,7 @@ def is_by_hand(runs: pd.DataFrame) -> bool:
 
 
 def platforms(runs: pd.DataFrame) -> pd.Series:
-    """Return the platform of each run; a boot with other times than the first is another one."""
+    """Return the platform of each run; a boot with different times is a separate platform."""
     named = runs["platform"].copy()
     for platform, group in runs[runs["boot"] != ""].groupby("platform"):
         first, *others = dict.fromkeys(group.sort_values("started")["boot"])
@@ -112,7 +112,7 @@ def titles_of(groups: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def differences(texts: Sequence[str]) -> dict[str, str]:
-    """Return the hyperparameters that differ, for each of several sets of them in JSON."""
+    """Return the hyperparameters that differ between several JSON texts, by text."""
     settings = {text: as_object(text) for text in texts}
     names = sorted({name for x in settings.values() for name in x})
     several = [x for x in names if len({json.dumps(y.get(x)) for y in settings.values()}) > 1]
@@ -123,7 +123,7 @@ def differences(texts: Sequence[str]) -> dict[str, str]:
 
 
 def as_object(settings: str) -> dict[str, Any]:
-    """Return hyperparameters by name; a table from another source may contain any text, or none."""
+    """Return the hyperparameters in a JSON text; other sources may have any text, or none."""
     try:
         found = json.loads(settings)
     except (ValueError, RecursionError):
@@ -148,7 +148,7 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def timed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs with durations: those not resumed, and only the first agent of a program."""
+    """Return the runs with durations: not resumed, and only the first agent of a program."""
     return runs[~is_untimed(runs)]
 
 
@@ -158,10 +158,10 @@ def under_load(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def shared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs in environments that all variants have in common, which may be none.
+    """Return the runs in environments that all variants have in common; there may be none.
 
     If a variant lacks environments, exclude either these environments or the variant, whichever
-    keeps more pairs to compare.
+    leaves more pairs to compare.
     """
     envs = [set(x) for _, x in runs.groupby("mode")["env_id"]]
     if len(envs) < 2:
@@ -173,7 +173,7 @@ def shared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) -> pd.DataFrame:
-    """Return the runs of each group that have a duration, in environments that variants share."""
+    """Return the runs that have a `value`, in the environments that the variants share."""
     parts = [runs.head(0)]
     for _, group in runs.groupby(list(by), sort=False):
         if value in stats.WHOLE_RUN:
@@ -186,9 +186,9 @@ def comparable(runs: pd.DataFrame, value: str, by: Sequence[str] = ("size",)) ->
 
 # === Durations ==================================================================================
 def whole(runs: pd.DataFrame) -> str | None:
-    """Return the column with the durations of training runs that most variants have, or None.
+    """Return the training-time column that most variants have, or None if there is none.
 
-    It is process, or total, which starts after the imports.
+    The column is process, or total, which excludes the imports.
     """
     counts = {x: runs.dropna(subset=[x])["mode"].nunique() for x in ("process", "total")}
     most = max(counts, key=counts.__getitem__)
@@ -220,7 +220,7 @@ def summarize(
 
 
 def startups(experiment: Experiment) -> pd.DataFrame:
-    """Return the start-up time, its parts, and the difference to the baseline in seconds."""
+    """Return the start-up time, its parts, and the difference from the baseline in seconds."""
     known = comparable(timed(experiment.runs), "startup")
     keys = ["size", "mode"]
     table = summarize(known, ("startup", "early"), experiment.baseline)[[*keys, "startup", "early"]]
@@ -247,7 +247,7 @@ def compiling(experiment: Experiment) -> pd.DataFrame:
 
 
 def contenders(runs: pd.DataFrame, contender: str, baseline: str) -> pd.DataFrame:
-    """Return the ratio of each platform, or other contender, to the baseline."""
+    """Return the ratio of each contender, such as a platform, to the baseline."""
     runs = timed(runs)
     keys = ("settings", "size", "mode")
     values = ["startup", "steady", whole(runs) or "process"]

@@ -1,7 +1,7 @@
 """Write a page of text, figures and tables as Markdown, HTML and CSV, or show it in a notebook.
 
-Names of environments, machines and so on are untrusted text that may contain markup. Jinja escapes
-it in HTML, and escape() in Markdown.
+Names, such as those of environments and machines, are untrusted text that may contain markup.
+Jinja escapes it in HTML, and escape() in Markdown.
 """
 
 import base64
@@ -65,7 +65,7 @@ def one_line(value: object) -> str:
 
 
 def alternative(plot: Plot) -> str:
-    """Return the alt text of a figure, without brackets, which might be unbalanced."""
+    """Return the alt text of a figure; unbalanced square brackets would break the link."""
     return plot.caption.replace("[", "(").replace("]", ")")
 
 
@@ -127,7 +127,7 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 # === HTML =======================================================================================
 def templates(folder: Path) -> Environment:
-    """Return the Jinja environment of a folder of templates; it escapes everything but Markup."""
+    """Return a Jinja environment for a template folder; it escapes everything except Markup."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
@@ -167,7 +167,7 @@ def write(title: str, sections: list[Section], out: Path) -> None:
 
 
 def html(block: Section | Block, image: bytes = b"") -> str:
-    """Return a block, or the title of a section, as HTML; image is that of a Plot."""
+    """Return a block, or the title of a section, as HTML; image is the PNG file of a Plot."""
     template = TEMPLATES.get_template("block.html")
     kind = type(block).__name__
     numeric = numeric_columns(block.cells) if isinstance(block, Table) else []
@@ -180,7 +180,7 @@ def base64_of(image: bytes) -> str:
 
 def show(section: Section) -> None:
     """Show a section in a notebook, as HTML and as Markdown."""
-    from IPython.display import display  # takes half a second, and only a notebook needs it
+    from IPython.display import display  # takes half a second, and only notebooks need it
 
     for block in [section, *section.blocks] if section.title else section.blocks:
         shown: dict[str, Any] = {"text/plain": markdown(block)}

@@ -1,8 +1,8 @@
-"""Races of programs that ran interleaved: the output format of race.py, and its summary.
+"""Read and summarize the output of race.py, which runs programs interleaved.
 
-A race is lines of JSON. The first line describes the programs, the machine and the settings. Each
-further line is a turn of one program: its number of iterations, and their duration in seconds. In a
-round, every program has one turn.
+A race is stored as lines of JSON. The first line describes the programs, the machine and the
+settings. Every other line is a turn of one program: the number of iterations and their duration in
+seconds. In each round, every program has one turn.
 """
 
 import json
@@ -17,11 +17,11 @@ from analysis.formatting import number
 from analysis.schema import SourceError, clean
 from analysis.stats import NOTHING, Interval, median_interval
 
-LEAST_TURNS = 6  # rounds, for an interval
+LEAST_TURNS = 6  # minimum number of rounds for an interval
 
 
 class Turn(NamedTuple):
-    """Iterations and seconds of one program in one round."""
+    """Number of iterations of one program in one round, and their duration."""
 
     turn: int  # number of the round
     program: int  # number of the program
@@ -30,10 +30,10 @@ class Turn(NamedTuple):
 
 
 class Info(BaseModel, extra="allow"):
-    """Required in the first line of a race."""
+    """Fields in the first line of a race."""
 
     programs: list[str]
-    # Rounds at the start that are not evaluated; files of 2026 use the second name.
+    # Number of rounds at the start that are not evaluated; files from 2026 use the second name.
     discarded: int = Field(validation_alias=AliasChoices("discarded", "thrown_away"))
     args: dict[str, Any]
     steps: list[int | None] = []  # environment steps per iteration of each program, if known
@@ -46,9 +46,9 @@ class Race(NamedTuple):
     turns: list[Turn]
 
     def times(self) -> pd.DataFrame:
-        """Return seconds per iteration: a row for each round, a column for each program.
+        """Return the times per iteration in seconds, with a row per round and a column per program.
 
-        A program that failed has NaN in its last rounds, or no column.
+        A program that failed has NaN in the last rounds, or no column.
         """
         turns = pd.DataFrame(self.turns, columns=Turn._fields)
         turns["each"] = turns["seconds"] / turns["iterations"]
@@ -69,14 +69,14 @@ class Race(NamedTuple):
         return set(self.times()) <= set(self.steps())
 
     def compared_times(self) -> pd.DataFrame:
-        """Return times() per environment step if all steps are known, else per iteration."""
+        """Return times() per environment step if all steps are known, or else per iteration."""
         times = self.times()
         if not self.is_per_step():
             return times
         return times / pd.Series(self.steps())[times.columns]
 
     def ratios(self) -> dict[str, Interval]:
-        """Return the time of each other program divided by the time of the first."""
+        """Return the time of every other program divided by the time of the first program."""
         times = self.compared_times()
         first = self.first()
         return {x: ratio_of(times[x], times[first]) for x in times.columns if x != first}
@@ -87,12 +87,12 @@ class Race(NamedTuple):
         return str(next(iter(last.columns), ""))
 
     def sentences(self, within: float) -> list[str]:
-        """Return a sentence that compares each other program with the first."""
+        """Return sentences that compare every other program with the first."""
         first = self.first()
         return [sentence(name, first, ratio, within) for name, ratio in self.ratios().items()]
 
     def turns_needed(self, within: float) -> float:
-        """Estimate the number of rounds until all ratios are known; NaN if it is too early.
+        """Estimate the number of rounds until all ratios are known; NaN with too few rounds.
 
         The width of an interval decreases with the square root of the number of rounds.
         """
@@ -144,7 +144,7 @@ def is_known(ratio: Interval, within: float) -> bool:
 
 
 def sentence(name: str, first: str, ratio: Interval, within: float) -> str:
-    """Compare two programs in a sentence."""
+    """Return a sentence that compares two programs."""
     if np.isnan(ratio.low):
         return f"{name} and {first}: too few turns to compare them."
     inside = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}"

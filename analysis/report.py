@@ -56,16 +56,16 @@ def headline(experiment: Experiment) -> str:
 
 
 def comparisons(runs: pd.DataFrame, value: str, modes: Sequence[str]) -> list[str]:
-    """Compare the other scripts with the first, in a sentence for each group of scripts.
+    """Return sentences that compare the other scripts with the first.
 
-    The 95% interval of the ratio of a script decides to which group it belongs.
+    There is one sentence per group: no significant difference, slower, faster, or too few runs.
     """
     fastest, *others = modes
     ratios = stats.compare(runs, value, fastest).set_index("mode")[[*stats.Interval._fields]]
     ratios = ratios.reindex(others)
     low, high = ratios["low"], ratios["high"]
     slower = [f"{mode} {interval(*ratios.loc[mode])}" for mode in others if low[mode] > 1]
-    # The script with the lowest mean may be slower in the runs that it shares with another.
+    # A script may be faster than the one with the lowest mean in the runs that both have.
     faster = [f"{mode} {interval(*ratios.loc[mode])}" for mode in others if high[mode] < 1]
     same = [mode for mode in others if low[mode] <= 1 <= high[mode]]
     unknown = [mode for mode in others if np.isnan(low[mode])]
@@ -86,7 +86,7 @@ def answer(experiment: Experiment) -> list[Block]:
 
 
 def answer_bars(experiment: Experiment, styles: dict[str, Style]) -> list[Plot]:
-    """Return a bar chart of training runs, or of iterations if only those were timed."""
+    """Return a bar chart of training times, or of iteration times if only those are known."""
     counts = timed(experiment.runs)
     value = measures.whole(counts) or "steady"
     unit, factor, what = DURATIONS[value]
@@ -159,7 +159,7 @@ def section(name: str, experiment: Experiment) -> Section | None:
 def compared(name: str, title: str, frame: pd.DataFrame, caption: str) -> Section:
     """Return a section with a table that compares platforms or results."""
     if frame.empty:
-        return Section(title, [Text("They have no runs with the same settings in common.")])
+        return Section(title, [Text("There are no runs with the same settings to compare.")])
     return Section(title, [tables.contender_table(name, caption, frame)])
 
 
@@ -180,7 +180,7 @@ def against_section(runs: pd.DataFrame, old: pd.DataFrame) -> Section:
     both = pd.concat([runs.assign(set="new"), old.assign(set="old")], ignore_index=True)
     both = both[both["sync"] == both["sync"].all()]
     if runs["platform"].nunique() == old["platform"].nunique() == 1:
-        both = both.assign(platform="")  # compare two machines, or one machine with two names
+        both = both.assign(platform="")  # compare across machines, or across names of one machine
     frame = measures.contenders(both, "set", "old")
     caption = "New time / old time, with 95% intervals, in the blocks that both have"
     return compared("against", "Comparison with the other results", frame, caption)

@@ -25,7 +25,7 @@ EVALUATIONS = {  # column -> file written by evaluate.py, and its epsilon
     "noisy": ("evaluation-epsilon-0.05.json", 0.05),
     "random": ("evaluation-epsilon-1.json", 1),
 }
-# Runs that agree in all of these columns are repetitions of one run: the latest counts.
+# Rows that agree in all of these columns are repetitions of one run; only the latest counts.
 IDENTITY = ["mode", "platform", "settings", "sync", "env_id", "size", "num_iterations", "repeat"]
 SPEEDS = ["time/elapsed", "time/iteration", "time/rollout", "time/update", "charts/SPS"]
 TABLES = ("runs.csv", "runs.parquet")  # a folder with either is a study
@@ -50,9 +50,9 @@ def load(
 ) -> Data:
     """Load one source or several; raise SourceError if there is nothing to load.
 
-    filters select W&B runs, in the MongoDB syntax of W&B. only lists the names of the runs to use
-    in a folder. names are TOML files that rename environments, for example if two libraries have
-    the same game.
+    filters selects W&B runs, in MongoDB query syntax. only lists the names of the runs to use in a
+    folder. names lists TOML files that rename environments, for example if two libraries have the
+    same game.
     """
     if isinstance(source, (str, Path)):
         parts = [read(source, filters, only)]
@@ -143,7 +143,7 @@ def read_folder(folder: Path, only: Collection[str] | None = None) -> Data:
     others = set()
     for path in find_runs(folder):
         name = str(path.relative_to(folder)) if path != folder else path.resolve().name
-        top = name.partition("/")[0]  # a run of several agents contains a folder per agent
+        top = name.partition("/")[0]  # a run with several agents contains a folder per agent
         tables = [path / x for x in TABLES if (path / x).exists()]
         if only is not None and top not in only:
             others.add(top)
@@ -174,7 +174,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Return the runs that failed under benchmark.sh and the reasons, from its log."""
+    """Return the runs that failed under benchmark.sh, with the reasons from its log."""
     found = {}
     logs = [*folder.glob("benchmark.jsonl"), *folder.glob("*/benchmark.jsonl")]
     for log in filter(Path.is_file, logs):
@@ -237,7 +237,7 @@ def read_wandb(path: str, filters: dict[str, Any] | None) -> Data:
         with ThreadPoolExecutor(8) as pool:  # each history takes several requests
             histories = list(pool.map(read_history, finished))
     except (wandb.Error, ValueError) as error:
-        raise SourceError(f"W&B returned no runs of {path}: {error}") from error
+        raise SourceError(f"W&B returned no runs for {path}: {error}") from error
     left_out = {
         f"{run.name} ({run.id})": f"no results; its state in W&B is {run.state}"
         for run in found
@@ -260,14 +260,14 @@ def read_history(run: Any) -> list[dict[str, Any]]:
 
 # === One run ====================================================================================
 def tabulate(records: Iterable[dict[str, Any]]) -> Data:
-    """Return a checked row for each record, which is run.json with metrics, run and source."""
+    """Return checked tables; a record contains run.json and its metrics, run and source."""
     rows = []
     metrics = []
     left_out = {}
     for info in records:
         try:
             if "num_agents" in info["args"] and info.get("agent") is None:
-                continue  # a program of several agents: each agent is a run
+                continue  # a program with several agents; each agent is a run
             rows.append(describe(info))
             metrics += [row | {"run": info["run"]} for row in info["metrics"]]
         except SourceError as error:
@@ -283,7 +283,7 @@ def tabulate(records: Iterable[dict[str, Any]]) -> Data:
 
 # === Tables =====================================================================================
 def read_table(path: Path) -> Data:
-    """Read a table of runs and, if it belongs to a study, the files beside it."""
+    """Read a table of runs and, if it belongs to a study, the other files in its folder."""
     table = open_table(path, RUNS)
     iterations = pd.DataFrame()
     about: dict[str, Any] = {"left_out": {}, "notes": []}

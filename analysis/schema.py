@@ -14,7 +14,7 @@ VERSIONS = ("python", "torch", "jax", "jaxlib", "flax", "optax", "gymnax", "nump
 
 
 class SourceError(ValueError):
-    """A source cannot be used; the message is one sentence for the user."""
+    """Raised if a source cannot be used; the message is one sentence for the user."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clean(message))

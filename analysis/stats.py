@@ -1,7 +1,8 @@
-"""Means, ratios and differences with intervals, pairing of runs, and the equivalence test.
+"""Compute means, ratios and differences with intervals, pair runs, and test equivalence.
 
-A process is one observation: iterations within it are not independent. Runs are compared within a
-block, which is one environment, network size and repeat; in a repeat, all scripts have one seed.
+A process is one observation, because its iterations are not independent. Runs are compared within
+a block, which is one environment, network size and repeat; in a repeat, all scripts use the same
+seed.
 """
 
 import warnings
@@ -30,13 +31,13 @@ NOTHING = Interval(np.nan, np.nan, np.nan)
 
 
 def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index) -> Interval:
-    """Return the mean over environments of the mean over repeats, with Student's interval.
+    """Return the mean over environments of the mean over repeats, with Student's t interval.
 
-    values has a row per run, and optionally a column per quantity, as do the results. The means of
-    environments vary because environments differ and because processes are noisy. With few
-    environments, their means may by chance vary less than the noise alone would explain, so the
-    larger of the two variances counts. This is the closed form of a two-level bootstrap with
-    rescaled levels (Davison and Hinkley 1997, 3.8).
+    values has a row per run, and optionally a column per quantity; the results have one value per
+    quantity. The means per environment vary because environments differ and because processes are
+    noisy. With few environments, the means may by chance vary less than the noise alone would
+    explain, so the larger of the two variances counts. This is the closed form of a two-level
+    bootstrap with rescaled levels (Davison and Hinkley 1997, section 3.8).
     """
     rows = np.asarray(values, float).reshape(len(values), -1)
     names, place = np.unique(np.asarray(envs, str), return_inverse=True)
@@ -54,21 +55,21 @@ def mean_interval(values: np.ndarray, envs: Sequence[str] | pd.Series | pd.Index
         between = means.var(axis=0, ddof=1)
         freedom = len(names) - 1
     estimate = means.mean(axis=0)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, freedom)  # NaN without freedom
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, freedom)  # NaN with 0 degrees of freedom
     half_width = quantile * np.sqrt(np.maximum(between, noise) / len(names))
     fields = (estimate, estimate - half_width, estimate + half_width)
     return Interval(*(x if np.ndim(values) > 1 else float(x[0]) for x in fields))
 
 
 def mean(values: np.ndarray) -> Interval:
-    """Return the mean of one number per run, and Student's interval."""
+    """Return the mean of one number per run, with Student's t interval."""
     return mean_interval(values, [""] * len(values))
 
 
 def of_groups(
     runs: pd.DataFrame, keys: Sequence[str], value: str, function: Callable[..., Interval]
 ) -> pd.DataFrame:
-    """Return a row per group, in order of appearance, with the interval of its values."""
+    """Return a row per group, in order of appearance, with the interval from `function`."""
     rows = []
     for _, group in runs.dropna(subset=[value]).groupby(list(keys), sort=False):
         key = group[list(keys)].iloc[0]
@@ -78,12 +79,12 @@ def of_groups(
 
 
 def geometric_mean(values: np.ndarray) -> Interval:
-    """Return the geometric mean of one number per run, and Student's interval of the logarithms."""
+    """Return the geometric mean of one number per run; the t interval is from the logarithms."""
     return Interval(*map(float, np.exp(mean(np.log(np.asarray(values, float))))))
 
 
 def blocks(runs: pd.DataFrame, value: str, contender: str = "mode") -> pd.DataFrame:
-    """Return a row per block of runs that differ only in contender, with a column for each."""
+    """Return a row per block and a column per contender; blocks ignore the column contender."""
     length = ["num_iterations"] if value in WHOLE_RUN else []
     keys = [name for name in (*BLOCK, *length) if name != contender]
     runs = runs.dropna(subset=[value, *length])
@@ -98,10 +99,10 @@ def pair(table: pd.DataFrame, baseline: str, candidate: str) -> pd.DataFrame:
 
 
 def of_length(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs or pairs of the length that occurs in the most environments, then runs."""
+    """Return the runs or pairs with the length that most environments have, then most runs."""
     envs = runs.groupby("num_iterations")["env_id"]
     counts = pd.DataFrame({"environments": envs.nunique(), "runs": envs.size()})
-    commonest = counts.sort_values(["environments", "runs"]).index[-1:]  # the longest of equals
+    commonest = counts.sort_values(["environments", "runs"]).index[-1:]  # the longest if tied
     return runs[runs["num_iterations"].isin(commonest)]
 
 
@@ -112,7 +113,7 @@ def ratio(pairs: pd.DataFrame) -> Interval:
 
 
 def more_seconds(pairs: pd.DataFrame) -> Interval:
-    """Return the difference of geometric means in seconds, with an interval by the delta method."""
+    """Return the difference between geometric means in seconds, with a delta-method interval."""
     logs = np.log(pairs[["baseline", "candidate"]].to_numpy())
     baseline, candidate = np.exp(mean_interval(logs, pairs["env_id"]).estimate)
     interval = mean_interval(logs @ [-baseline, candidate], pairs["env_id"])
@@ -155,13 +156,13 @@ def median_interval(values: np.ndarray) -> Interval:
 
 
 def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
-    """Return the difference of two means, candidate minus baseline, and its interval (Welch)."""
+    """Return the difference between two means, candidate - baseline, with Welch's t interval."""
     difference = float(np.mean(candidate) - np.mean(baseline))
     if min(len(baseline), len(candidate)) < 2:
         return Interval(difference, np.nan, np.nan)
     if not (np.ptp(baseline) or np.ptp(candidate)):
         return Interval(difference, difference, difference)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # no variance
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # zero variance
         test = stats.ttest_ind(candidate, baseline, equal_var=False)
     low, high = test.confidence_interval(confidence)
     return Interval(difference, float(low), float(high))
@@ -170,8 +171,8 @@ def welch(baseline: np.ndarray, candidate: np.ndarray, confidence: float = CONFI
 def equivalence(baseline: np.ndarray, candidate: np.ndarray, margin: float) -> tuple[Interval, str]:
     """Test two sets of returns for equivalence: two one-sided Welch tests at 5% each (TOST).
 
-    Return the 90% interval of the difference of means, and whether it is within the margin, outside
-    or undecided. With fewer than LEAST_RUNS per side, rare failures would be missed.
+    Return the 90% interval of the difference between the means, and "equivalent", "different" or
+    "undecided"; or "" with fewer than LEAST_RUNS per side, which would miss rare failures.
     """
     found = welch(baseline, candidate, 0.90)
     if min(len(baseline), len(candidate)) < LEAST_RUNS:

@@ -1,4 +1,4 @@
-"""Tables of the report: the source of their numbers, and the format of each cell."""
+"""Make the report tables: compute the numbers, and format the cells."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,21 +21,18 @@ KEYS |= {"environment": "env_id", "script": "mode"}
 TIMES = {"startup": "startup", "steady": "steady iteration", "process": "entire training"}
 TIMES |= {"total": "training without imports"}
 PHASES = ("rollout_steady", "update_steady")
-IF_SEVERAL = (
-    "hyperparameters",
-    "network",
-    "iterations",
-)  # left out if all rows have the same value
+# Columns that are omitted if all rows have the same value.
+IF_SEVERAL = ("hyperparameters", "network", "iterations")
 
 
 def span(prefix: str = "") -> Cell:
-    """Return a function that writes the estimate and interval in columns with this prefix."""
+    """Return a function that formats the estimate and interval in the columns with a prefix."""
     names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
     return lambda row: interval(*(float(row[name]) for name in names))
 
 
 def multiple(prefix: str = "") -> Cell:
-    """Return a function that writes a ratio of durations with its interval, like span()."""
+    """Return a function like span(), but for a ratio of durations."""
     names = [f"{prefix}{x}" for x in ("estimate", "low", "high")]
     return lambda row: ratio(*(float(row[name]) for name in names))
 
@@ -86,7 +83,7 @@ class Declared(NamedTuple):
 
 
 def make(name: str, experiment: Experiment) -> Table:
-    """Return one of TABLES."""
+    """Return a table from TABLES."""
     declared = TABLES[name]
     frame = declared.frame(experiment)
     envs = list(dict.fromkeys(experiment.runs["env_id"]))
@@ -176,7 +173,7 @@ TABLES = {
             "after iteration": span(),
             "after (s)": value("seconds"),
         },
-        "Between the ends of the interval, no significant difference of the total times.",
+        "Between the ends of the interval, the total times do not differ significantly.",
     ),
     "phases": Declared(
         lambda experiment: measures.summarize(experiment.synced, PHASES, experiment.baseline),
@@ -209,7 +206,8 @@ TABLES = {
             "verdict": text("verdict"),
         },
         "Equivalent: the 90% interval is within the margin. If most runs reach a cap and some miss "
-        "it, this test errs too often: with five runs of CartPole-v1 in 25% of the cases, not 5%.",
+        "it, this test is too permissive: with five runs on CartPole-v1, it errs in 25% of the "
+        "cases instead of 5%.",
     ),
     "last_returns": Declared(
         learning.last_returns,
@@ -238,7 +236,7 @@ TABLES = {
     ),
     "memory": Declared(
         measures.memory,
-        "Peak memory, in the environments that all scripts have",
+        "Peak memory, in the environments that all scripts have in common",
         {
             "host (MB)": value("peak_host_bytes", 1e-6),
             "device (MB)": value("peak_device_bytes", 1e-6),
@@ -249,7 +247,7 @@ TABLES = {
 
 # === Races ======================================================================================
 def race_table(path: Path, name: str, baseline: str | None = None) -> Table:
-    """Return a row per program of a race: its time, and the ratio to the time of the baseline.
+    """Return a row per program in a race: its time, and the ratio to the baseline time.
 
     The default baseline is the first program of the race.
     """
@@ -294,10 +292,10 @@ def verdict(row: pd.Series) -> str:
 
 
 def machine_table(runs: pd.DataFrame) -> Table:
-    """Return a row for each machine and its versions.
+    """Return a row per machine and set of package versions.
 
-    A script does not record versions of packages that it does not import. If all other runs on the
-    machine have the same version, use that.
+    A script does not record the versions of packages that it does not import. If all other runs on
+    the machine have the same version, use that version.
     """
     machine = ["platform", "os", "container", "commit", "python"]
     packages = ["torch", "jax", "flax"]
@@ -308,7 +306,7 @@ def machine_table(runs: pd.DataFrame) -> Table:
         "os": lambda row: row["os"].split("-with")[0],
         "first": lambda row: row["first"][:16].replace("T", " "),
         "container": lambda row: "yes" if row["container"] else "",
-        "commit": lambda row: row["commit"][:10] + row["commit"][40:],  # -dirty
+        "commit": lambda row: row["commit"][:10] + row["commit"][40:],  # keep "-dirty"
     }
     return table_of("machines", "Hardware and versions", frame, columns)
 
@@ -320,13 +318,14 @@ def only_version(versions: pd.Series) -> pd.Series:
 
 def scope(runs: pd.DataFrame) -> str:
     """Return a sentence with the numbers of runs, scripts, environments and iterations."""
-    of = f"{pluralize([len(runs)], 'run')} of {pluralize([runs['mode'].nunique()], 'script')}"
+    count = pluralize([len(runs)], "run")
+    scripts = pluralize([runs["mode"].nunique()], "script")
     envs = pluralize([runs["env_id"].nunique()], "environment")
     sizes = pluralize([runs["size"].nunique()], "network size")
     cells = runs.groupby(["env_id", "size", "mode", "sync"])["repeat"].nunique()
     length = pluralize(runs["num_iterations"], "iteration")
-    found = f"{of} in {envs}, {sizes}, {pluralize(cells, 'repeat')} each, of {length}."
+    repeats = pluralize(cells, "repeat")
+    found = f"{count}: {scripts}, {envs}, {sizes}, {repeats}, {length} each."
     if runs["resumed"].any():
-        resumed = pluralize([runs["resumed"].sum()], "run")
-        found += f" {resumed} resumed, so without durations."
+        found += f" Resumed runs, which have no durations: {runs['resumed'].sum()}."
     return found

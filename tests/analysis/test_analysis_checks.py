@@ -36,8 +36,8 @@ def test_all_kinds_of_warnings():
     assert found == [
         "1 run left out: broken (no run.json).",
         f"2 runs diverged: the last losses are NaN or infinite: {names[4]} and {names[7]}.",
-        f"1 run made while other processes used the machine: {names[0]}.",
-        f"1 run made with uncommitted changes: {names[2]}.",
+        f"1 run started while other processes used the machine: {names[0]}.",
+        f"1 run started with uncommitted changes: {names[2]}.",
         "A note.",
     ]
 
@@ -60,11 +60,9 @@ def test_missing_losses_do_not_count_as_divergence():
         ({"git_commit": "b" * 40}, "2 commits"),
         ({"git_commit": "a" * 40 + "-dirty"}, "not committed"),
         ({"machine": "3fa9"}, "2 machines, but a study must have one"),
-        (
-            {"versions": {"jax": "2", "flax": "3"}},
-            "different versions",
-        ),  # another library may not use torch
-        ({"load": 9.0}, "1 run made while other processes used the machine"),
+        # A run that does not use torch has no version of it.
+        ({"versions": {"jax": "2", "flax": "3"}}, "different versions"),
+        ({"load": 9.0}, "1 run started while other processes used the machine"),
         ({"resumed": [3]}, "1 run resumed"),
     ],
 )

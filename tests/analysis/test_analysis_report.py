@@ -227,7 +227,7 @@ def test_against_finds_the_slower_result(tmp_path, quick):
     assert steady_of(out / "tables/against.csv") == pytest.approx(1, rel=0.1)
     write_grid(tmp_path / "other", modes, envs=("CartPole-v0",))
     text = report_of(tmp_path / "new", "--against", tmp_path / "other", "--out", out)
-    assert "They have no runs with the same settings in common." in text
+    assert "There are no runs with the same settings to compare." in text
 
 
 def test_only_runs_ignores_all_other_runs(tmp_path, quick):
@@ -267,7 +267,7 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback(tmp_path):
 
 # === Notebooks ==================================================================================
 SHOWN = {
-    "platforms": (">Platforms</h", "1 run resumed"),
+    "platforms": (">Platforms</h", "no durations: 1."),
     "phases": (">WSL2, Fast, 2 cores</h", "These runs have no data on phases."),
 }
 
