@@ -40,7 +40,7 @@ def project(tmp_path):
 
 
 def start(project, **variables):
-    """Source setup.sh with only the tools of the project on PATH, and print the path of python."""
+    """Source setup.sh with only the tools in the project on PATH, and print the path of python."""
     own = {"PATH": str(project / "tools"), "CALLS": str(project / "calls"), "FAIL": ""}
     env = {name: x for name, x in os.environ.items() if name != "VENV"} | own | variables
     return start_process(["bash", "-c", SOURCE], project, env)

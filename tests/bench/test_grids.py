@@ -92,7 +92,7 @@ def test_iterations_in_a_grid_take_precedence_over_the_flag(env):
     "study", ["throughput", "phases", "dqn", "doors", "agents", "minatar", "gpu"]
 )
 def test_scripts_accept_the_listed_commands(env, study, monkeypatch):
-    """The parsed flags of the commands agree with the names of the runs."""
+    """The parsed flags agree with the run names."""
     kinds = {}  # one command per kind of run
     for line in succeed(ROOT, study, "--list", env=env).splitlines():
         cell = cell_of(line.split()[-1])

@@ -1,4 +1,4 @@
-"""race.py: interleaving, cleanup of processes, and the analysis of turns."""
+"""race.py: interleaving, cleanup of processes, and the analysis of races."""
 
 import json
 import signal
@@ -40,7 +40,7 @@ def ticker(tmp_path):
 
 
 def start(folder, *words):
-    """Start race.py, which writes its turns to the folder."""
+    """Start race.py, which writes its results to the folder."""
     command = [sys.executable, ROOT / "race.py", "--out", folder / "turns.jsonl", *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)

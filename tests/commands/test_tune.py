@@ -104,7 +104,7 @@ def load(project, storage=None):
 
 
 def values_of(project, storage=None):
-    """Return the values of the trials of a study, all of which must be complete."""
+    """Return the value of each trial of a study. All trials must be complete."""
     trials = tune.counted(load(project, storage))
     assert {x.state for x in trials} == {TrialState.COMPLETE}
     return {x.number: x.value for x in trials}
@@ -163,7 +163,7 @@ def test_a_study(project):
         assert result[name]["text"] in out
     assert f"--learning-rate {best.params['learning_rate']} " in result["command"]
 
-    # The seeds of trials, of the final runs and of their evaluations are disjoint.
+    # Trials, final runs and their evaluations use disjoint seeds.
     trained = Counter((x["run"][0] == "0", x["settings"]["seed"]) for x in traced(project, "start"))
     assert trained == {(True, x): 3 for x in range(1, 5)} | {(False, x): 2 for x in fresh}
     evaluated = Counter((x["seed"], x["episodes"]) for x in traced(project, "evaluate"))
@@ -387,7 +387,7 @@ def test_if_all_trials_fail_the_error_is_one_line(project):
 
 
 def test_a_failure_with_the_default_settings_ends_the_study(project):
-    """The error is that of the script. Once it is fixed, the same command continues."""
+    """The script reports the error. Once it is fixed, the same command continues."""
     words = [*QUICK, "--trials", 2]
     sentence = "fake.py ended with status 2: --env-id: a package is missing\n"
     assert run(project, *words, **{"0000-": "refused"})[::2] == (2, sentence)

@@ -16,7 +16,7 @@ SMALL_CONVS = "--conv-channels 4 8 --conv-kernels 3 3 --conv-strides 2 1"
 
 
 class Constant(gymnasium.Env):
-    """Episodes are identical, so that a run that resumes with new ones can be compared."""
+    """All episodes are identical, so a resumed run, which starts new ones, can be compared."""
 
     action_space: Any = Discrete(2)
     observation_space: Any = Box(0, 255, (9, 8, 3), np.uint8)
@@ -82,7 +82,7 @@ GAMES = [GAME, CUT_OFF]  # for environments 0, 2, ... and 1, 3, ...
 
 
 class Arcade(gymnasium.vector.VectorEnv):
-    """Stand-in for AtariVectorEnv. Each frame shows the number of the game and its step."""
+    """Stand-in for AtariVectorEnv. Each frame shows the game number and the step."""
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
     made: "Arcade"  # the latest instance
@@ -90,11 +90,11 @@ class Arcade(gymnasium.vector.VectorEnv):
     def __init__(self, num_envs: int, **options: Any) -> None:
         Arcade.made = self
         self.num_envs, self.options = num_envs, options
-        self.seeds: list[np.ndarray] = []  # of each reset with seeds
+        self.seeds: list[np.ndarray] = []  # one array per reset with seeds
         self.shape = (4, options["img_height"], options["img_width"])
         self.single_observation_space = Box(0, 255, self.shape, np.uint8)
         self.single_action_space = Discrete(3)
-        self.number = np.zeros(num_envs, int)  # number of the game
+        self.number = np.zeros(num_envs, int)  # game number
         self.time = np.zeros(num_envs, int)
 
     def observe(self) -> np.ndarray:

@@ -45,7 +45,7 @@ def grid(
     seed: int = 0,
     **common: Any,
 ) -> pd.DataFrame:
-    """Return a run per mode, environment and repeat. modes maps to seconds (startup, iteration).
+    """Return a run per mode, environment and repeat. modes has (startup, iteration) in seconds.
 
     Iterations in environment n take 2 ** n times as long. Startup and iterations have separate
     log-normal noise. Imports, setup and iteration 0 take 30%, 20% and 50% of the startup.
@@ -101,7 +101,7 @@ def data_of(frame: pd.DataFrame, iterations: pd.DataFrame | None = None, **more:
 def only_experiment(
     frame: pd.DataFrame, iterations: pd.DataFrame | None = None, baseline: str | None = None
 ) -> measures.Experiment:
-    """Return the only experiment of runs with one platform and one set of hyperparameters."""
+    """Return the only experiment of runs that share a platform and hyperparameters."""
     [made] = measures.experiments(data_of(frame, iterations), baseline)
     return made
 

@@ -1,4 +1,4 @@
-"""Probe environments for gymnax and Gymnasium, whose values and best actions are known.
+"""Probe environments for gymnax and Gymnasium, with known values and best actions.
 
 The idea is from Andy Jones: a probe is so simple that a failure points to one kind of bug.
 """

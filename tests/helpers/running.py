@@ -99,7 +99,7 @@ def assert_tensorboard_agrees(folder):
 
 
 def checkpoints(folder) -> list[Path]:
-    """Return a list of the checkpoint, if any, without the partial one of a killed run."""
+    """Return a list that contains the checkpoint, if any, but not a partially written one."""
     return [path for path in folder.glob("checkpoint.*") if path.suffix != ".new"]
 
 

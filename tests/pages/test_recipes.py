@@ -79,7 +79,7 @@ def edited(text, diff):
 
 
 def with_class(text, code):
-    """Replace the class of the same name in the text of a script."""
+    """Replace the class with the same name in the text of a script."""
     name = ast.parse(code).body[0].name
     (old,) = [x for x in ast.parse(text).body if getattr(x, "name", "") == name]
     lines = text.splitlines(keepends=True)
@@ -89,7 +89,7 @@ def with_class(text, code):
 
 @pytest.fixture
 def copy_of(tmp_path, monkeypatch):
-    """Return a function that writes a changed copy of a script as a module of the given name."""
+    """Return a function that writes a changed copy of a script as a module with a new name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def copy_of(script, name, change, code):
@@ -361,7 +361,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("column", range(3))
 def test_the_table_of_checkpoint_arrays(column, whole_run):
-    """In each framework, the expressions give arrays of the right shapes."""
+    """In each framework, the expressions give arrays with the expected shapes."""
     lines = re.findall(r"^\| (.+) \|$", section("extend", PLACE), re.M)
     (_, *frameworks), (_, *roots), *table = [x.split(" | ") for x in lines if "---" not in x]
     run = whole_run(f"ppo_continuous_{frameworks[column].lower().replace('pytorch', 'torch')}")

@@ -176,7 +176,7 @@ FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 @pytest.fixture(scope="module")
 def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="requirements-test.txt has it")
+    api = pytest.importorskip("playwright.sync_api", reason="needs requirements-test.txt")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not found:
         pytest.skip(f"no browser on PATH: {', '.join(BROWSERS)}")

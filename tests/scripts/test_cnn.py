@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("name", IMAGE_SCRIPTS)
 BOTH = pytest.mark.parametrize("name", ["ppo_cnn_linen_gymnasium", "ppo_cnn_torch_gymnasium"])
 SIZES: dict[str, Any] = {"conv_channels": (4, 8), "conv_kernels": (3, 2), "conv_strides": (2, 1)}
 SIZES |= {"hidden_sizes": (16,), "matmul_precision": "highest"}
-# Shape, and whether the channels come first.
+# Image shape, and whether its channels come first.
 LAYOUTS = [((13, 10, 3), False), ((13, 10), False), ((3, 13, 10), True)]
 
 
@@ -51,7 +51,7 @@ def make_torch(shape, channels_first, **flags):
 
 
 def perturbed(x):
-    """Perturb a parameter, so that biases are not 0 and outputs depend on the images."""
+    """Return a perturbed parameter, so that no bias is 0 and outputs depend on the images."""
     return x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape).astype("f")
 
 
@@ -76,7 +76,7 @@ def to_torch(params, size, permute=True):
 
 @pytest.mark.parametrize(("shape", "channels_first"), LAYOUTS)
 def test_both_frameworks_agree_on_the_same_weights(shape, channels_first):
-    """Without the permutation on the page, nothing fails, but the values are wrong."""
+    """Without the permutation on the page, loading succeeds but the outputs are wrong."""
     state = make_linen(shape, channels_first)
     params = jax.tree.map(perturbed, state.params)
     agent = make_torch(shape, channels_first)
@@ -117,8 +117,8 @@ SCALES = {"convs": math.sqrt(2), "hidden": math.sqrt(2), "actor": 0.01, "critic"
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (4, 3), (2, 5)])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 2), (4, 3)])
-def test_gradients_of_the_convolution_equal_those_of_xla(kernel, strides):
-    """Sizes need not be multiples of the stride."""
+def test_gradients_of_the_convolution_match_xla(kernel, strides):
+    """Image sizes need not be multiples of the stride."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 13, 10, 3)).astype("f")
     w = rng.normal(size=(*kernel, 3, 4)).astype("f")
@@ -139,7 +139,7 @@ def test_gradients_of_the_convolution_equal_those_of_xla(kernel, strides):
         np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-4)
 
 
-def test_the_convolution_refuses_padding():
+def test_the_convolution_rejects_padding():
     with pytest.raises(ValueError, match="padding='VALID'"):
         linen.convolve(np.ones((1, 5, 5, 1)), np.ones((3, 3, 1, 1)), (1, 1), "SAME")
 
@@ -205,7 +205,7 @@ def arcade(monkeypatch):
 
 
 def game_and_step(obs):
-    """Return the number of the game and its step."""
+    """Return the game number and the step for each observation."""
     return [tuple(x) for x in obs[:, 0, 0, :2].tolist()]
 
 
@@ -242,7 +242,7 @@ def test_a_lost_life_can_be_ignored(arcade):
     assert ends == [False, False, False, True, False]
 
 
-def test_a_resumed_run_starts_new_games_with_other_seeds(arcade, capsys):
+def test_a_resumed_run_starts_new_games_with_new_seeds(arcade, capsys):
     env, games = arcade(num_envs=4)
     for iteration in (0, 7, 7, 8):
         env.reset(iteration)
@@ -252,7 +252,7 @@ def test_a_resumed_run_starts_new_games_with_other_seeds(arcade, capsys):
     assert capsys.readouterr().out.count("Starting new episodes") == 3
 
 
-def test_statistics_cover_entire_games_and_advantages_single_lives():
+def test_statistics_cover_full_games_and_advantages_single_lives():
     shape = (3, 1)
     restart = np.array([[False], [False], [True]])
     terminated = np.array([[True], [False], [True]])
@@ -320,7 +320,7 @@ def test_stripes_and_rewards_of_the_grid():
     assert len(seen) == 4
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("ale_py"), reason="requirements-test.txt has it")
+@pytest.mark.skipif(not importlib.util.find_spec("ale_py"), reason="needs requirements-test.txt")
 def test_atari():
     """Breakout continues after lost lives, and the same seed gives the same game."""
     flags = {"image_size": 36, "num_envs": 2}

@@ -83,7 +83,7 @@ def known_run(request, tmp_path_factory):
         replay.transitions = nan
         return replay
 
-    jax.numpy.zeros(1)  # running.Counts creates one, too: its compilation must not count
+    jax.numpy.zeros(1)  # compile this now, because running.Counts also calls it
     folder = tmp_path_factory.mktemp("known_run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, maker, make_nan)

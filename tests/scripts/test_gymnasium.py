@@ -49,10 +49,10 @@ KINDS = [("Scripted-v0", "sync"), ("Scripted-v0", "async"), ("MinAtar/Breakout-v
 
 
 @pytest.mark.parametrize(("env_id", "vectorization"), KINDS)
-def test_transitions_equal_those_of_single_environments(env_id, vectorization):
+def test_transitions_match_single_environments(env_id, vectorization):
     """A restart takes no step, and next_obs is the last observation of the episode.
 
-    Each environment has a different seed, and NumPy's global generator does not change.
+    Each environment has a different seed, and the global NumPy generator does not change.
     """
     before = np.random.get_state(legacy=False)["state"]["key"].copy()
     env, obs = make(env_id, 4, vectorization)

@@ -153,7 +153,7 @@ def to_weights(arrays: list) -> dict:
 
 
 def in_order(named: dict) -> list:
-    """Sort by name, and transpose the weights of PyTorch, which are (outputs, inputs)."""
+    """Return arrays sorted by name, and transpose PyTorch weights, which are (outputs, inputs)."""
     return [x.T if name.endswith("weight") else x for name, x in sorted(named.items())]
 
 
@@ -182,7 +182,7 @@ class Linen:
         return to_critics(jax.tree.leaves(self.state.target_params))
 
     def set_weights(self, weights: dict) -> None:
-        """Set the weights, except for those of the target critics."""
+        """Set all weights except the target critics."""
         leaves = [jnp.asarray(x, jnp.float32) for x in jax.tree.leaves(weights)]
         params = jax.tree.unflatten(jax.tree.structure(self.state.params), leaves)
         self.state = self.state.replace(params=params)
@@ -218,7 +218,7 @@ class Torch:
         return to_critics(in_order(self.critics.state_dict()))
 
     def set_weights(self, weights: dict) -> None:
-        """Set the weights, except for those of the target critics."""
+        """Set all weights except the target critics."""
         state = self.agent.state_dict()
         for old, new in zip(in_order(state), jax.tree.leaves(weights), strict=True):
             old.copy_(torch.tensor(new))

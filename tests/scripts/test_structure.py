@@ -85,7 +85,7 @@ def test_shared_sections_are_identical():
 
 @pytest.mark.parametrize("name", [x for x in PPO_SCRIPTS if ROWS[x]["framework"] != "torch"])
 def test_every_iteration_in_jax_has_a_separate_key(name):
-    """Keys depend only on the number of the iteration, so a resumed run uses the same ones."""
+    """Keys depend only on the iteration number, so a resumed run uses the same ones."""
     assert "fold_in(key, iteration)" in sections(read(name))["Training"]
 
 
@@ -203,7 +203,7 @@ def test_nothing_is_unpickled(name):
 
 # === Imports ====================================================================================
 def imports(path):
-    """Return the top-level packages that a file imports, anywhere."""
+    """Return the top-level packages that a file imports, including inside functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -222,7 +222,7 @@ def test_scripts_import_no_other_file_and_only_portable_packages(name):
 
 
 def test_pytorch_with_environments_in_numpy_needs_no_jax(tmp_path):
-    """This includes the modules that it imports."""
+    """Scripts do not import JAX indirectly either."""
     names = [*scripts("torch", "Gymnasium"), *scripts("torch", "continuous, Gymnasium")]
     names += scripts("torch", "images")
     code = f"import sys, {', '.join(names)}; sys.exit('jax' in sys.modules)"
@@ -256,10 +256,10 @@ def test_the_metadata_block_lists_the_imported_packages(path):
     block = path.read_text().removeprefix("# /// script\n").partition("# ///\n")[0]
     metadata = tomllib.loads(re.sub("^# ?", "", block, flags=re.M))
     assert metadata["requires-python"] == ">=3.11"
-    packages = packages_of(path) - {"minatar"}  # GPL, so not in our requirements
+    packages = packages_of(path) - {"minatar"}  # GPL, so not in requirements.txt
     if path == EVALUATE:
         packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"pygame-ce"}
-    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # robots, an extra
+    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # without the extra for robots
     pins = [requirements()[x] for x in packages]
     if path.stem in IMAGE_SCRIPTS:  # Gymnasium imports it
         pins.append(requirements("requirements-test.txt")["ale-py"])
@@ -267,7 +267,7 @@ def test_the_metadata_block_lists_the_imported_packages(path):
 
 
 def test_the_installed_analysis_has_the_tested_versions():
-    """pyproject.toml names what `uvx --from . ppo-rosetta` installs."""
+    """pyproject.toml lists the packages that `uvx --from . ppo-rosetta` installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["wandb"]]
     assert set(named) <= set(requirements().values())
