@@ -259,7 +259,7 @@ def test_the_metadata_block_lists_the_imported_packages(path):
     packages = packages_of(path) - {"minatar"}  # GPL, so not in requirements.txt
     if path == EVALUATE:
         packages |= packages_of(path_of("ppo_linen")) - {"wandb"} | {"pygame-ce"}
-    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # without the extra for robots
+    named = [x.replace("[mujoco]", "") for x in metadata["dependencies"]]  # an extra
     pins = [requirements()[x] for x in packages]
     if path.stem in IMAGE_SCRIPTS:  # Gymnasium imports it
         pins.append(requirements("requirements-test.txt")["ale-py"])
